@@ -1,0 +1,92 @@
+"""Which rank does what: a pure function of world size, hosts and config.
+
+Rank 0 is the trainer. On every host (a real one, or a group of ranks that stands for one: `cluster.relays`) the first rank that is not the
+trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on. All others are rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ddrl.core.errors import ConfigError
+
+
+class Role(StrEnum):
+    """What a process is for."""
+
+    TRAINER = "trainer"
+    RELAY = "relay"
+    EVALUATOR = "evaluator"
+    ROLLOUT = "rollout"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One rank's place: `host` counts hosts from 0 (the trainer's), `index` counts the ranks of this role in rank order."""
+
+    rank: int
+    role: Role
+    host: int
+    index: int
+
+
+def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list[int]:
+    """Host index of every rank.
+
+    `relays` = 0: one host for each distinct name, in order of first appearance. `relays` = g > 0: the ranks are cut into g groups of
+    consecutive ranks, sizes differing by at most one, each group within one real host (so shared memory is shared).
+    """
+    if relays == 0:
+        order: dict[str, int] = {}
+        return [order.setdefault(name, len(order)) for name in host_names]
+    if relays > world_size - 1:
+        raise ConfigError(f"cluster.relays ({relays}) needs at least as many ranks beside the trainer, but mpirun started {world_size} in all")
+    groups = [rank * relays // world_size for rank in range(world_size)]
+    for group in range(relays):
+        names = {host_names[rank] for rank in range(world_size) if groups[rank] == group}
+        if len(names) > 1:
+            raise ConfigError(
+                f"cluster.relays ({relays}) makes a group of ranks on several machines ({', '.join(sorted(names))}), which share no memory: "
+                "set cluster.relays = 0 for one relay per machine, or a number that divides each machine's ranks"
+            )
+    return groups
+
+
+def assign_roles(hosts: Sequence[int], *, evaluator: bool) -> list[Assignment]:
+    """Roles of all ranks, by rank, from their host indices (`group_hosts`).
+
+    Raises ConfigError where a host has no rank for its relay, or no rank is left to roll out.
+    """
+    if not hosts or hosts[0] != 0:
+        raise ConfigError("rank 0 must stand on host 0: the trainer's host comes first")
+    roles: list[Role] = []
+    with_relay: set[int] = set()
+    evaluator_wanted = evaluator
+    for rank, host in enumerate(hosts):
+        if rank == 0:
+            roles.append(Role.TRAINER)
+        elif host not in with_relay:
+            with_relay.add(host)
+            roles.append(Role.RELAY)
+        elif host == 0 and evaluator_wanted:
+            evaluator_wanted = False
+            roles.append(Role.EVALUATOR)
+        else:
+            roles.append(Role.ROLLOUT)
+    without = set(hosts) - with_relay
+    needed = "a trainer, a relay per host" + (", an evaluator" if evaluator else "") + " and at least one rollout"
+    if without or evaluator_wanted or Role.ROLLOUT not in roles:
+        smallest = 3 + int(evaluator)
+        raise ConfigError(
+            f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n {smallest} or more per job, "
+            "at least 2 ranks on every further host" + (", or set evaluation.period = 0" if evaluator else "")
+        )
+    seen: dict[Role, int] = {}
+    result: list[Assignment] = []
+    for rank, (role, host) in enumerate(zip(roles, hosts, strict=True)):
+        index = seen.get(role, 0)
+        seen[role] = index + 1
+        result.append(Assignment(rank, role, host, index))
+    return result

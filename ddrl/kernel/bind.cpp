@@ -1,0 +1,13 @@
+// The Python module ddrl._kernel: each subject binds itself in a file of its own.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_channels(nb::module_& module);
+void bind_replay(nb::module_& module);
+
+NB_MODULE(_kernel, module) {
+    module.doc() = "C++ kernel of ddrl: channels in shared memory, and the replay store.";
+    bind_channels(module);
+    bind_replay(module);
+}
