@@ -94,7 +94,13 @@ def _parse_override(override: str) -> tuple[str, Any]:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # an unquoted string: --set env.id=CartPole-v1
+    if isinstance(value, float) and value.is_integer() and _is_integer_setting(name):
+        value = int(value)  # --set run.max_env_steps=2e6
     return name, value
+
+
+def _is_integer_setting(name: str) -> bool:
+    return any(info.name == name and info.type == "int" for info in describe_settings())
 
 
 def _check_names(tree: Mapping[str, Any], source: str) -> None:
