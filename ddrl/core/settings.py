@@ -60,6 +60,16 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
     return _convert(tree, "--set" if path is None else f"{path} and --set")
 
 
+def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
+    """`config` with `section.name=value` overrides laid over it."""
+    tree = asdict(config)
+    for override in overrides:
+        name, value = _parse_override(override)
+        section, _, key = name.partition(".")
+        tree[section][key] = value
+    return _convert(tree, "--set")
+
+
 def config_from_toml(text: str, source: str) -> Config:
     """Read a config that `config_to_toml` wrote; `source` names it in errors."""
     try:
