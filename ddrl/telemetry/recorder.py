@@ -53,7 +53,7 @@ class Recorder:
         try:
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
-            self._sinks += _exporters(run_dir, config)
+            self._sinks += _exporters(run_dir, config, clock())
         except BaseException:
             for sink in self._sinks:
                 sink.close()
@@ -158,5 +158,20 @@ class Recorder:
                 self._report(f"telemetry: {doing} failed, training goes on:\n{''.join(traceback.format_exception(error)).rstrip()}")
 
 
-def _exporters(run_dir: Path, config: Config) -> list[Sink]:
-    return []
+def _exporters(run_dir: Path, config: Config, began: float) -> list[Sink]:
+    """Sinks that a setting asks for; imported only then."""
+    sinks: list[Sink] = []
+    try:
+        if config.telemetry.prometheus_port:
+            from ddrl.telemetry.prometheus import PrometheusPage
+
+            sinks.append(PrometheusPage(config.telemetry.prometheus_port))
+        if config.telemetry.tensorboard:
+            from ddrl.telemetry.tensorboard import TensorBoardFiles
+
+            sinks.append(TensorBoardFiles(run_dir, began))
+    except BaseException:
+        for sink in sinks:
+            sink.close()
+        raise
+    return sinks
