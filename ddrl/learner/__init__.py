@@ -8,11 +8,13 @@ import gc
 
 from ddrl.core.errors import MissingExtraError
 
-# Importing torch makes some 300,000 objects that live for ever; collecting garbage meanwhile costs a fifth of the import and finds none.
+# Importing torch makes some hundred thousand objects that live for ever: collecting garbage meanwhile finds none and costs a fifth of
+# the import.
 _collecting = gc.isenabled()
 gc.disable()
 try:
     import torch
+    import torch.onnx
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

@@ -74,10 +74,11 @@ class DQN:
         """One optimizer step. Raises NetworkError when statistics show that learning has diverged."""
         config = self.config
         s_tm1, a_tm1, r_t, discount_t, s_t, weight = self._loader.load(batch)
-        q_tm1 = self.network(s_tm1)  # [B, A]
-        with torch.no_grad():
+        with torch.no_grad():  # before the pass that is differentiated: a network's buffers must not change behind it
             q_t = self._target_network(s_t)
             target = double_q_target(r_t, discount_t, q_t, self.network(s_t)) if config.double else q_learning_target(r_t, discount_t, q_t)
+        q_tm1 = self.network(s_tm1)  # [B, A]
+        with torch.no_grad():
             q_taken = q_tm1.gather(1, a_tm1.unsqueeze(1)).squeeze(1)
             td_error = target - q_taken  # [B]
             gradient = q_gradient(q_tm1, a_tm1, td_error, weight, config.loss)

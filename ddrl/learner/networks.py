@@ -167,8 +167,8 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
         with torch.no_grad():
             q = network(blank)
     except Exception as error:
-        raise NetworkError(f"{what} fails on a batch of observations {list(blank.shape)} {spec.observation.dtype}: "
-                           f"{type(error).__name__}: {_first_line(error)}; its forward must take them as {spec.env_id} gives them") from error
+        raise NetworkError(f"{what} fails on observations {list(blank.shape)} {spec.observation.dtype} as {spec.env_id} gives them: "
+                           f"{type(error).__name__}: {_first_line(error)}") from error
     finally:
         network.train(training)
     wanted = [2, spec.num_actions]
