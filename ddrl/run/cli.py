@@ -15,6 +15,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import describe_settings, load_config
 
+DEFAULT_TASK = "cartpole"
 EXAMPLES = """\
 examples:
   python -m ddrl.run                                  CartPole, as local processes
@@ -29,7 +30,7 @@ examples:
 class Command:
     """What the command line asks for."""
 
-    task: Path | None
+    task: Path
     overrides: tuple[str, ...]
     serial: bool
     resume: Path | None
@@ -51,7 +52,7 @@ def parse(arguments: list[str]) -> Command:
     """Read the command line; --help prints every setting and exits."""
     parser = argparse.ArgumentParser(prog="python -m ddrl.run", description="Train a policy with one trainer and many rollouts.",
                                      epilog=_settings_table() + "\n" + EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="?", help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: CartPole)")
+    parser.add_argument("task", nargs="?", help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: {DEFAULT_TASK})")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting; may be repeated")
     parser.add_argument("--serial", action="store_true", help="everything in one process, reproducible bit for bit by run.seed")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run from its newest checkpoint")
@@ -63,9 +64,9 @@ def parse(arguments: list[str]) -> Command:
     return Command(_task_path(known.task), tuple(known.overrides), known.serial, known.resume, known.print_config, known.traceback)
 
 
-def _task_path(name: str | None) -> Path | None:
+def _task_path(name: str | None) -> Path:
     if name is None:
-        return None
+        return tasks()[DEFAULT_TASK]
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         shipped = tasks()

@@ -6,6 +6,7 @@ They meet the rest of the job in channels alone: this module attaches them, runs
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -80,14 +81,17 @@ class Evaluator:
         episodes = max(config.evaluation.episodes, 1)
         self._env = make_vector_env(config.env, num_envs=min(episodes, 20))
 
-    def play(self, vector: np.ndarray, turn: int) -> tuple[EvaluationResult, EvaluationResult | None]:
-        """The evaluation, and where its mean reaches run.target_return the confirming episodes; `turn` varies the seeds."""
+    def play(self, vector: np.ndarray, turn: int, stop: Callable[[], bool] | None = None) -> tuple[EvaluationResult, EvaluationResult | None]:
+        """The evaluation, and where its mean reaches run.target_return the confirming episodes; `turn` varies the seeds.
+
+        InterruptedError where `stop` says yes meanwhile.
+        """
         config = self._config
         seed = member_seed(config.run.seed + EVALUATION_SEED, turn)
-        first = play_episodes(self._env, self._policy, vector, config.evaluation.episodes, seed)
+        first = play_episodes(self._env, self._policy, vector, config.evaluation.episodes, seed, stop)
         if first.mean < config.run.target_return or not config.evaluation.confirm_episodes:
             return first, None
-        return first, play_episodes(self._env, self._policy, vector, config.evaluation.confirm_episodes, seed + 1)
+        return first, play_episodes(self._env, self._policy, vector, config.evaluation.confirm_episodes, seed + 1, stop)
 
     def close(self) -> None:
         """Release the environments."""
@@ -125,7 +129,10 @@ def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, result
             reader.unpin()
             if not whole:
                 continue
-            first, confirmed = evaluator.play(vector[: model.layout.nbytes], turn)
+            try:
+                first, confirmed = evaluator.play(vector[: model.layout.nbytes], turn, lambda: board.command not in (Command.RUN, Command.PAUSE))
+            except InterruptedError:
+                break
             turn += 1
             due = env_steps + config.evaluation.period
             counters["policy_version"].set(version)

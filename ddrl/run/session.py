@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from ddrl.run.interrupts import Interrupts
 from ddrl.run.trainer import Trainer, TrainerState
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
 from ddrl.telemetry import Evaluation, ProgressLine, Recorder, summarize
+
+if TYPE_CHECKING:
+    from ddrl.learner import DQN
 
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, signals, evaluations and the other processes
 WAIT = 0.05  # [s] longest sleep of an idle trainer; a bell ends it earlier
@@ -160,7 +163,7 @@ class Session:
     def acting_vector(self) -> np.ndarray:
         """A copy of the acting parameters as they are now [nbytes]."""
         vector = np.zeros(self.model.layout.nbytes, np.uint8)
-        self._learner.write_acting_parameters(vector)
+        self._learner.parameters.copy_to(vector)
         return vector
 
     def _save_policy(self, vector: np.ndarray, judged: dict[str, Any]) -> None:
@@ -248,10 +251,11 @@ class Session:
         return sum(rank.role is Role.ROLLOUT for rank in self.topology.ranks)
 
 
-def _build_learner(topology: Topology) -> tuple[Any, ActingModel]:
-    """The learner and the acting model; the only place where the run touches torch."""
-    from ddrl.learner import build_learner
+def _build_learner(topology: Topology) -> tuple[DQN, ActingModel]:
+    """The learner and the acting model; the only place where a run loads torch."""
+    from ddrl.learner import DQN, export_acting, make_network
 
-    learner = build_learner(topology.config.learner, topology.spec, topology.config.run.seed)
-    acting = learner.acting_model()
-    return learner, ActingModel(acting.onnx, acting.layout)
+    config = topology.config
+    network = make_network(config.learner, topology.spec, seed=config.run.seed)
+    acting = export_acting(network, topology.spec)
+    return DQN(network, topology.spec, config.learner), ActingModel(acting.onnx, acting.layout)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.board import Board
 from ddrl.channels.counters import CounterRow
@@ -24,24 +23,14 @@ from ddrl.replay import ExperienceReplay, RateLimiter
 from ddrl.rollout.exploration import epsilon_at
 from ddrl.run.lag import LagMeter
 
+if TYPE_CHECKING:
+    from ddrl.learner import DQN
+
 DRAIN_BYTES = 1 << 22  # most experience moved to replay at once; bounds the time between two updates
 MAX_UPDATES_PER_STEP = 16  # updates between two looks at the lanes; bounds how long a lane can stay full
 
 
-class Learner(Protocol):
-    """What the trainer needs of a learner."""
-
-    def update(self, batch: Any) -> Any:
-        """One optimizer step."""
-        ...
-
-    def write_acting_parameters(self, target: NDArray[np.uint8]) -> None:
-        """Copy the acting parameters, laid out by the manifest, into `target`."""
-        ...
-
-    def anneal(self, fraction: float) -> None:
-        """Tell how much of the run is over, in [0, 1]."""
-        ...
+STATISTICS_PERIOD = 32  # [updates] between looks at loss and gradient norm, which would stop an accelerator each time
 
 
 @dataclass
@@ -61,7 +50,7 @@ class Trainer:
     """One learner with its replay, fed by lanes, publishing to one mailbox."""
 
     config: Config
-    learner: Learner
+    learner: DQN
     replay: ExperienceReplay
     selector: int
     limiter: RateLimiter
@@ -137,9 +126,10 @@ class Trainer:
         begin = self.clock()
         batch = self.replay.sample(batch_size, self.selector, self.config.learner.discount)
         sampled = self.clock()
-        result = self.learner.update(batch)
+        told = self.state.updates % STATISTICS_PERIOD == 0
+        result = self.learner.update(batch, statistics=told)
         learned = self.clock()
-        if result.priority is not None:
+        if self.config.replay.selector == "prioritized":
             self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, result.priority)
         self.limiter.sampled(batch_size)
         self.state.updates += 1
@@ -149,7 +139,7 @@ class Trainer:
         self._count["updates"].add(1)
         self._count["learn_seconds"].add(learned - sampled)
         self._count["sample_seconds"].add(sampled - begin + self.clock() - learned)
-        if result.loss is not None:
+        if told:
             for name in ("loss", "td_error", "q_mean", "grad_norm"):
                 self._count[name].set(getattr(result, name))
         self._unpublished += 1
@@ -163,7 +153,7 @@ class Trainer:
         begin = self.clock()
         version = self.state.policy_version + 1
         slot = self.mailbox.begin(version)
-        self.learner.write_acting_parameters(slot.data)
+        self.learner.parameters.copy_to(slot.data)
         epsilon = epsilon_at(self.config.rollout, self.state.env_steps)
         slot.seal(values=(float(self.state.env_steps), epsilon, float(self.state.updates), 0.0, 0.0, 0.0, 0.0, 0.0))
         self.board.rollout_bell.ring()
