@@ -24,6 +24,7 @@ class Command(IntEnum):
     RUN = 0
     PAUSE = 1
     STOP = 2
+    FAIL = 3  # stop, because a process of this job failed
 
 
 class Board:

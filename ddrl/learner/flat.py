@@ -89,12 +89,7 @@ class FlatParameters:
     def copy_to(self, vector: NDArray[np.uint8]) -> None:
         """Write the whole vector into `vector` (uint8 [layout.nbytes], e.g. a mailbox's slot); returns when it is there."""
         self._check(vector)
-        if self._pinned is None:
-            np.copyto(vector, self.vector.numpy())
-            return
-        self._pinned.copy_(self.vector, non_blocking=True)
-        torch.cuda.current_stream(self.vector.device).synchronize()
-        np.copyto(vector, self._pinned.numpy())
+        np.copyto(vector, self.host_view())
 
     def copy_from(self, vector: NDArray[np.uint8]) -> None:
         """Replace every parameter and buffer by those in `vector` (uint8 [layout.nbytes])."""
@@ -105,6 +100,14 @@ class FlatParameters:
         np.copyto(self._pinned.numpy(), vector)
         self.vector.copy_(self._pinned, non_blocking=True)
         torch.cuda.current_stream(self.vector.device).synchronize()  # the pinned buffer is free for the next caller
+
+    def host_view(self) -> NDArray[np.uint8]:
+        """The vector in host memory, without a further copy (on a GPU: the pinned buffer, refilled); read it before the next update."""
+        if self._pinned is None:
+            return self.vector.numpy()
+        self._pinned.copy_(self.vector, non_blocking=True)
+        torch.cuda.current_stream(self.vector.device).synchronize()
+        return self._pinned.numpy()
 
     def numpy(self) -> NDArray[np.uint8]:
         """An owned copy of the vector."""

@@ -27,7 +27,7 @@ def describe(error: BaseException, where: str) -> str:
 def report_failure(board: Board, run_id: str, host: int, text: str) -> None:
     """Tell the host's creator; only the first failure of a host is kept."""
     try:
-        Blob.create(segment_name(run_id, host, "failure"), text.encode()).close()
+        Blob.create(segment_name(run_id, host, "failure"), text.encode())
     except ChannelError:
         return  # another process of this host failed first, and its command is on the board or about to be
     board.command = Command.FAIL
@@ -35,17 +35,12 @@ def report_failure(board: Board, run_id: str, host: int, text: str) -> None:
 
 def read_failure(run_id: str, host: int) -> str:
     """The first failure of a host."""
-    blob = Blob.attach(segment_name(run_id, host, "failure"))
-    text = blob.read().decode(errors="replace")
-    blob.close()
-    return text
+    return Blob.attach(segment_name(run_id, host, "failure")).read().decode(errors="replace")
 
 
 def forget_failure(run_id: str, host: int) -> None:
     """Remove a host's failure message, if there is one; the creator calls it at the end."""
     try:
-        blob = Blob.attach(segment_name(run_id, host, "failure"))
+        Blob.attach(segment_name(run_id, host, "failure")).unlink()
     except ChannelError:
         return
-    blob.unlink()
-    blob.close()

@@ -101,4 +101,3 @@ def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
             channels.close()
         else:
             board.unlink()
-            board.close()

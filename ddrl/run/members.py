@@ -65,7 +65,7 @@ def make_worker(topology: Topology, assignment: Assignment, model: ActingModel, 
     """One rollout with its environments, writing to its lane."""
     config, spec = topology.config, topology.spec
     env = make_vector_env(config.env)
-    writer = StepWriter(lane, spec, assignment.index * config.env.num_envs, config.env.num_envs)
+    writer = StepWriter(lane, spec, assignment.index * config.env.num_envs)
     policy = ActingPolicy(model.onnx, model.layout, spec)
     reader = mailbox.reader(topology.row_of(assignment))
     return RolloutWorker(env, policy, reader, writer, counters, config.rollout, assignment.index, topology.rollouts,
@@ -111,7 +111,7 @@ def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, result
     config = topology.config
     reader = mailbox.reader(reader_index)
     evaluator = Evaluator(config, ActingPolicy(model.onnx, model.layout, topology.spec))
-    vector = np.zeros(max(model.layout.nbytes, 64), np.uint8)
+    vector = np.zeros(model.layout.nbytes, np.uint8)
     due = float(config.evaluation.period)
     turn = 0
     try:
@@ -130,7 +130,7 @@ def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, result
             if not whole:
                 continue
             try:
-                first, confirmed = evaluator.play(vector[: model.layout.nbytes], turn, lambda: board.command not in (Command.RUN, Command.PAUSE))
+                first, confirmed = evaluator.play(vector, turn, lambda: board.command not in (Command.RUN, Command.PAUSE))
             except InterruptedError:
                 break
             turn += 1

@@ -152,10 +152,12 @@ class Trainer:
         self._anneal()
         begin = self.clock()
         version = self.state.policy_version + 1
-        slot = self.mailbox.begin(version)
-        self.learner.parameters.copy_to(slot.data)
         epsilon = epsilon_at(self.config.rollout, self.state.env_steps)
-        slot.seal(values=(float(self.state.env_steps), epsilon, float(self.state.updates), 0.0, 0.0, 0.0, 0.0, 0.0))
+        sealed = self.mailbox.publish(self.learner.parameters.host_view(), version, (float(self.state.env_steps), epsilon, float(self.state.updates)))
+        self._count["publish_seconds"].add(self.clock() - begin)
+        if not sealed:  # every slot is on its way to other hosts; the next update tries again, with newer parameters
+            self._count["publish_deferred"].add(1)
+            return
         self.board.rollout_bell.ring()
         self.board.relay_bell.ring()
         self.state.policy_version = version
@@ -164,7 +166,6 @@ class Trainer:
         self._count["epsilon"].set(epsilon)
         self._count["policy_version"].set(version)
         self._count["publishes"].add(1)
-        self._count["publish_seconds"].add(self.clock() - begin)
 
     def _anneal(self) -> None:
         fraction = min(1.0, self.state.env_steps / self.config.run.max_env_steps)

@@ -9,13 +9,14 @@ Nobody polls: everyone waits on the board.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
-from ddrl.channels.board import Blob, Board
+from ddrl.channels.board import Blob, Board, Command
 from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
@@ -31,6 +32,7 @@ CHANNELS = 1
 POLICY = 2
 MIN_LANE_ROWS = 64
 EVALUATION_SLOTS = 3
+LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
 Channel = TypeVar("Channel", Board, Blob, Lane, Mailbox, Counters)
 
@@ -146,7 +148,7 @@ class HostChannels:
         """Make counters and lanes, and say so on the board (stage CHANNELS)."""
         channels = cls(topology, host, board, owner=True)
         channels._keep(Blob.create(channels._name("topology"), topology.to_bytes()))
-        board.announce(CHANNELS)
+        board.ready = CHANNELS
         return channels
 
     @classmethod
@@ -177,16 +179,20 @@ class HostChannels:
         """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
         readers = len(self.topology.on_host(self.host))
         self.model = model
-        self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), max(model.layout.nbytes, 64), self.topology.config.channels.mailbox_slots,
+        self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, self.topology.config.channels.mailbox_slots,
                                                  readers))
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
-        self.board.announce(POLICY)
+        self.board.ready = POLICY
         return self.mailbox
 
     def attach_policy(self, timeout: float) -> tuple[ActingModel, Mailbox] | None:
-        """The model and the mailbox, once they stand; None after `timeout` seconds or when the run stops first."""
-        if not self.board.wait_ready(POLICY, timeout):
-            return None
+        """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.board.wait_ready(POLICY, LOOK_PERIOD):
+            if self.board.command not in (Command.RUN, Command.PAUSE):
+                return None
+            if time.monotonic() > deadline:
+                raise ChannelError(f"host {self.host} got no policy within {timeout:.0f} s: the trainer did not start; see its messages")
         self.model = ActingModel.from_bytes(self._keep(Blob.attach(self._name("policy"))).read())
         self.mailbox = self._keep(Mailbox.attach(self._name("mailbox")))
         return self.model, self.mailbox
@@ -213,11 +219,11 @@ class HostChannels:
         return [*self.lanes.values(), *self.remote_lanes]
 
     def close(self) -> None:
-        """Let go of every channel; the creator also removes them."""
-        for channel in reversed(self._closing):
-            if self._owner:
+        """Let go of every channel; the creator also removes their names. The memory goes when the last process ends."""
+        if self._owner:
+            for channel in reversed(self._closing):
                 channel.unlink()
-            channel.close()
+        self._closing.clear()
 
     def _keep(self, channel: Channel) -> Channel:
         self._closing.append(channel)
