@@ -23,7 +23,7 @@ from ddrl.rollout.exploration import EpsilonGreedy, epsilon_of
 from ddrl.rollout.policy import ActingPolicy, forbid_torch
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
-PAUSE_WAIT = 0.5  # [s] between signs of life while paused
+WAIT = 0.5  # [s] between signs of life while paused or at a full lane
 ENV_STEPS, EPSILON = 0, 1  # where a published version's values say how far all rollouts were, and their epsilon
 
 
@@ -50,7 +50,7 @@ class RolloutWorker:
         self._pin: Pin | None = None
         self._vector: NDArray[np.uint8] | None = None  # None: act at random
         self._version = 0  # of the actions taken
-        self._seen = -1  # newest version looked at
+        self._paused_seconds = 0.0
         self._epsilon = 1.0
         self._observation: NDArray[Any] | None = None
 
@@ -64,7 +64,7 @@ class RolloutWorker:
         self._returns = np.zeros(n)
         self._began = [0] * n  # turn at which each environment's episode began
         self._turn = self._resetting = 0
-        self._refresh()
+        self._take(self._reader.pin())
 
     def step(self) -> int:
         """One vector step: act, step, record. Returns the environment steps taken (environments that only reset take none)."""
@@ -72,8 +72,10 @@ class RolloutWorker:
         if observation is None:
             self.reset(self._seed)
             observation = self._observation
-        elif (self._by_step or self._resetting) and self._reader.newest != self._seen:
-            self._refresh()
+        elif self._by_step or self._resetting:
+            pin = self._reader.pin()
+            if pin is not self._pin:
+                self._take(pin)
         clock = time.perf_counter
         begin = clock()
         action = self._act(observation)
@@ -81,7 +83,9 @@ class RolloutWorker:
         step = self.env.step(action)
         stepped = clock()
         following, reward, terminated, truncated, raw_reward = step
-        self._writer.write(observation, action, reward, terminated, truncated, following, self._version)
+        self._writer.write(observation, action, reward, terminated, truncated, following, self._version, WAIT)
+        if self._writer.pending:
+            self._wait_for_room()
         self._observation = following
         returns = self._returns
         np.add(returns, raw_reward, out=returns)
@@ -100,14 +104,17 @@ class RolloutWorker:
     def run(self) -> None:
         """Step until the board says neither run nor pause. NetworkError where this process has loaded torch."""
         forbid_torch()
-        board = self._board
+        board, bell = self._board, self._board.rollout_bell
+        heard = None
         try:
             while True:
-                command = board.command
-                if command == Command.RUN:
+                rung = bell.value  # whoever sets the command rings it afterwards
+                if rung != heard:
+                    heard, command = rung, board.command
+                if command is Command.RUN:
                     self.step()
-                elif command == Command.PAUSE:
-                    self._pause()
+                elif command is Command.PAUSE:
+                    self._pause(rung)
                 else:
                     break
         finally:
@@ -121,6 +128,8 @@ class RolloutWorker:
         counts["act_seconds"] += self._act_seconds
         counts["env_seconds"] += self._env_seconds
         self._env_steps = self._act_seconds = self._env_seconds = 0.0
+        counts["wait_seconds"] = self._paused_seconds + self._writer.lane.wait_seconds
+        counts["rows_dropped"] = self._writer.lane.dropped
         for name, value in counts.items():
             columns[name].set(value)
         self._gauges["heartbeat"].set(time.time())
@@ -131,7 +140,6 @@ class RolloutWorker:
     def release(self) -> None:
         """Let go of the mailbox's slot; the next step pins again."""
         self._pin = self._vector = None
-        self._seen = -1
         self._reader.unpin()
         self._policy.release()
 
@@ -141,20 +149,17 @@ class RolloutWorker:
             action = self._policy.greedy(observation, self._vector)
             if self._pin.valid():  # type: ignore[union-attr]
                 return self._explore.choose(action, self._epsilon)
-            self._refresh()  # the slot was taken while it was read; the action may be of two versions
+            self._take(self._reader.pin())  # the slot was taken while it was read; the action may be of two versions
         return self._explore.random()
 
-    def _refresh(self) -> None:
-        """Pin the newest version; act at random while there is none or the warm-up goes on."""
-        pin = self._reader.pin()
-        self._pin = pin
+    def _take(self, pin: Pin | None) -> None:
+        """Act with a pinned version from now on; at random while there is none or the warm-up goes on."""
         if pin is None:
-            self._vector, self._version, self._seen = None, 0, -1
+            self._pin, self._vector, self._version = None, None, 0
             return
-        if pin.version != self._seen:
+        if self._pin is not pin:
             self._counts["fetches"] += 1
-        self._seen = self._version = pin.version
-        values = pin.values
+        self._pin, self._version, values = pin, pin.version, pin.values
         self._epsilon = epsilon_of(self._config, values[EPSILON], self._index, self._count)
         self._vector = pin.data[: self._nbytes] if values[ENV_STEPS] >= self._config.warmup_steps else None
 
@@ -169,10 +174,14 @@ class RolloutWorker:
             returns[index] = 0.0
             self._began[index] = self._turn + 1  # the next turn only resets
 
-    def _pause(self) -> None:
+    def _pause(self, rung: int) -> None:
         begin = time.perf_counter()
-        seen = self._board.rollout_bell.value
-        if self._board.command == Command.PAUSE:
-            self._board.rollout_bell.wait(seen, PAUSE_WAIT)
-        self._counts["wait_seconds"] += time.perf_counter() - begin
+        self._board.rollout_bell.wait(rung, WAIT)
+        self._paused_seconds += time.perf_counter() - begin
         self.report()
+
+    def _wait_for_room(self) -> None:
+        """The lane is full: nobody drains it for now. Wait, with signs of life, unless the job stops."""
+        while self._writer.pending and self._board.command in (Command.RUN, Command.PAUSE):
+            self._writer.flush(WAIT)
+            self.report()
