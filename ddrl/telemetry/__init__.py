@@ -15,6 +15,6 @@ from ddrl.telemetry.series import SERIES, Series
 from ddrl.telemetry.summary import summarize
 
 __all__ = [
-    "SERIES", "Attached", "Bottleneck", "ControlServer", "Evaluation", "Event", "HostSampler", "LiveReader", "Processes", "ProgressLine", "Record",
-    "Recorder", "Run", "Series", "Sink", "Table", "attach", "find_runs", "name_bottleneck", "run_state", "summarize",
+    "SERIES", "Attached", "Bottleneck", "ControlServer", "Evaluation", "Event", "HostSampler", "LiveReader", "Processes", "ProgressLine",
+    "Record", "Recorder", "Run", "Series", "Sink", "Table", "attach", "find_runs", "name_bottleneck", "run_state", "summarize",
 ]

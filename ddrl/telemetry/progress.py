@@ -1,7 +1,8 @@
 """Live progress in the terminal: a sink of the recorder.
 
-On a terminal one line is rewritten in place, cut to the terminal's width, with events printed above it; elsewhere (a file, a pipe, mpirun's
-output) a plain line is printed every `plain_period` seconds. Numbers keep their columns, so that the eye sees what moves.
+On a terminal a panel of two lines is rewritten in place, cut to the terminal's width, with events printed above it: how fast, and how well.
+Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period` seconds. Numbers keep their columns, so that the
+eye sees what moves.
 """
 
 from __future__ import annotations
@@ -47,28 +48,38 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def progress_fields(record: Record, evaluation: Evaluation | None = None) -> list[tuple[str, str]]:
-    """(label, text) of what the line shows, most wanted first."""
+def speed_fields(record: Record, goal: float) -> list[tuple[str, str, int]]:
+    """(label, text, width) of the first line: how far and how fast."""
     series = record.series
-    fields = [
-        ("steps", count_text(series["env_steps"])),
-        ("env/s", count_text(series["env_steps_per_s"])),
-        ("upd/s", count_text(series["updates_per_s"])),
-        ("return", value_text(series["return_mean"])),
-        ("eval", value_text(evaluation.mean) if evaluation else "-"),
-        ("lag", f"{count_text(series['lag_p50'])}/{count_text(series['lag_p99'])}"),
-        ("model MB/s", value_text(series["model_mb_per_s"])),
-        ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}"),
-        ("loss", "-" if math.isnan(series["loss"]) else f"{series['loss']:.2g}"),
-        ("left", duration_text(series["seconds_left"])),
+    share = series["env_steps"] / goal
+    return [
+        ("", duration_text(record.wall_seconds), 6),
+        ("", "-" if math.isnan(share) else f"{min(share, 1.0):.0%}", 4),
+        ("steps", count_text(series["env_steps"]), 5),
+        ("env/s", count_text(series["env_steps_per_s"]), 6),
+        ("upd/s", count_text(series["updates_per_s"]), 5),
+        ("MB/s", value_text(series["model_mb_per_s"]), 5),
+        ("left", duration_text(series["seconds_left"]), 6),
     ]
-    return [field for field in fields if field[0] != "eval" or evaluation is not None]
+
+
+def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple[str, str, int]]:
+    """(label, text, width) of the second line: how well."""
+    series = record.series
+    judged = [] if evaluation is None else [("eval", value_text(evaluation.mean), 7)]
+    return [
+        ("return", value_text(series["return_mean"]), 7),
+        *judged,
+        ("lag p50/p99", f"{count_text(series['lag_p50'])}/{count_text(series['lag_p99'])}", 5),
+        ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}", 4),
+        ("loss", "-" if math.isnan(series["loss"]) else f"{series['loss']:.2g}", 7),
+    ]
 
 
 class ProgressLine:
     """Shows the newest record on `stream` (default: standard error).
 
-    `live`: rewrite one line in place; default: when the stream is a terminal.
+    `live`: rewrite the panel in place; default: when the stream is a terminal.
     """
 
     def __init__(self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0) -> None:
@@ -90,19 +101,19 @@ class ProgressLine:
                 self._draw()
             elif record.wall_seconds - self._printed_at >= self._plain_period:
                 self._printed_at = record.wall_seconds
-                self._write(self._line(record, width=0) + "\n")
+                self._write(self._plain(record) + "\n")
 
     def event(self, event: Event) -> None:
-        """Print an event above the line."""
+        """Print an event above the panel."""
         if event.kind not in _QUIET_EVENTS:
             self.say(event.text)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Remember the newest evaluation; it stands in the line from now on."""
+        """Remember the newest evaluation; it stands in the panel from now on."""
         self._evaluation = evaluation
 
     def say(self, text: str) -> None:
-        """Print a line of its own, above the progress line, from any thread."""
+        """Print a line of its own, above the panel, from any thread."""
         with self._lock:
             self._erase()
             self._write(text + "\n")
@@ -110,36 +121,39 @@ class ProgressLine:
                 self._draw()
 
     def close(self) -> None:
-        """Leave the last line standing."""
+        """Leave the last figures standing."""
         with self._lock:
             if self._live and self._shown:
                 self._write("\n")
                 self._shown = False
             elif not self._live and self._latest is not None and self._latest.wall_seconds > self._printed_at:
-                self._write(self._line(self._latest, width=0) + "\n")
+                self._write(self._plain(self._latest) + "\n")
             self._live = False
 
-    def _line(self, record: Record, width: int) -> str:
-        share = record.series["env_steps"] / self._goal
-        parts = [f"{duration_text(record.wall_seconds):>6}", "" if math.isnan(share) else f"{min(share, 1.0):4.0%}"]
-        widths = {"steps": 6, "env/s": 6, "upd/s": 5, "return": 7, "eval": 7, "lag": 5, "model MB/s": 5, "replay": 4, "loss": 7, "left": 6}
-        parts += [f"{label} {text:>{widths[label] if self._live else 0}}" for label, text in progress_fields(record, self._evaluation)]
-        line = parts[0]
-        for part in filter(None, parts[1:]):
-            if width and len(line) + 2 + len(part) > width:
+    def _line(self, fields: list[tuple[str, str, int]], width: int = 0) -> str:
+        """Fields in columns of fixed width, as many as fit; width 0: all of them, close together."""
+        line = ""
+        for label, text, columns in fields:
+            part = "  " + (f"{label} " if label else "") + (f"{text:>{columns}}" if width else text)
+            if width and len(line) + len(part) > width:
                 break
-            line += "  " + part
-        return line
+            line += part
+        return line.strip() if not width else line
+
+    def _plain(self, record: Record) -> str:
+        return self._line([*speed_fields(record, self._goal), *learning_fields(record, self._evaluation)])
 
     def _draw(self) -> None:
         assert self._latest is not None
         width = shutil.get_terminal_size((100, 24)).columns - 1
-        self._write("\r\x1b[2K" + self._line(self._latest, width))
+        self._erase()
+        self._write(self._line(speed_fields(self._latest, self._goal), width) + "\n"
+                    + self._line([("", "", 12), *learning_fields(self._latest, self._evaluation)], width))
         self._shown = True
 
     def _erase(self) -> None:
         if self._live and self._shown:
-            self._write("\r\x1b[2K")
+            self._write("\r\x1b[2K\x1b[1A\x1b[2K")
             self._shown = False
 
     def _write(self, text: str) -> None:

@@ -1,3 +1,5 @@
+import json
+import socket
 import threading
 
 import pytest
@@ -104,8 +106,8 @@ def test_attaching_to_what_is_not_running_says_so(tmp_path):
         attach(tmp_path / "absent")
     with pytest.raises(RunDirError, match="is not running"):
         attach(tmp_path)
-    (tmp_path / "live.json").write_text('{"pid": 4194305, "host": "%s", "control": '
-                                        '"tcp://127.0.0.1:1"}' % __import__("socket").gethostname())
+    live = {"pid": 4194305, "host": socket.gethostname(), "control": "tcp://127.0.0.1:1"}
+    (tmp_path / "live.json").write_text(json.dumps(live))
     with pytest.raises(RunDirError, match="gone without a word"):
         attach(tmp_path)
 

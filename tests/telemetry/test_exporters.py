@@ -130,9 +130,9 @@ def test_the_host_sampler_fills_in_what_each_process_used():
     assert process_use(4_194_305) is None
 
 
-BUSY = {"env_steps_per_s": 1000.0, "updates_per_s": 100.0, "learn_share": 0.2, "sample_share": 0.05, "record_share": 0.05, "publish_share": 0.01,
-        "checkpoint_share": 0.0, "trainer_wait_share": 0.0, "rollout_wait_share": 0.0, "rollout_hold": 0.0, "env_share": 0.6, "act_share": 0.3,
-        "replay_fill": 0.5}
+BUSY = {"env_steps_per_s": 1000.0, "updates_per_s": 100.0, "learn_share": 0.2, "sample_share": 0.05, "record_share": 0.05,
+        "publish_share": 0.01, "checkpoint_share": 0.0, "trainer_wait_share": 0.0, "rollout_wait_share": 0.0, "rollout_hold": 0.0,
+        "env_share": 0.6, "act_share": 0.3, "replay_fill": 0.5}
 
 
 @pytest.mark.parametrize(("changes", "stage", "words"), [

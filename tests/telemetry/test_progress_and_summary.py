@@ -66,23 +66,38 @@ def test_time_left_is_the_nearer_of_the_two_limits():
         assert low <= last.series["seconds_left"] <= high
 
 
-def test_on_a_terminal_one_line_is_rewritten_and_fits_the_width(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "90")
+def on_screen(text: str) -> list[str]:
+    """What a terminal shows after `text`: the few escapes that the panel uses, carried out."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[2K|\x1b\[1A|\r|\n)", text):
+        if part == "\x1b[2K":
+            lines[row] = ""
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part and part != "\r":
+            lines[row] += part
+    return lines
+
+
+def test_on_a_terminal_two_lines_are_rewritten_in_place_and_fit_the_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
     line = ProgressLine(Config(), stream, live=True)
     for record in records(5):
         line.record(record)
-    line.evaluation(Evaluation(0, 0, 0, 0, 123.5, 1, 20))
-    line.event(Event(0, 0, "checkpoint", "checkpoint written", {}))
+        if record.tick == 2:
+            line.evaluation(Evaluation(0, 0, 0, 0, 123.5, 1, 20))
+            line.event(Event(0, 0, "checkpoint", "checkpoint written", {}))
     line.close()
-    text = stream.getvalue()
-    drawn = [part for part in text.split("\r\x1b[2K") if part]
-    assert len(drawn) == 7
-    assert "checkpoint written\n" in drawn
-    assert text.count("\n") == 2
-    assert all(len(part.rstrip("\n")) <= 90 for part in drawn)
-    assert "123.5" in drawn[-1]
-    assert re.search(r"env/s\s+\d+", drawn[-1])
+    shown = on_screen(stream.getvalue())
+    assert shown[0] == "checkpoint written"
+    assert re.search(r"5s\s+9%\s+steps\s+\S+k\s+env/s\s+\d+\s+upd/s\s+200\s+MB/s\s+8.0\s+left\s+\d+s", shown[1])
+    assert re.search(r"return\s+\S+\s+eval\s+123.5\s+lag p50/p99\s+2/6\s+replay\s+\d+%\s+loss\s+0\.\d+", shown[2])
+    assert shown[3:] == [""]
+    assert all(len(text) < 80 for text in shown)
 
 
 def test_elsewhere_plain_lines_come_every_so_often_and_the_last_is_printed(monkeypatch):
