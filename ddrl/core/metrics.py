@@ -32,6 +32,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bytes_received", "count", "bytes", "Bytes taken from MPI."),
     Metric("cpu_seconds", "count", "s", "Processor time used, all threads; measured once a host."),
     Metric("memory_bytes", "gauge", "bytes", "Resident memory without pages shared with others; measured once a host."),
+    Metric("ended", "gauge", "", "1 once the process has done its last work."),
     # rollout
     Metric("env_steps", "count", "env steps", "Environment steps taken (rollout) or recorded (trainer)."),
     Metric("episodes", "count", "episodes", "Episodes ended."),

@@ -65,8 +65,7 @@ def _one_host(command: Command) -> int:
         from ddrl.run.serial import run_serial as run
     else:
         from ddrl.run.local import run_local as run
-    _conclude(run(preparation, run_id), preparation.directory)
-    return 0
+    return _conclude(run(preparation, run_id), preparation.directory)
 
 
 def _mpi(arguments: list[str]) -> int:
@@ -80,9 +79,7 @@ def _mpi(arguments: list[str]) -> int:
 
     run_id = uuid.uuid4().hex[:8]
     status, ended = run_mpi(lambda: Preparation(_parse_for_mpi(arguments), run_id), run_id)
-    if ended is not None:
-        _conclude(*ended)
-    return status
+    return status if ended is None else _conclude(*ended)
 
 
 def _parse_for_mpi(arguments: list[str]) -> Command:
@@ -92,9 +89,20 @@ def _parse_for_mpi(arguments: list[str]) -> Command:
     return command
 
 
-def _conclude(document: dict[str, Any], directory: RunDirectory) -> None:
-    print(document)
-    print(directory.path)
+def _conclude(document: dict[str, Any], directory: RunDirectory) -> int:
+    """Say how it ended and what to do next; the exit status (130 after an interrupt, as shells expect)."""
+    lag, evaluation = document["policy_lag"], document["evaluation"]
+    print(f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, {document['updates']:,} updates, "
+          f"policy lag {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)")
+    if evaluation is not None:
+        print(f"policy: mean return {evaluation['mean']:.1f} +- {evaluation['std']:.1f} over {evaluation['episodes']} episodes")
+    print(f"play it:  python -m ddrl.evaluate {directory.path}")
+    print(f"go on:    python -m ddrl.run --resume {directory.path}", flush=True)
+    return 130 if document["reason"] == "interrupted" else 0
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def _complain(error: DdrlError, show_traceback: bool) -> None:

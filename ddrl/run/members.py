@@ -48,6 +48,7 @@ def member_process(run_id: str, host: int, rank: int) -> int:
             try:
                 worker.run()
             finally:
+                counters["ended"].set(1.0)
                 worker.env.close()
     except BaseException as error:
         report_failure(board, run_id, host, describe(error, f"rank {rank}"))

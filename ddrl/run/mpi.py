@@ -1,26 +1,23 @@
-"""The job under mpirun: each rank takes its role; MPI is spoken at the start, at the end, and between relays.
-
-Collective calls at the start are nonblocking and polled with a sleep: blocking ones spin, and hundreds of spinning ranks on a few cores
-would starve the one they wait for. Nothing is pickled: messages are bytes of ddrl's own formats.
-"""
+"""The job under mpirun: each rank takes its role; MPI is spoken at the start, at the end, and between relays."""
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddrl.channels.board import Board, Command
+from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead
+from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.run.directory import RunDirectory
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts, ignore_interrupts
 from ddrl.run.members import member_process
+from ddrl.run.messages import broadcast, host_names, wait_for
 from ddrl.run.preparation import Preparation
 from ddrl.run.session import Session
 from ddrl.run.wiring import HostChannels, Topology, board_name
@@ -28,35 +25,7 @@ from ddrl.run.wiring import HostChannels, Topology, board_name
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-NAME_BYTES = 256
-POLL = 0.005  # [s] between looks at a collective call that others have not joined yet
-
-
-def wait_for(request: MPI.Request) -> None:
-    """Wait for a nonblocking call without spinning."""
-    pause = POLL / 50
-    while not request.Test():
-        time.sleep(pause)
-        pause = min(2 * pause, POLL)
-
-
-def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:
-    """Bytes from the root to all ranks of `comm`."""
-    size = np.array([len(data) if data is not None else 0], np.int64)
-    wait_for(comm.Ibcast(size, root))
-    buffer = np.frombuffer(bytearray(data) if data is not None else bytearray(int(size[0])), np.uint8)
-    wait_for(comm.Ibcast(buffer, root))
-    return buffer.tobytes()
-
-
-def host_names(comm: MPI.Comm) -> list[str]:
-    """Name of the machine of every rank."""
-    mine = np.zeros(NAME_BYTES, np.uint8)
-    name = socket.gethostname().encode()[:NAME_BYTES]
-    mine[: len(name)] = np.frombuffer(name, np.uint8)
-    everyone = np.zeros((comm.Get_size(), NAME_BYTES), np.uint8)
-    wait_for(comm.Iallgather(mine, everyone))
-    return [bytes(row[row != 0]).decode() for row in everyone]
+DISCARDED_ROWS = 64
 
 
 def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple[dict[str, Any], RunDirectory] | None]:
@@ -105,9 +74,16 @@ def _lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict
         board.command = Command.FAIL
         raise
     finally:
-        wait_for(world.Ibarrier())  # nobody needs this host's channels any more
+        wait_for(world.Ibarrier(), lambda: _discard(channels))  # nobody needs this host's channels any more
         if channels is not None:
             channels.close()
+
+
+def _discard(channels: HostChannels | None) -> None:
+    """Take rows that came after the end, so that no relay waits for room in a lane."""
+    if channels is not None:
+        rows = np.zeros(DISCARDED_ROWS, row_dtype(channels.topology.spec))
+        LaneSet(channels.drained_lanes()).drain(rows)
 
 
 def _follow(world: MPI.Comm, message: bytes) -> int:
@@ -122,8 +98,7 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
             wait_for(world.Ibarrier())
             return member_process(topology.run_id, mine.host, mine.rank)
         if mine.host != 0:
-            if sum(member.host != mine.host for member in topology.ranks) and mine == topology.creator(mine.host):
-                sweep_dead()
+            sweep_dead()
             channels = HostChannels.create(topology, mine.host, Board.create(board_name(topology.run_id, mine.host)))
         comm = world.Create_group(world.Get_group().Incl(relays))
         wait_for(world.Ibarrier())

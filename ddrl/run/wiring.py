@@ -27,6 +27,7 @@ from ddrl.core.layouts import ParameterLayout, row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import EnvSpec
+from ddrl.distribution.relay import readers_needed, slots_needed
 
 CHANNELS = 1
 POLICY = 2
@@ -177,10 +178,12 @@ class HostChannels:
 
     def create_policy(self, model: ActingModel) -> Mailbox:
         """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
-        readers = len(self.topology.on_host(self.host))
+        config = self.topology.config
+        readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
+        if self.any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+            readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
         self.model = model
-        self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, self.topology.config.channels.mailbox_slots,
-                                                 readers))
+        self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
         self.board.ready = POLICY
         return self.mailbox
