@@ -70,7 +70,7 @@ def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple
     return [
         ("return", value_text(series["return_mean"]), 7),
         *judged,
-        ("lag p50/p99", f"{count_text(series['lag_p50'])}/{count_text(series['lag_p99'])}", 5),
+        ("lag", f"{count_text(series['lag_p50'])}/{count_text(series['lag_p99'])}", 5),
         ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}", 4),
         ("loss", "-" if math.isnan(series["loss"]) else f"{series['loss']:.2g}", 7),
     ]
@@ -148,7 +148,7 @@ class ProgressLine:
         width = shutil.get_terminal_size((100, 24)).columns - 1
         self._erase()
         self._write(self._line(speed_fields(self._latest, self._goal), width) + "\n"
-                    + self._line([("", "", 12), *learning_fields(self._latest, self._evaluation)], width))
+                    + self._line([("", "", 6), *learning_fields(self._latest, self._evaluation)], width))
         self._shown = True
 
     def _erase(self) -> None:
