@@ -14,9 +14,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.evaluate import main
 from ddrl.rollout.policy_file import save_policy
-
-sys.path.insert(0, str(Path(__file__).parent / "rollout"))
-from networks import make_mlp, random_vector
+from tests.rollout.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 

@@ -130,7 +130,7 @@ def _native(config: EnvConfig, registered: Registered, count: int) -> NativeVect
     except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled):
         return None  # the loop names the trouble, or takes the argument
     if speaks_our_protocol(vector):
-        return NativeVectorEnv(config.id, vector, config.reward_clip)
+        return NativeVectorEnv(config.id, vector, config.reward_clip, trusted=True)
     vector.close()
     return None
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from networks import make_mlp, random_vector
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import episode_quotas, play_episodes
 from ddrl.rollout.policy import ActingPolicy
+from tests.rollout.networks import make_mlp, random_vector
 
 
 class Lengths:

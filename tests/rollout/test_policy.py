@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from networks import make_mlp, mlp_values, random_vector
 
 from ddrl.core.errors import NetworkError
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.rollout.policy import ActingPolicy, forbid_torch
+from tests.rollout.networks import make_mlp, mlp_values, random_vector
 
 SPEC = EnvSpec("test", ArraySpec((3,), "float32"), 4)
 IMAGES = EnvSpec("test", ArraySpec((2, 5, 5), "uint8"), 3, frame_stack=2)

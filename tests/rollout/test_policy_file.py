@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from networks import make_mlp, random_vector
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.rollout.policy_file import load_policy, save_policy
+from tests.rollout.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 ENV = EnvConfig(kwargs={"max_episode_steps": 50})

@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from networks import make_mlp, mlp_values, random_vector
 
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
@@ -23,6 +22,7 @@ from ddrl.envs import make_vector_env
 from ddrl.envs.loop import LoopVectorEnv
 from ddrl.rollout.policy import ActingPolicy
 from ddrl.rollout.worker import RolloutWorker
+from tests.rollout.networks import make_mlp, mlp_values, random_vector
 
 GREEDY = RolloutConfig(warmup_steps=0)
 
