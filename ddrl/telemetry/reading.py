@@ -223,6 +223,14 @@ class Run:
         columns["fields"][:] = [json.loads(row[5]) for row in rows]
         return Table(columns, rows[-1][0] + 1 if rows else since)
 
+    def snapshot(self, kind: str) -> dict[str, Any] | None:
+        """The newest state of something (its fields, and its `time`), e.g. "priorities"; None where the run has reported none."""
+        with self._plainly():
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshots'").fetchone():
+                return None
+            row = self._db.execute("SELECT time, fields FROM snapshots WHERE kind = ?", (kind,)).fetchone()
+        return None if row is None else {"time": row[0], **json.loads(row[1])}
+
     def close(self) -> None:
         """Let go of the file."""
         self._db.close()

@@ -48,6 +48,15 @@ class Evaluation:
     policy_version: float = float("nan")
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """The newest state of something too large for a counter, e.g. a sample of priorities; only the last of each kind is kept."""
+
+    time: float
+    kind: str
+    fields: dict[str, Any]
+
+
 class Sink(Protocol):
     """Where records go. Called by the recorder's thread alone; an exception is reported and the run goes on."""
 

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry.live import LiveStream
-from ddrl.telemetry.record import Evaluation, Event, Record, Sink
+from ddrl.telemetry.record import Evaluation, Event, Record, Sink, Snapshot
 from ddrl.telemetry.series import SeriesWindow
 from ddrl.telemetry.store import Store
 
-_Item = Event | Evaluation | None  # None: close
+_Item = Event | Evaluation | Snapshot | None  # None: close
 
 
 class Recorder:
@@ -49,6 +49,7 @@ class Recorder:
         self._window = SeriesWindow(config, base)
         store = Store(run_dir)
         self._tick = store.next_tick
+        self._store = store
         self._sinks: list[Sink] = [store]
         try:
             if config.telemetry.live:
@@ -86,6 +87,11 @@ class Recorder:
         now = self._clock()
         self._items.put(Evaluation(now, now - self._begin, float(env_steps), float(updates), float(mean), float(std), int(episodes),
                                    float(policy_version)))
+
+    def record_snapshot(self, kind: str, **fields: Any) -> None:
+        """Keep the newest state of something, from any thread; returns at once. `fields` are JSON values or arrays, which must not
+        change later."""
+        self._items.put(Snapshot(self._clock(), kind, fields))
 
     def close(self, timeout: float = 10.0) -> None:
         """Write a last record and all events handed in so far, and end the thread. Further calls do nothing."""
@@ -140,7 +146,10 @@ class Recorder:
         for sink in self._sinks:
             self._guard(f"recording to {type(sink).__name__}", lambda sink=sink: sink.record(record))
 
-    def _hand_out(self, item: Event | Evaluation) -> None:
+    def _hand_out(self, item: Event | Evaluation | Snapshot) -> None:
+        if isinstance(item, Snapshot):
+            self._guard("writing a snapshot", lambda: self._store.snapshot(item))
+            return
         for sink in self._sinks:
             if isinstance(item, Event):
                 self._guard(f"writing an event to {type(sink).__name__}", lambda sink=sink: sink.event(item))

@@ -7,6 +7,7 @@ One process writes (the recorder's thread on rank 0), any number read while it d
                                          a reader gets any span of any length at the resolution it wants by reading few rows
     frames       tick, time, data        the counters of all processes at once, packed; older ones are thinned to a budget of bytes
     evaluations, events                  a row each
+    snapshots    kind, time, fields      the newest of each kind
 
 NaN ("not reported") is NULL. A reader never needs this module's writer: `ddrl.telemetry.run` reads.
 """
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
-from ddrl.telemetry.record import Evaluation, Event, Record
+from ddrl.telemetry.record import Evaluation, Event, Record, Snapshot
 from ddrl.telemetry.series import SERIES
 
 FILE_NAME = "telemetry.sqlite"
@@ -45,6 +46,7 @@ CREATE TABLE IF NOT EXISTS evaluations (id INTEGER PRIMARY KEY, time REAL NOT NU
     updates REAL, mean REAL, std REAL, episodes INTEGER, policy_version REAL);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, wall_seconds REAL NOT NULL, kind TEXT NOT NULL,
     text TEXT NOT NULL, fields TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshots (kind TEXT PRIMARY KEY, time REAL NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
 """
 
 # A total keeps its last value, a gauge its mean; SQL's aggregates skip NULL.
@@ -162,6 +164,11 @@ class Store:
             (evaluation.time, evaluation.wall_seconds, evaluation.env_steps, evaluation.updates, evaluation.mean, evaluation.std,
              evaluation.episodes, evaluation.policy_version))
 
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Write a snapshot over the last one of its kind."""
+        self._db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)",
+                         (snapshot.kind, snapshot.time, msgspec.json.encode(snapshot.fields, enc_hook=_plain).decode()))
+
     def close(self) -> None:
         """Fold the log into the file and let go."""
         try:
@@ -182,5 +189,7 @@ class _Transaction:
 
 
 def _plain(value: Any) -> Any:
-    """Numpy scalars and paths as JSON; anything else as its words."""
+    """Numpy arrays, numpy scalars and paths as JSON; anything else as its words."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return value.item() if isinstance(value, np.generic) else str(value)

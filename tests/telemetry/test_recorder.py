@@ -81,6 +81,18 @@ def test_events_and_evaluations_keep_their_order_and_are_never_lost_at_the_end(t
     assert evaluations["episodes"].tolist() == [20]
 
 
+def test_only_the_newest_snapshot_of_a_kind_is_kept(tmp_path):
+    feed = Feed(FakeCluster(), 1)
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+        recorder.record_snapshot("priorities", priorities=np.zeros(3))
+        recorder.record_snapshot("priorities", priorities=np.arange(3.0), size=3)
+    with Run(tmp_path) as run:
+        found = run.snapshot("priorities")
+        assert run.snapshot("unheard of") is None
+    assert found is not None
+    assert (found["priorities"], found["size"]) == ([0.0, 1.0, 2.0], 3)
+
+
 def test_a_failing_table_is_reported_once_and_recording_goes_on(tmp_path):
     reports: list[str] = []
     feed = Feed(FakeCluster(), 5)
