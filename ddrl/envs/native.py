@@ -32,6 +32,7 @@ class NativeVectorEnv:
                  trusted: bool = False) -> None:
         """Take over `vector`, for which `speaks_our_protocol` holds; `trusted`: one of Gymnasium's own, with actions that ddrl chose."""
         space, actions = vector.single_observation_space, vector.single_action_space
+        assert isinstance(space, spaces.Box)
         self.num_envs = vector.num_envs
         self.spec: EnvSpec = describe(env_id, space, actions)
         self._vector = vector

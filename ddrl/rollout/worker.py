@@ -23,7 +23,8 @@ from ddrl.rollout.exploration import EpsilonGreedy, epsilon_of
 from ddrl.rollout.policy import ActingPolicy, forbid_torch
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
-WAIT = 0.5  # [s] between signs of life while paused or at a full lane
+PAUSE_WAIT = 0.5  # [s] between signs of life while paused
+ROOM_WAIT = 0.2  # [s] between looks at the board while the lane is full: a stop is heard that late
 ENV_STEPS, EPSILON = 0, 1  # where a published version's values say how far all rollouts were, and their epsilon
 
 
@@ -56,22 +57,25 @@ class RolloutWorker:
 
     def reset(self, seed: int) -> None:
         """Begin new episodes everywhere. From here on the worker depends on `seed` and what is published, and on nothing before."""
+        self._begin(seed)
+
+    def _begin(self, seed: int) -> NDArray[Any]:
         env_seed, choice_seed = np.random.SeedSequence(seed).generate_state(2)
         n = self.env.num_envs
         self._explore = EpsilonGreedy(self.env.spec.num_actions, n, int(choice_seed))
-        self._observation = self.env.reset(int(env_seed))
+        self._observation = observation = self.env.reset(int(env_seed))
         self._writer.cut()
         self._returns = np.zeros(n)
         self._began = [0] * n  # turn at which each environment's episode began
         self._turn = self._resetting = 0
         self._take(self._reader.pin())
+        return observation
 
     def step(self) -> int:
         """One vector step: act, step, record. Returns the environment steps taken (environments that only reset take none)."""
         observation = self._observation
         if observation is None:
-            self.reset(self._seed)
-            observation = self._observation
+            observation = self._begin(self._seed)
         elif self._by_step or self._resetting:
             pin = self._reader.pin()
             if pin is not self._pin:
@@ -83,7 +87,7 @@ class RolloutWorker:
         step = self.env.step(action)
         stepped = clock()
         following, reward, terminated, truncated, raw_reward = step
-        self._writer.write(observation, action, reward, terminated, truncated, following, self._version, WAIT)
+        self._writer.write(observation, action, reward, terminated, truncated, following, self._version, ROOM_WAIT)
         if self._writer.pending:
             self._wait_for_room()
         self._observation = following
@@ -176,12 +180,12 @@ class RolloutWorker:
 
     def _pause(self, rung: int) -> None:
         begin = time.perf_counter()
-        self._board.rollout_bell.wait(rung, WAIT)
+        self._board.rollout_bell.wait(rung, PAUSE_WAIT)
         self._paused_seconds += time.perf_counter() - begin
         self.report()
 
     def _wait_for_room(self) -> None:
         """The lane is full: nobody drains it for now. Wait, with signs of life, unless the job stops."""
         while self._writer.pending and self._board.command in (Command.RUN, Command.PAUSE):
-            self._writer.flush(WAIT)
+            self._writer.flush(ROOM_WAIT)
             self.report()
