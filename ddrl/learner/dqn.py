@@ -26,6 +26,7 @@ from ddrl.learner.adam import Adam
 from ddrl.learner.batches import Batch, BatchLoader
 from ddrl.learner.flat import FlatParameters
 from ddrl.learner.networks import check_outputs, require_discrete
+from ddrl.learner.passes import make_passes
 from ddrl.learner.targets import double_q_target, linear_lr, loss_of, q_gradient, q_learning_target
 
 
@@ -63,6 +64,7 @@ class DQN:
         self._moments = torch.zeros((2, self.parameters.layout.nbytes), dtype=torch.uint8, device=self.device)
         places = [index for index, entry in enumerate(self.parameters.layout.entries) if entry.name in learning]
         first, second = ([views[place] for place in places] for views in map(self.parameters.split, self._moments))
+        self._passes = make_passes(network, target, self._learning)
         self._adam = Adam(self._learning, first, second, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self._loader = BatchLoader(self.device)
 
@@ -74,19 +76,11 @@ class DQN:
         """One optimizer step. Raises NetworkError when statistics show that learning has diverged."""
         config = self.config
         s_tm1, a_tm1, r_t, discount_t, s_t, weight = self._loader.load(batch)
-        with torch.no_grad():  # before the pass that is differentiated: a network's buffers must not change behind it
-            q_t = self._target_network(s_t)
-            target = double_q_target(r_t, discount_t, q_t, self.network(s_t)) if config.double else q_learning_target(r_t, discount_t, q_t)
-        q_tm1 = self.network(s_tm1)  # [B, A]
-        with torch.no_grad():
-            q_taken = q_tm1.gather(1, a_tm1.unsqueeze(1)).squeeze(1)
-            td_error = target - q_taken  # [B]
-            gradient = q_gradient(q_tm1, a_tm1, td_error, weight, config.loss)
-        # A scalar whose gradient by q is `gradient`: handing autograd the gradient itself would import sympy (0.4 s) at the first update.
-        surrogate = torch.dot(q_tm1.view(-1), gradient.view(-1))
-        gradients = torch.autograd.grad(surrogate, self._learning, allow_unused=True)
-        if None in gradients:
-            gradients = tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self._learning, gradients, strict=True))
+        q_tm1, q_t, q_t_selector = self._passes.forward(s_tm1, s_t, select_online=config.double)
+        target = double_q_target(r_t, discount_t, q_t, q_t_selector) if config.double else q_learning_target(r_t, discount_t, q_t)
+        q_taken = q_tm1.gather(1, a_tm1.unsqueeze(1)).squeeze(1)
+        td_error = target - q_taken  # [B]
+        gradients = self._passes.backward(q_gradient(q_tm1, a_tm1, td_error, weight, config.loss))
         norm = self._adam.step(gradients, self.lr)
         self.updates += 1
         if self.updates % config.target_period == 0:

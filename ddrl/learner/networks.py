@@ -83,14 +83,22 @@ class MLP(nn.Module):
         self.trunk = nn.Sequential(*layers)
         self.head = ValueHead(widths[-1], num_actions, form)
 
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, num_actions]."""
+    def inputs(self, observation: torch.Tensor) -> torch.Tensor:
+        """Observations as they come -> [B, observation.size] float32."""
         x = observation.float() if self.convert else observation
         if self.scale != 1.0:
             x = x * self.scale
         if self.flatten:
             x = x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
-        return self.head(self.trunk(x))
+        return x
+
+    def layers(self) -> list[nn.Linear]:
+        """Every linear layer, in order; the last one gives V and A, or Q."""
+        return [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """q [B, num_actions]."""
+        return self.head(self.trunk(self.inputs(observation)))
 
 
 class NatureCNN(nn.Module):
