@@ -140,7 +140,12 @@ class TelemetryConfig:
     """What is written down while a run goes on."""
 
     period: float = setting(1.0, "s", "Seconds between records of the counters in the run directory.", gt=0)
-    live: bool = setting(True, "", "Also publish records on a ZeroMQ socket (loopback) for dashboards and notebooks.")
+    live: bool = setting(True, "", "Also publish records on a ZeroMQ socket for dashboards and notebooks, and take commands on another.")
+    bind: str = setting("127.0.0.1", "address", "Where those sockets listen; beyond loopback they are encrypted with keys kept in RUN/keys.")
+    live_port: int = setting(0, "port", "Port of the records; 0: a free one, written to RUN/live.json.", ge=0, le=65535)
+    control_port: int = setting(0, "port", "Port of the commands; 0: a free one, written to RUN/live.json.", ge=0, le=65535)
+    tensorboard: bool = setting(False, "", "Also write TensorBoard event files to RUN/tensorboard.")
+    prometheus_port: int = setting(0, "port", "Also serve the newest record as Prometheus text on this port of loopback; 0: not.", ge=0, le=65535)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy_version", "gauge", "versions", "Version in use (rollout, evaluator), sealed (relay), published (trainer)."),
     Metric("bytes_sent", "count", "bytes", "Bytes given to MPI."),
     Metric("bytes_received", "count", "bytes", "Bytes taken from MPI."),
+    Metric("cpu_seconds", "count", "s", "Processor time used, all threads; measured once a host."),
+    Metric("memory_bytes", "gauge", "bytes", "Resident memory without pages shared with others; measured once a host."),
+    Metric("ended", "gauge", "", "1 once the process has done its last work."),
     # rollout
     Metric("env_steps", "count", "env steps", "Environment steps taken (rollout) or recorded (trainer)."),
     Metric("episodes", "count", "episodes", "Episodes ended."),
@@ -47,7 +50,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("versions_sealed", "count", "versions", "Versions handed to this host's rollouts."),
     Metric("checksum_failures", "count", "versions", "Versions refused for a wrong checksum."),
     Metric("rows_forwarded", "count", "rows", "Rows of experience sent to the root (relay) or received from relays (root)."),
+    Metric("seal_seconds", "gauge", "s", "Time from the trainer's publish of the newest version to its sealing on this host."),
+    Metric("gpu_utilization", "gauge", "", "Mean share of time that this host's GPUs computed, by NVML."),
+    Metric("gpu_memory_bytes", "gauge", "bytes", "Memory in use on this host's GPUs together."),
+    Metric("gpu_memory_total_bytes", "gauge", "bytes", "Memory of this host's GPUs together."),
     # trainer
+    Metric("model_nbytes", "gauge", "bytes", "Size of the parameter vector that is published (S)."),
     Metric("updates", "count", "updates", "Optimizer steps."),
     Metric("publishes", "count", "versions", "Versions published."),
     Metric("publish_deferred", "count", "versions", "Publishes put off because every mailbox slot was in use."),

@@ -60,6 +60,16 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
     return _convert(tree, "--set" if path is None else f"{path} and --set")
 
 
+def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
+    """`config` with `section.name=value` overrides laid over it."""
+    tree = asdict(config)
+    for override in overrides:
+        name, value = _parse_override(override)
+        section, _, key = name.partition(".")
+        tree[section][key] = value
+    return _convert(tree, "--set")
+
+
 def config_from_toml(text: str, source: str) -> Config:
     """Read a config that `config_to_toml` wrote; `source` names it in errors."""
     try:
@@ -94,7 +104,13 @@ def _parse_override(override: str) -> tuple[str, Any]:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # an unquoted string: --set env.id=CartPole-v1
+    if isinstance(value, float) and value.is_integer() and _is_integer_setting(name):
+        value = int(value)  # --set run.max_env_steps=2e6
     return name, value
+
+
+def _is_integer_setting(name: str) -> bool:
+    return any(info.name == name and info.type == "int" for info in describe_settings())
 
 
 def _check_names(tree: Mapping[str, Any], source: str) -> None:

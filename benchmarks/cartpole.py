@@ -1,0 +1,90 @@
+"""CartPole-v1 to a mean return of 475: ddrl against Stable-Baselines3's DQN, whole processes, seed by seed in turn.
+
+ddrl's time is everything from starting the process to its end: imports, evaluation, confirmation and saving included. The peer's is its
+whole process less the time of its evaluation and confirmation episodes, so the ratio errs in the peer's favor.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Timing, arguments, print_table, ratios, save
+
+TARGET = 475
+PEER = Path(__file__).parent / "peers" / "sb3_dqn.py"
+
+
+def run_ddrl(seed: int, extra: list[str]) -> dict[str, Any]:
+    """One run of ddrl to the target, then 100 confirming episodes by `ddrl.evaluate` (not timed)."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "ddrl.run", "cartpole", "--set", f"run.seed={seed}", "--set", f"run.dir={run}",
+                   "--set", f"run.target_return={TARGET}", *extra]
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        seconds = time.perf_counter() - begin
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+        summary = json.loads((run / "summary.json").read_text())
+        judged = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "100", "--json", "--seed", str(90_000 + seed)],
+                                capture_output=True, text=True, check=True)
+    confirmed = json.loads(judged.stdout)["mean"]
+    return {"seconds": seconds, "env_steps": summary["env_steps"], "updates": summary["updates"], "reached": "target_return" in summary["reason"],
+            "confirmed_mean": confirmed, "solved": "target_return" in summary["reason"] and confirmed >= TARGET}
+
+
+def run_peer(python: str, seed: int) -> dict[str, Any]:
+    """One run of the peer."""
+    begin = time.perf_counter()
+    done = subprocess.run([python, "-W", "ignore", str(PEER), str(seed)], capture_output=True, text=True)
+    wall = time.perf_counter() - begin
+    if done.returncode:
+        sys.exit(f"{PEER} failed under {python}:\n{done.stderr}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    result["seconds"] = wall - result["evaluation_seconds"] - result["confirmation_seconds"]
+    result["solved"] = result["solved"] and result["confirmed_mean"] >= TARGET
+    return result
+
+
+def main() -> None:
+    parser = arguments("cartpole", __doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 1 (--short: 3)")
+    parser.add_argument("--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
+    options = parser.parse_args()
+    extra = [word for override in options.overrides for word in ("--set", override)]
+    rows, ours, peers = [], [], []
+    for seed in range(1, (3 if options.short else options.seeds) + 1):
+        mine = run_ddrl(seed, extra)
+        ours.append(mine)
+        row = [seed, mine["solved"], f"{mine['seconds']:.1f}", mine["env_steps"], mine["updates"], f"{mine['confirmed_mean']:.0f}"]
+        if options.peer_python:
+            peer = run_peer(options.peer_python, seed)
+            peers.append(peer)
+            row += [peer["solved"], f"{peer['seconds']:.1f}", peer["env_steps"], f"{peer['confirmed_mean']:.0f}"]
+        rows.append(row)
+        print(*row, flush=True)
+    headers = ["seed", "solved", "seconds", "env steps", "updates", "100 episodes"] + (["peer solved", "peer s", "peer steps", "peer 100"] if peers else [])
+    print_table(headers, rows)
+    mine_timing = Timing.of([run["seconds"] for run in ours])
+    figures: dict[str, Any] = {"ddrl": {"runs": ours, "seconds": mine_timing, "solved": sum(run["solved"] for run in ours)}}
+    print(f"ddrl: solved {figures['ddrl']['solved']}/{len(ours)}, median {mine_timing.median:.1f} s ({mine_timing.low:.1f} to {mine_timing.high:.1f})")
+    if peers:
+        peer_timing = Timing.of([run["seconds"] for run in peers])
+        ratio = ratios([run["seconds"] for run in ours], [run["seconds"] for run in peers])
+        figures["stable_baselines3"] = {"runs": peers, "seconds": peer_timing, "solved": sum(run["solved"] for run in peers)}
+        figures["ratio_of_medians"] = mine_timing.median / peer_timing.median
+        figures["ratio_pairwise"] = ratio
+        print(f"Stable-Baselines3: solved {figures['stable_baselines3']['solved']}/{len(peers)}, median {peer_timing.median:.1f} s; "
+              f"ratio of medians {figures['ratio_of_medians']:.2f}, pair by pair {ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})")
+    save(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Scripts that run a peer library under its own interpreter; none imports ddrl."""

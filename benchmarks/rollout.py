@@ -1,0 +1,170 @@
+"""How fast a rollout is: its whole loop (explore, act, step, record, count) against a bare Gymnasium vector loop with the same policy.
+
+    python -m benchmarks.rollout [--short] [--json FILE]
+
+A rollout and a bare loop alternate in one process. The bare loop is the fastest that Gymnasium offers: its own vector form of CartPole,
+SyncVectorEnv for LunarLander, AtariPreprocessing and FrameStackObservation in a SyncVectorEnv for Pong; the same ONNX Runtime session
+settings and network, argmax, and nothing else: no exploration, nothing recorded. The limit of both is the environment alone with actions
+that cost nothing. Env steps exclude reset steps on both sides; Pong's frames are 4 for each env step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import onnxruntime
+
+from benchmarks import harness
+from ddrl.channels.board import Board
+from ddrl.channels.counters import Counters
+from ddrl.channels.lane import Lane
+from ddrl.channels.mailbox import Mailbox
+from ddrl.channels.step_writer import StepWriter
+from ddrl.core.config import EnvConfig, LearnerConfig, RolloutConfig
+from ddrl.core.layouts import row_dtype
+from ddrl.core.specs import VectorEnv
+from ddrl.envs import make_vector_env
+from ddrl.rollout.policy import ActingPolicy
+from ddrl.rollout.worker import RolloutWorker
+
+LANE_BYTES = 1 << 20
+EPSILON = 0.05
+
+
+class Rollout:
+    """The rollout as it runs in a job; its lane is emptied as a trainer on another core would."""
+
+    def __init__(self, env: VectorEnv, onnx: bytes, layout: Any, vector: np.ndarray) -> None:
+        dtype = row_dtype(env.spec)
+        self.lane = Lane.create(None, dtype, max(64, LANE_BYTES // dtype.itemsize))
+        self.out = np.zeros(self.lane.capacity, dtype)
+        mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
+        mailbox.publish(vector, 1, (0.0, EPSILON))
+        self.worker = RolloutWorker(env, ActingPolicy(onnx, layout, env.spec), mailbox.reader(0), StepWriter(self.lane, env.spec, 0),
+                                    Counters.create(None, 1).row(0), RolloutConfig(warmup_steps=0), 0, 1, 1, Board.create(None))
+        self._turns = max(1, self.lane.capacity // (2 * env.num_envs))
+
+    def play(self, steps: int) -> int:
+        """`steps` vector steps; env steps taken."""
+        taken, step = 0, self.worker.step
+        for begin in range(0, steps, self._turns):
+            for _ in range(min(self._turns, steps - begin)):
+                taken += step()
+            self.lane.pop(self.out)
+        return taken
+
+
+class Bare:
+    """A Gymnasium vector and an ONNX Runtime session."""
+
+    def __init__(self, vector_env: gymnasium.vector.VectorEnv, onnx: bytes, layout: Any, vector: np.ndarray) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        inputs = {value.name for value in self.session.get_inputs()}
+        self.parameters = {name: view for name, view in layout.views(vector).items() if name in inputs}
+        self.env = vector_env
+        self.observation = vector_env.reset(seed=1)[0]
+        self.resetting = 0
+
+    def play(self, steps: int) -> int:
+        """`steps` vector steps; env steps taken."""
+        env, run, parameters, observation, resetting = self.env, self.session.run, self.parameters, self.observation, self.resetting
+        taken = 0
+        for _ in range(steps):
+            q = run(["q"], {"observation": observation, **parameters})[0]
+            observation, _, terminated, truncated, _ = env.step(q.argmax(1))
+            taken += env.num_envs - resetting
+            resetting = np.count_nonzero(terminated | truncated)
+        self.observation, self.resetting = observation, resetting
+        return taken
+
+
+class Alone:
+    """The environment with actions that cost nothing."""
+
+    def __init__(self, step: Callable[[np.ndarray], Any], num_envs: int, num_actions: int) -> None:
+        self.step, self.num_envs = step, num_envs
+        self.actions = list(np.random.default_rng(0).integers(num_actions, size=(1024, num_envs)))
+        self.resetting = 0
+
+    def play(self, steps: int) -> int:
+        """`steps` vector steps; env steps taken."""
+        taken, resetting = 0, self.resetting
+        for place in range(steps):
+            result = self.step(self.actions[place & 1023])
+            taken += self.num_envs - resetting
+            resetting = np.count_nonzero(result[2] | result[3])
+        self.resetting = resetting
+        return taken
+
+
+def atari(env_id: str) -> gymnasium.Env:
+    import ale_py  # noqa: F401  registers the games
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+    return FrameStackObservation(AtariPreprocessing(gymnasium.make(env_id, frameskip=1)), 4)
+
+
+def gymnasium_vector(env_id: str, num_envs: int) -> gymnasium.vector.VectorEnv:
+    if env_id.startswith("ALE/"):
+        return gymnasium.vector.SyncVectorEnv([lambda: atari(env_id)] * num_envs)
+    return gymnasium.make_vec(env_id, num_envs)
+
+
+def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: int) -> dict[str, Any]:
+    """Env steps/s of all cases, by rounds that alternate."""
+    from ddrl.learner.export import export_acting
+    from ddrl.learner.flat import FlatParameters
+    from ddrl.learner.networks import make_network
+
+    envs = [make_vector_env(EnvConfig(id=env_id), num_envs) for _ in range(2)]
+    spec = envs[0].spec
+    network = make_network(LearnerConfig(hidden=hidden), spec)
+    onnx, layout = export_acting(network, spec)
+    vector = FlatParameters(network).vector.numpy()
+    envs[1].reset(1)
+    bare_alone = gymnasium_vector(env_id, num_envs)
+    bare_alone.reset(seed=1)
+    players = {"rollout": Rollout(envs[0], onnx, layout, vector), "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
+               "our environments alone": Alone(envs[1].step, num_envs, spec.num_actions),
+               "gymnasium's environments alone": Alone(bare_alone.step, num_envs, spec.num_actions)}
+    taken: dict[str, list[int]] = {name: [] for name in players}
+
+    def case(name: str) -> Callable[[], object]:
+        return lambda: taken[name].append(players[name].play(steps))
+
+    seconds = harness.interleave({name: case(name) for name in players}, rounds)
+    rates = {name: [count / time for count, time in zip(taken[name][1:], seconds[name], strict=True)] for name in players}
+    network_name = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
+    return {"env": env_id, "num_envs": num_envs, "network": network_name, "vector_steps": steps,
+            "env_steps_per_second": {name: harness.Timing.of(values) for name, values in rates.items()},
+            "rollout_to_bare": harness.ratios(rates["rollout"], rates["bare"]),
+            "environments_to_gymnasium": harness.ratios(rates["our environments alone"], rates["gymnasium's environments alone"])}
+
+
+def main() -> None:
+    options = harness.arguments("rollout", (__doc__ or "").split("\n", 1)[0]).parse_args()
+    rounds, scale = (5, 4) if options.short else (15, 1)
+    cases = [("CartPole-v1", 1, [64, 64], 8000), ("CartPole-v1", 8, [64, 64], 8000), ("CartPole-v1", 64, [64, 64], 4000),
+             ("LunarLander-v3", 8, [64, 64], 1200), ("ALE/Pong-v5", 8, [64, 64], 60)]
+    results = [measure(env_id, num_envs, hidden, steps // scale, rounds) for env_id, num_envs, hidden, steps in cases]
+    rows = []
+    for result in results:
+        rates = result["env_steps_per_second"]
+        ratio, envs = result["rollout_to_bare"], result["environments_to_gymnasium"]
+        rows.append([f"{result['env']} x{result['num_envs']}", *(f"{rates[name].median:,.0f}" for name in rates),
+                     f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})", f"{envs.median:.2f} ({envs.low:.2f}-{envs.high:.2f})"])
+    headers = ["env steps/s", "rollout", "bare loop", "limit: our envs", "limit: Gymnasium's", "rollout/bare", "our envs/Gymnasium's"]
+    harness.print_table(headers, rows)
+    pong = results[-1]["env_steps_per_second"]["rollout"].median * 4
+    print(f"Pong: {pong:,.0f} frames/s in the rollout")
+    harness.save(options.json, {"results": results, "pong_frames_per_second": pong, "epsilon": EPSILON})
+
+
+if __name__ == "__main__":
+    main()

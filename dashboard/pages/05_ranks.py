@@ -1,0 +1,44 @@
+"""Ranks: who is alive, what each did last, and what happened."""
+
+import time
+
+import pandas as pd
+import streamlit as st
+import watch
+
+from ddrl import plots
+
+
+def health(runs: watch.Runs) -> None:
+    """Every process of the main run, the troubled ones first."""
+    run = next(iter(runs.values()))
+    latest = run.latest()
+    # A run that is over has nobody to be late: its ranks are judged by its last record.
+    now = time.time() if run.state == "running" else float(latest.time[-1]) if len(latest) else 0.0
+    table = plots.rank_table(latest, now)
+    troubled = sum(table["health"] != "alive")
+    if troubled:
+        st.warning(f"{troubled} of {len(table['rank'])} ranks have shown no sign of life for more than 10 s.", icon=":material/heart_broken:")
+    else:
+        st.caption(f"All {len(table['rank'])} ranks are alive.")
+    left, right = st.columns([3, 2])
+    left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
+    right.plotly_chart(plots.heartbeat_ages(latest, now, height=420), key="beats")
+
+
+def happened(runs: watch.Runs) -> None:
+    """The newest events of the main run; errors with their traceback."""
+    run = next(iter(runs.values()))
+    errors = run.events(kinds=["error", "alarm"], newest=20)
+    for text, fields in zip(errors["text"][::-1], errors["fields"][::-1], strict=True):
+        st.error(text, icon=":material/error:")
+        if "traceback" in fields:
+            st.code(fields["traceback"], language="python")
+    events = run.events(newest=200)
+    st.dataframe(pd.DataFrame({"time": pd.to_datetime(events["time"][::-1], unit="s"), "after [s]": events["wall_seconds"][::-1].round(1),
+                               "kind": events["kind"][::-1], "what": events["text"][::-1]}), hide_index=True, height=320, key="events")
+
+
+watch.live(health)
+st.subheader("Events")
+watch.live(happened)

@@ -1,0 +1,22 @@
+"""Settings: the effective config of every chosen run, and where runs differ."""
+
+import pandas as pd
+import streamlit as st
+import watch
+
+from ddrl import plots
+from ddrl.core.errors import DdrlError
+
+differing = st.toggle("Only what differs (between the runs, or from the defaults)", value=len(watch.selection()) > 1)
+with watch.opened(watch.selection()) as opened:
+    configs = {}
+    for name, run in opened.items():
+        try:
+            configs[name] = run.config
+        except DdrlError as error:
+            st.warning(str(error), icon=":material/folder_off:")
+table = plots.settings_table(configs, differing=differing)
+if len(table["setting"]):
+    st.dataframe(pd.DataFrame(table), hide_index=True, height=700)
+elif configs:
+    st.info("All settings are alike." if len(configs) > 1 else "This run uses the defaults throughout.")

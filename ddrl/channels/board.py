@@ -1,0 +1,117 @@
+"""A host's board: what everyone is told, and the doorbells that wake them. And blobs: bytes written once.
+
+The board's command and values are written by one process of the host (the trainer on its own, the relay on the others) and read by all.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl._kernel import Doorbell
+from ddrl.channels.segment import Segment
+
+_LINE = 64
+_BELLS = ("command", "ready", "trainer", "relay", "rollout")
+_NUM_VALUES = 16
+
+
+class Command(IntEnum):
+    """What the processes of a host shall do."""
+
+    RUN = 0
+    PAUSE = 1
+    STOP = 2
+    FAIL = 3  # stop, because a process of this job failed
+
+
+class Board:
+    """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written."""
+
+    def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
+        self.segment = segment
+        bells = [Doorbell(segment.array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(len(_BELLS))]
+        self._command, self._ready, self.trainer_bell, self.relay_bell, self.rollout_bell = bells
+        begin = _LINE * len(_BELLS)
+        self.values: NDArray[np.float64] = segment.array[begin : begin + 8 * _NUM_VALUES].view(np.float64)
+
+    @classmethod
+    def create(cls, name: str | None) -> Board:
+        """Make a board: command RUN, nothing ready. name None: private memory."""
+
+        def initialize(array: NDArray[np.uint8]) -> None:
+            for i in range(len(_BELLS)):
+                Doorbell(array[_LINE * i : _LINE * (i + 1)], True)
+            array[_LINE * len(_BELLS) :].view(np.float64)[:] = np.nan
+
+        return cls(Segment.create(name, "board", _LINE * len(_BELLS) + 8 * _NUM_VALUES, initialize))
+
+    @classmethod
+    def attach(cls, name: str) -> Board:
+        """Map an existing board."""
+        return cls(Segment.attach(name, "board"))
+
+    @property
+    def command(self) -> Command:
+        """What to do; setting it rings all bells."""
+        return Command(self._command.value)
+
+    @command.setter
+    def command(self, command: Command) -> None:
+        self._command.set(int(command))
+        for bell in (self.trainer_bell, self.relay_bell, self.rollout_bell):
+            bell.ring()
+
+    def wait_command(self, other_than: Command, timeout: float | None) -> Command:
+        """Wait until the command differs from `other_than`, at most `timeout` [s]; returns the command."""
+        return Command(self._command.wait(int(other_than), timeout))
+
+    @property
+    def ready(self) -> int:
+        """Stage of start-up that the host has reached, from 0; it only grows."""
+        return self._ready.value
+
+    @ready.setter
+    def ready(self, stage: int) -> None:
+        self._ready.set(stage)
+
+    def wait_ready(self, stage: int, timeout: float | None) -> bool:
+        """Wait until the host has reached `stage`, at most `timeout` [s]; returns whether it has."""
+        return self._ready.wait_at_least(stage, timeout)
+
+    def unlink(self) -> None:
+        """Remove its name."""
+        self.segment.unlink()
+
+
+class Blob:
+    """Bytes written once, read by every process of the host (the acting network and its manifest)."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    @classmethod
+    def create(cls, name: str | None, data: bytes) -> Blob:
+        """Make it; it appears under its name with all its bytes. name None: private memory."""
+
+        def initialize(array: NDArray[np.uint8]) -> None:
+            array[:8].view(np.uint64)[0] = len(data)
+            array[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
+
+        return cls(Segment.create(name, "blob", 8 + len(data), initialize))
+
+    @classmethod
+    def attach(cls, name: str) -> Blob:
+        """Map an existing blob."""
+        return cls(Segment.attach(name, "blob"))
+
+    def read(self) -> bytes:
+        """A copy of the bytes."""
+        length = int(self.segment.array[:8].view(np.uint64)[0])
+        return self.segment.array[8 : 8 + length].tobytes()
+
+    def unlink(self) -> None:
+        """Remove its name."""
+        self.segment.unlink()

@@ -1,0 +1,156 @@
+"""A lane: rows from one producer to one consumer of a host, in order, each exactly once.
+
+The producer (a rollout, or the root relay for one remote relay) pushes; the consumer (the trainer or a relay) pops, usually many lanes at
+once through a `LaneSet`. A full lane makes the producer wait or drops the new rows; both are counted. The ring is ddrl/kernel/ring.hpp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ddrl import _kernel
+from ddrl.channels.segment import Segment
+from ddrl.core.errors import ChannelError
+
+KIND = "lane"
+_DIGEST_NBYTES = 64  # the row's digest stands in the first of the payload's cache lines, the ring follows
+
+
+def _digest(dtype: np.dtype[Any]) -> NDArray[np.uint8]:
+    return np.frombuffer(hashlib.blake2b(repr(dtype).encode(), digest_size=_DIGEST_NBYTES).digest(), np.uint8)
+
+
+class Lane:
+    """One end of a lane. Make it with `create` (the run) and `attach` (the other process); use each end from one thread at a time."""
+
+    def __init__(self, segment: Segment, dtype: np.dtype[Any]) -> None:
+        self.segment = segment
+        self.dtype = dtype
+        self.ring = _kernel.Ring(segment.array[_DIGEST_NBYTES:])
+        self._bell: _kernel.Doorbell | None = None
+
+    @classmethod
+    def create(cls, name: str | None, dtype: DTypeLike, capacity: int, full: Literal["wait", "drop"] = "wait") -> Lane:
+        """Make a lane of `capacity` rows; `full` says what a push does when it holds that many. name None: private memory."""
+        dtype = np.dtype(dtype)
+        if capacity < 1 or dtype.itemsize < 1:
+            raise ValueError(f"lane {name}: capacity ({capacity}) and row size ({dtype.itemsize}) must be at least 1")
+        if full not in ("wait", "drop"):
+            raise ValueError(f"lane {name}: full ({full!r}) must be 'wait' or 'drop'")
+
+        def initialize(array: NDArray[np.uint8]) -> None:
+            array[:_DIGEST_NBYTES] = _digest(dtype)
+            _kernel.Ring.initialize(array[_DIGEST_NBYTES:], capacity, dtype.itemsize, full == "drop")
+
+        nbytes = _DIGEST_NBYTES + _kernel.Ring.nbytes(capacity, dtype.itemsize)
+        return cls(Segment.create(name, KIND, nbytes, initialize), dtype)
+
+    @classmethod
+    def attach(cls, name: str, dtype: DTypeLike) -> Lane:
+        """Map an existing lane; ChannelError where its rows are not of `dtype`."""
+        segment = Segment.attach(name, KIND)
+        dtype = np.dtype(dtype)
+        if not np.array_equal(segment.array[:_DIGEST_NBYTES], _digest(dtype)):
+            raise ChannelError(f"lane {name} carries other rows than {dtype}: all processes of a run need the same environment and ddrl")
+        return cls(segment, dtype)
+
+    def push(self, rows: NDArray[Any], timeout: float | None = None) -> int:
+        """Append rows [n] of the lane's dtype, C-contiguous; returns how many were written.
+
+        Fewer than n: the lane was closed, `timeout` [s] (None: wait for ever) passed while it was full, or it drops.
+        """
+        return self.ring.push(self._as_bytes(rows), timeout)
+
+    def pop(self, out: NDArray[Any]) -> int:
+        """Move the oldest rows into `out` [n]; returns how many. Never waits."""
+        return self.ring.pop(self._as_bytes(out))
+
+    def _as_bytes(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
+        if (rows.dtype is not self.dtype and rows.dtype != self.dtype) or rows.ndim != 1 or not rows.flags.c_contiguous:
+            raise ChannelError(f"lane {self.segment.name} takes contiguous rows [n] of {self.dtype}, got {rows.dtype} {rows.shape}")
+        return rows.view(np.uint8)
+
+    def __len__(self) -> int:
+        return self.ring.size
+
+    @property
+    def capacity(self) -> int:
+        """Rows it holds."""
+        return self.ring.capacity
+
+    @property
+    def pushed(self) -> int:
+        """Rows ever pushed."""
+        return self.ring.pushed
+
+    @property
+    def popped(self) -> int:
+        """Rows ever popped."""
+        return self.ring.popped
+
+    @property
+    def dropped(self) -> int:
+        """Rows that a full lane turned away (full="drop")."""
+        return self.ring.dropped
+
+    @property
+    def waits(self) -> int:
+        """Times the producer had to wait (full="wait")."""
+        return self.ring.waits
+
+    @property
+    def wait_seconds(self) -> float:
+        """Time the producer waited [s]."""
+        return self.ring.wait_seconds
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called at either end."""
+        return self.ring.closed
+
+    @property
+    def bell(self) -> _kernel.Doorbell | None:
+        """Rung by this end after each push; None: nobody."""
+        return self._bell
+
+    @bell.setter
+    def bell(self, bell: _kernel.Doorbell | None) -> None:
+        self._bell = bell
+        self.ring.set_bell(bell)
+
+    def close(self) -> None:
+        """End it for both ends: a waiting producer wakes, later pushes write nothing; rows inside can still be popped."""
+        self.ring.close()
+
+    def unlink(self) -> None:
+        """Remove its name."""
+        self.segment.unlink()
+
+
+class LaneSet:
+    """The consumer's ends of many lanes of one dtype, drained together."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = tuple(lanes)
+        if len({lane.dtype for lane in self.lanes}) > 1:
+            raise ChannelError("the lanes of a set must carry the same rows")
+        self._set = _kernel.LaneSet([lane.ring for lane in self.lanes])
+
+    def drain(self, out: NDArray[Any]) -> int:
+        """Move rows of all lanes into `out` [n]; returns how many. Fair, order kept within each lane; never waits. O(lanes + bytes)."""
+        return self._set.drain(self.lanes[0]._as_bytes(out)) if self.lanes else 0  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def pending(self) -> int:
+        """Rows that stand in all lanes together."""
+        return self._set.pending
+
+    def close(self) -> None:
+        """Close every lane."""
+        for lane in self.lanes:
+            lane.close()

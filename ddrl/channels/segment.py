@@ -1,0 +1,246 @@
+"""Named shared memory of one host, with a header that says whose it is.
+
+A segment is a file in /dev/shm: one header page (magic, layout version, kind, payload size, owner's process id and start time), then the
+payload. It appears under its name only when it is complete, all its pages are reserved before anyone touches them (so no access can fail
+later), and it outlives its owner at most until the next `sweep_dead`, which every start of ddrl calls. Without a name the same memory is
+private to the process and its forks: one code path for --serial, tests and shared runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import ChannelError
+
+SHM = Path("/dev/shm")
+PREFIX = "ddrl-"
+LAYOUT_VERSION = 1
+HEADER_NBYTES = 4096
+POISON = 0xA5
+
+_MAGIC = b"ddrl.shm"
+_HEADER = struct.Struct("<8sI16sQIQ")  # magic, layout version, kind, payload bytes, owner pid, owner start time
+
+
+def segment_name(run_id: str, host: int, kind: str, index: int = 0) -> str:
+    """Name of a segment of a run: every process of the host makes the same one."""
+    return f"{PREFIX}{run_id}-h{host}-{kind}-{index}"
+
+
+def start_time(pid: int) -> int:
+    """When the process began, in clock ticks since boot; 0 where no such process lives. With the pid it names a process for good."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether the process (pid, start time) still runs; a zombie does not."""
+    return pid != 0 and start_time(pid) == started
+
+
+class Segment:
+    """One mapped segment; `array` is the payload, uint8 [nbytes], 64-byte aligned."""
+
+    def __init__(self, name: str | None, kind: str, memory: mmap.mmap, nbytes: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.nbytes = nbytes
+        self._memory: mmap.mmap | None = memory
+        self._array: NDArray[np.uint8] | None = np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=HEADER_NBYTES)
+
+    @classmethod
+    def create(cls, name: str | None, kind: str, nbytes: int, initialize: Callable[[NDArray[np.uint8]], object] | None = None) -> Segment:
+        """Make a segment of `nbytes` of payload, poisoned; `initialize(array)` runs before others can attach.
+
+        A segment of that name left by a dead process is replaced; one of a living process is a ChannelError, and so is a payload that does
+        not fit in /dev/shm. Without a name (None) the memory is private.
+        """
+        if nbytes < 1 or len(kind.encode()) > 16:
+            raise ValueError(f"segment {name}: {nbytes} bytes of kind {kind!r} is no segment (at least 1 byte, kind at most 16 letters)")
+        _need_linux()
+        if name is None:
+            segment = cls(None, kind, mmap.mmap(-1, HEADER_NBYTES + nbytes), nbytes)
+            segment._fill(initialize)
+            return segment
+        if not name.startswith(PREFIX) or "/" in name or "~" in name:
+            raise ValueError(f"segment {name!r}: names begin with {PREFIX!r} and hold neither '/' nor '~'")
+        draft = SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}"  # swept by what its name says, should this process die here
+        draft.unlink(missing_ok=True)
+        try:
+            segment = cls(name, kind, _map_new(draft, name, HEADER_NBYTES + nbytes), nbytes)
+            segment._fill(initialize)
+            _give_name(draft, name)
+        finally:
+            draft.unlink(missing_ok=True)
+        return segment
+
+    @classmethod
+    def attach(cls, name: str, kind: str) -> Segment:
+        """Map an existing segment. ChannelError where it is missing, foreign, of another kind or layout version, or cut short."""
+        _need_linux()
+        try:
+            descriptor = os.open(SHM / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise ChannelError(f"shared memory {name} does not exist on this machine: its owner has ended or has not started; "
+                               "start the run anew") from None
+        except OSError as error:
+            raise ChannelError(f"shared memory {name} cannot be opened ({error.strerror}): it belongs to another user or is no file of "
+                               f"ddrl; remove {SHM / name}") from None
+        try:
+            size = os.fstat(descriptor).st_size
+            header = _parse(os.pread(descriptor, _HEADER.size, 0))
+            if header is None or size < HEADER_NBYTES:
+                raise ChannelError(f"shared memory {name} was not written by ddrl: remove {SHM / name} or choose another run")
+            version, found, nbytes, _, _ = header
+            if version != LAYOUT_VERSION:
+                raise ChannelError(f"shared memory {name} has layout version {version}, this ddrl speaks {LAYOUT_VERSION}: "
+                                   "run the same ddrl in all processes")
+            if found != kind:
+                raise ChannelError(f"shared memory {name} is a {found}, not a {kind}: two channels of the run share a name")
+            if size != HEADER_NBYTES + nbytes:
+                raise ChannelError(f"shared memory {name} has {size} bytes where its header says {HEADER_NBYTES + nbytes}: "
+                                   f"it is corrupt; remove {SHM / name}")
+            return cls(name, kind, mmap.mmap(descriptor, size), nbytes)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """The payload, uint8 [nbytes]."""
+        if self._array is None:
+            raise ChannelError(f"shared memory {self.name} was closed in this process")
+        return self._array
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Process id and start time of who made it."""
+        assert self._memory is not None
+        header = _parse(self._memory[: _HEADER.size])
+        assert header is not None
+        return header[3], header[4]
+
+    def close(self) -> None:
+        """Unmap it here, or as soon as the last view into it is gone. Others keep theirs."""
+        self._array = None
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            with contextlib.suppress(BufferError):  # views are alive: the mapping goes with the last of them
+                memory.close()
+
+    def unlink(self) -> None:
+        """Remove the name; the memory goes when the last process has unmapped it. A name already gone is no error."""
+        if self.name is not None:
+            (SHM / self.name).unlink(missing_ok=True)
+
+    def _fill(self, initialize: Callable[[NDArray[np.uint8]], object] | None) -> None:
+        assert self._memory is not None
+        self.array.fill(POISON)
+        if initialize is not None:
+            initialize(self.array)
+        pid = os.getpid()
+        self._memory[: _HEADER.size] = _HEADER.pack(_MAGIC, LAYOUT_VERSION, self.kind.encode(), self.nbytes, pid, start_time(pid))
+
+
+def sweep_dead() -> list[str]:
+    """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs and other users stay."""
+    swept: list[str] = []
+    for path in _segments(""):
+        owner = _owner(path)
+        if owner is not None and not is_alive(*owner):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                swept.append(path.name)
+    return sorted(swept)
+
+
+def unlink_run(run_id: str) -> list[str]:
+    """Remove every segment of one run, whoever owns it; returns their names."""
+    removed: list[str] = []
+    for path in _segments(f"{run_id}-h"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(path.name)
+    return sorted(removed)
+
+
+def _segments(start: str) -> list[Path]:
+    return [path for path in SHM.iterdir() if path.name.startswith(PREFIX + start)] if SHM.is_dir() else []
+
+
+def _owner(path: Path) -> tuple[int, int] | None:
+    """Who made the file; None where it is not ours to judge."""
+    parts = path.name.split("~")
+    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+        return int(parts[1]), int(parts[2])
+    try:
+        with path.open("rb") as file:
+            header = _parse(file.read(_HEADER.size))
+    except OSError:
+        return None
+    return None if header is None else (header[3], header[4])
+
+
+def _parse(data: bytes) -> tuple[int, str, int, int, int] | None:
+    """(layout version, kind, payload bytes, pid, start time); None where the magic is not ours."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, version, kind, nbytes, pid, started = _HEADER.unpack(data)
+    return (version, kind.rstrip(b"\0").decode("ascii", "replace"), nbytes, pid, started) if magic == _MAGIC else None
+
+
+def _map_new(draft: Path, name: str, size: int) -> mmap.mmap:
+    """A fresh file of `size` bytes, every page of it reserved, mapped."""
+    statistics = os.statvfs(SHM)
+    free = statistics.f_bavail * statistics.f_frsize
+    if size > free:
+        raise _no_room(name, size, free)
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _no_room(name, size, os.statvfs(SHM).f_bavail * statistics.f_frsize) from None
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(name: str, size: int, free: int) -> ChannelError:
+    return ChannelError(f"shared memory {name} needs {size / 2**20:.1f} MiB, {SHM} has {free / 2**20:.1f} MiB free: enlarge it (in a "
+                        "container: --shm-size), or lower channels.lane_bytes, channels.mailbox_slots or the number of rollouts")
+
+
+def _give_name(draft: Path, name: str) -> None:
+    """Let the finished draft appear as `name`, without ever replacing what a living process owns."""
+    path = SHM / name
+    for _ in range(2):
+        try:
+            os.link(draft, path)
+            return
+        except FileExistsError:
+            owner = _owner(path)
+            if owner is not None and not is_alive(*owner):
+                path.unlink(missing_ok=True)
+    owner = _owner(path)
+    whose = f"process {owner[0]} owns it" if owner else "it is not ours"
+    raise ChannelError(f"shared memory {name} exists already ({whose}): end that run first, or remove {path}")
+
+
+def _need_linux() -> None:
+    if not sys.platform.startswith("linux"):
+        raise ChannelError(f"ddrl's shared memory needs Linux (/dev/shm and futex), this is {sys.platform}: run it on Linux or in a container")

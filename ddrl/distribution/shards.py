@@ -1,0 +1,164 @@
+"""Cutting a model into shards and chunks, and what each piece bears on its way.
+
+A model is one flat buffer (core.layouts.ParameterLayout). Cuts fall on 64-byte boundaries. Every chunk travels behind a header of 128 bytes
+that says which version, which piece of how many, where it belongs, and its checksum: a receiver needs nothing else to place and verify it.
+Written by the root, verified by every receiver, read by nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import PlanError
+from ddrl.core.layouts import ALIGNMENT
+from ddrl.distribution.plan import HEADER_BYTES
+
+Bytes = NDArray[np.uint8]
+Checksum = Callable[[Any], int]
+
+MAGIC = 0x6C726464  # "ddrl"
+
+HEADER = np.dtype([
+    ("magic", np.uint32),
+    ("epoch", np.uint32),  # of the plan
+    ("sequence", np.uint32),  # counts the models that the root sends, whatever their version
+    ("index", np.uint32),
+    ("count", np.uint32),  # chunks in all
+    ("length", np.uint32),  # bytes
+    ("offset", np.uint64),  # bytes
+    ("version", np.int64),
+    ("model_checksum", np.uint64),
+    ("time_ns", np.int64),  # when the trainer published, Unix time
+    ("values", np.float64, (8,)),
+    ("checksum", np.uint64),  # of this chunk and of all that stands before in this header
+])
+assert HEADER.itemsize == HEADER_BYTES
+_BEFORE_CHECKSUM = HEADER_BYTES - 8
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One piece of one version: {version, index, count, offset, length, checksum}; offset and length in bytes."""
+
+    version: int
+    index: int
+    count: int
+    offset: int
+    length: int
+    checksum: int
+
+
+def cut_evenly(nbytes: int, parts: int) -> list[int]:
+    """Boundaries of `parts` shards of a model, [parts + 1]; sizes differ by at most one alignment unit, the last may end short of one.
+
+    Where the model has fewer units than parts, the first shards get one each and the others are empty.
+    """
+    if parts < 1:
+        raise PlanError(f"a model cannot be cut into {parts} shards: at least 1 is needed")
+    if nbytes < 0:
+        raise PlanError(f"a model cannot have {nbytes} bytes")
+    units = -(-nbytes // ALIGNMENT)
+    base, extra = divmod(units, parts)
+    bounds = [0]
+    for part in range(parts):
+        bounds.append(min(nbytes, bounds[-1] + ALIGNMENT * (base + (part < extra))))
+    return bounds
+
+
+def cut_by_weight(nbytes: int, weights: list[float]) -> list[int]:
+    """Boundaries of one shard for each weight, sizes as near to proportional as alignment allows; a weight of 0 gives an empty shard."""
+    total = sum(weights)
+    if not weights or total <= 0 or min(weights) < 0:
+        raise PlanError(f"shards need weights of at least 0, one of them positive, not {weights}")
+    units, seen, bounds = -(-nbytes // ALIGNMENT), 0.0, [0]
+    for weight in weights:
+        seen += weight
+        bounds.append(min(nbytes, ALIGNMENT * round(units * seen / total)))
+    bounds[-1] = nbytes
+    return bounds
+
+
+def cut_chunks(start: int, stop: int, chunk_bytes: int) -> list[int]:
+    """Ends of the chunks of the shard [start, stop): nearly equal, none longer than `chunk_bytes` (0: one chunk); none for an empty shard."""
+    if stop <= start:
+        return []
+    pieces = 1 if chunk_bytes <= 0 else -(-(stop - start) // max(ALIGNMENT, chunk_bytes - chunk_bytes % ALIGNMENT))
+    return [start + end for end in cut_evenly(stop - start, pieces)[1:]]
+
+
+def describe_shards(model: Bytes, version: int, bounds: list[int], checksum: Checksum) -> list[Shard]:
+    """The shards of a model as records, checksums taken."""
+    count = len(bounds) - 1
+    return [Shard(version, index, count, start, stop - start, checksum(model[start:stop]))
+            for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))]
+
+
+def write_headers(headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, *, epoch: int, sequence: int,
+                  version: int, model_checksum: int, time_ns: int, values: NDArray[np.float64]) -> None:
+    """Fill `headers` [K] (dtype HEADER) for one model; reads the whole model once."""
+    headers["magic"], headers["epoch"], headers["sequence"] = MAGIC, epoch, sequence
+    headers["index"], headers["count"] = np.arange(len(headers)), len(headers)
+    headers["offset"], headers["length"] = bounds[:-1], np.diff(bounds)
+    headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = version, model_checksum, time_ns, values
+    edges, heads = bounds.tolist(), headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
+    headers["checksum"] = [checksum(model[start:stop]) ^ checksum(heads[index, :_BEFORE_CHECKSUM])
+                           for index, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))]
+
+
+class Assembly:
+    """One version being put together in place: which chunks are there, and whether all are sound.
+
+    Chunks come in any order; a chunk that is already there changes nothing. `complete` is True when all have come; only if `problem` is
+    then still empty may the model be acted on.
+    """
+
+    def __init__(self, data: Bytes, headers: NDArray[Any], bounds: NDArray[np.int64], epoch: int, sequence: int, checksum: Checksum) -> None:
+        self.data, self.headers = data, headers
+        self._heads = headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
+        self.problem = ""
+        self.version = -1
+        self._edges: list[int] = bounds.tolist()
+        self._there = bytearray(len(bounds) - 1)
+        self._missing = len(bounds) - 1
+        self._epoch, self._sequence, self._checksum = epoch, sequence, checksum
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk has come."""
+        return self._missing == 0
+
+    def has(self, index: int) -> bool:
+        """Whether chunk `index` has come."""
+        return bool(self._there[index])
+
+    def place(self, header: NDArray[Any], payload: Bytes) -> bool:
+        """Copy in a chunk that came elsewhere, then `arrived`; a piece of another version, or one already there, is left out (False)."""
+        index = int(header["index"])
+        if index >= len(self._there) or self._there[index] or (int(header["epoch"]), int(header["sequence"])) != (self._epoch, self._sequence):
+            return False
+        self.headers[index] = header
+        self.data[self._edges[index] : self._edges[index + 1]] = payload
+        return self.arrived(index)
+
+    def arrived(self, index: int) -> bool:
+        """Verify chunk `index`, whose header and payload now stand in place; False if it was there already. Never raises: see `problem`."""
+        if self._there[index]:
+            return False
+        self._there[index] = 1
+        self._missing -= 1
+        start, stop = self._edges[index], self._edges[index + 1]
+        magic, epoch, sequence, place, count, length, offset, version, *_, checksum = self.headers[index].item()
+        if self.version < 0:
+            self.version = version
+        if (magic, epoch, sequence, place, count) != (MAGIC, self._epoch, self._sequence, index, len(self._there)):
+            self.problem = self.problem or f"chunk {index} bears a header of another message"
+        elif (offset, length) != (start, stop - start) or version != self.version:
+            self.problem = self.problem or f"chunk {index} of version {version} does not belong at bytes {start}..{stop} of version {self.version}"
+        elif self._checksum(self.data[start:stop]) ^ self._checksum(self._heads[index, :_BEFORE_CHECKSUM]) != checksum:
+            self.problem = self.problem or f"chunk {index} of version {version} (bytes {start}..{stop}) does not match its checksum"
+        return True

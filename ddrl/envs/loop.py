@@ -1,0 +1,104 @@
+"""Many environments stepped one after the other: the vector for every environment that brings none of its own.
+
+Follows `ddrl.core.specs.VectorEnv`. Lean where Gymnasium's SyncVectorEnv is general: it carries no info dicts, concatenates nothing, and
+copies each observation once, into the array it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from ddrl.core.errors import EnvError
+from ddrl.core.specs import EnvSpec, EnvStep
+from ddrl.envs.seeds import environment_seeds
+from ddrl.envs.spaces import describe, observation_writer
+
+
+class LoopVectorEnv:
+    """`environments` of one kind, in turn. An exception in one of them passes through with its traceback."""
+
+    def __init__(self, env_id: str, environments: Sequence[gymnasium.Env[Any, Any]], reward_clip: bool = False) -> None:
+        """Take over `environments`; EnvError where their spaces differ or are not supported."""
+        first = environments[0]
+        self.num_envs = len(environments)
+        if len({id(env) for env in environments}) != self.num_envs:
+            raise EnvError(f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call")
+        self.spec: EnvSpec = describe(env_id, first.observation_space, first.action_space)
+        for other in environments[1:]:
+            if other.observation_space != first.observation_space or other.action_space != first.action_space:
+                raise EnvError(f"env.id = {env_id}: its environments differ ({first.observation_space}, {first.action_space} and "
+                               f"{other.observation_space}, {other.action_space}); all of one run must have the same spaces")
+        self._environments = list(environments)
+        self._write = observation_writer(env_id, first.observation_space)
+        self._first_action = int(first.action_space.start) if isinstance(first.action_space, spaces.Discrete) else 0
+        self._reward_clip = reward_clip
+        self._over = [True] * self.num_envs
+        self._started = False
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """Begin new episodes everywhere. Returns [N, *observation.shape]."""
+        observation = self._empty()
+        for env, env_seed, row in zip(self._environments, environment_seeds(seed, self.num_envs), observation, strict=True):
+            self._write(env.reset(seed=env_seed)[0], row)
+        self._over = [False] * self.num_envs
+        self._started = True
+        return observation
+
+    def step(self, action: NDArray[Any]) -> EnvStep:
+        """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
+        if not self._started:
+            raise EnvError(f"env.id = {self.spec.env_id}: step before reset; call reset(seed) first")
+        if not self.spec.discrete:
+            actions: Any = action
+        elif self._first_action:
+            actions = (action + self._first_action).tolist()
+        else:
+            actions = action.tolist()
+        write, over = self._write, self._over
+        observation = self._empty()
+        rewards = [0.0] * self.num_envs
+        terminations = [False] * self.num_envs
+        truncations = [False] * self.num_envs
+        for index, (env, row) in enumerate(zip(self._environments, observation, strict=True)):
+            if over[index]:
+                write(env.reset()[0], row)
+                over[index] = False
+                continue
+            result = env.step(actions[index])
+            try:
+                state, reward, terminated, truncated, _ = result
+            except (TypeError, ValueError):
+                self._refuse_result(result)
+            write(state, row)
+            if reward != reward:
+                raise EnvError(f"env.id = {self.spec.env_id}: the environment gave a reward that is not a number (NaN)")
+            rewards[index] = reward  # type: ignore[call-overload]
+            if terminated or truncated:
+                over[index] = True
+                terminations[index] = bool(terminated)
+                truncations[index] = bool(truncated)
+        try:
+            raw = np.array(rewards, np.float64)
+        except (TypeError, ValueError):
+            raise EnvError(f"env.id = {self.spec.env_id}: the rewards {rewards} are not one number each") from None
+        reward32 = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
+        return EnvStep(observation, reward32, np.array(terminations), np.array(truncations), raw)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._environments:
+            env.close()
+
+    def _empty(self) -> NDArray[Any]:
+        return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.dtype)
+
+    def _refuse_result(self, result: Any) -> NoReturn:
+        given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise EnvError(f"env.id = {self.spec.env_id}: step returned {given}, but Gymnasium's step returns the 5 values "
+                       "(observation, reward, terminated, truncated, info)") from None

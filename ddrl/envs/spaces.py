@@ -1,0 +1,101 @@
+"""From Gymnasium's spaces to the shapes and dtypes that networks, lanes and replay see.
+
+A network sees uint8 (images) or float32 (everything else): a Box of another dtype is cast, a Discrete observation becomes one-hot, and
+whatever else Gymnasium can flatten (Tuple, Dict, MultiDiscrete, MultiBinary of those) becomes one flat vector. Actions are Discrete, or
+a Box of floats, which is described for algorithms that act continuously.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import utils as space_utils
+from numpy.typing import NDArray
+
+from ddrl.core.errors import EnvError
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+Writer = Callable[[Any, NDArray[Any]], None]
+
+
+def describe(env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> EnvSpec:
+    """The spec of an environment with these spaces; EnvError where a space is one that no network of ddrl can see or act in."""
+    num_actions, action_spec = _describe_action(env_id, action)
+    return EnvSpec(env_id, _describe_observation(env_id, observation), num_actions, action_spec)
+
+
+def _describe_observation(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
+    if isinstance(space, spaces.Box):
+        if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(space.dtype, np.complexfloating):
+            raise EnvError(f"env.id = {env_id}: observations of dtype {space.dtype} cannot be fed to a network; declare a Box of numbers")
+        return ArraySpec(space.shape or (1,), "uint8" if space.dtype == np.uint8 else "float32")
+    if not space.is_np_flattenable:
+        raise EnvError(f"env.id = {env_id}: observations of {space} have no fixed size; wrap the environment so that it gives a Box")
+    return ArraySpec((space_utils.flatdim(space),), "float32")
+
+
+def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), ArraySpec((), "int64")
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
+    raise EnvError(f"env.id = {env_id}: actions of {space} are not supported; wrap the environment so that its actions are Discrete "
+                   "(or a Box of floats)")
+
+
+def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
+    """A function (observation, row) that checks one observation against `space` and writes it into `row` [*spec.observation.shape]."""
+    if isinstance(space, spaces.Box):
+        return _box_writer(env_id, space)
+    if isinstance(space, spaces.Discrete):
+        return _one_hot_writer(env_id, space)
+    return _flattening_writer(env_id, space)
+
+
+def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dtype: Any) -> EnvError:
+    """The error for an observation that is not what its space says."""
+    given = f"{observation.dtype} {observation.shape}" if isinstance(observation, np.ndarray) else f"a {type(observation).__name__}"
+    return EnvError(f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an array of "
+                    f"{np.dtype(dtype)} {shape}; make them agree")
+
+
+def _box_writer(env_id: str, space: spaces.Box) -> Writer:
+    shape, dtype, ndarray = space.shape, space.dtype, np.ndarray
+
+    def write(observation: Any, row: NDArray[Any]) -> None:
+        if not isinstance(observation, ndarray) or observation.shape != shape or observation.dtype != dtype:
+            if shape == () and isinstance(observation, np.generic) and observation.dtype == dtype:
+                row[0] = observation
+                return
+            raise broken_observation(env_id, observation, shape, dtype)
+        row[...] = observation
+
+    return write
+
+
+def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
+    start, count = int(space.start), int(space.n)
+
+    def write(observation: Any, row: NDArray[Any]) -> None:
+        try:
+            place = observation.__index__() - start
+        except (AttributeError, TypeError):
+            place = -1
+        if not 0 <= place < count:
+            raise EnvError(f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}")
+        row.fill(0)
+        row[place] = 1
+
+    return write
+
+
+def _flattening_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
+    def write(observation: Any, row: NDArray[Any]) -> None:
+        if not space.contains(observation):
+            raise EnvError(f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}")
+        row[...] = space_utils.flatten(space, observation)
+
+    return write

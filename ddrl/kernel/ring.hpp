@@ -1,0 +1,158 @@
+// A ring of fixed-size rows: one producer, one consumer, in memory that the caller supplies (heap or shared between processes).
+//
+// The producer owns `tail`, the consumer owns `head`; both only grow, so their difference is the fill and no row is ever ambiguous.
+// Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the producer wait (futex) or drop new rows.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "doorbell.hpp"
+
+namespace ddrl {
+
+struct RingHeader {
+    alignas(64) uint64_t capacity;  // [rows]
+    uint64_t row_bytes;
+    uint64_t drop;  // 1: a full ring drops new rows; 0: its producer waits
+    alignas(64) std::atomic<uint64_t> tail;  // rows ever pushed; the producer's line
+    std::atomic<uint64_t> dropped;           // rows that found the ring full (drop mode)
+    std::atomic<uint64_t> waits;             // times the producer waited
+    std::atomic<uint64_t> wait_ns;           // time it waited
+    alignas(64) std::atomic<uint64_t> head;  // rows ever popped; the consumer's line
+    alignas(64) Doorbell room;               // where the producer waits
+    alignas(64) std::atomic<uint32_t> closed;
+};
+
+// One process's view of a ring; an object serves as producer or as consumer, from one thread at a time.
+class Ring {
+public:
+    static constexpr size_t header_bytes = sizeof(RingHeader);
+
+    static size_t bytes(size_t capacity, size_t row_bytes) { return header_bytes + capacity * row_bytes; }
+
+    // Make a fresh ring in `memory` (64-byte aligned, `bytes(capacity, row_bytes)` long).
+    static void initialize(std::byte* memory, size_t capacity, size_t row_bytes, bool drop) {
+        auto* header = new (memory) RingHeader;
+        header->capacity = capacity;
+        header->row_bytes = row_bytes;
+        header->drop = drop ? 1 : 0;
+        header->tail.store(0);
+        header->dropped.store(0);
+        header->waits.store(0);
+        header->wait_ns.store(0);
+        header->head.store(0);
+        header->closed.store(0);
+    }
+
+    explicit Ring(std::byte* memory)
+        : header_(reinterpret_cast<RingHeader*>(memory)), data_(memory + header_bytes), capacity_(header_->capacity),
+          row_bytes_(header_->row_bytes), drop_(header_->drop != 0), seen_head_(header_->head.load(std::memory_order_acquire)),
+          seen_tail_(header_->tail.load(std::memory_order_acquire)) {}
+
+    size_t capacity() const { return capacity_; }
+    size_t row_bytes() const { return row_bytes_; }
+    bool drops() const { return drop_; }
+    uint64_t pushed() const { return header_->tail.load(std::memory_order_acquire); }
+    uint64_t popped() const { return header_->head.load(std::memory_order_acquire); }
+    uint64_t dropped() const { return header_->dropped.load(std::memory_order_relaxed); }
+    uint64_t waits() const { return header_->waits.load(std::memory_order_relaxed); }
+    double wait_seconds() const { return static_cast<double>(header_->wait_ns.load(std::memory_order_relaxed)) * 1e-9; }
+    bool closed() const { return header_->closed.load(std::memory_order_seq_cst) != 0; }
+
+    // Rows in the ring. Read by anyone: `head` first, so that the difference is never negative.
+    size_t size() const {
+        const uint64_t head = popped();
+        return static_cast<size_t>(std::min<uint64_t>(pushed() - head, capacity_));
+    }
+
+    // From now on nobody waits: pushes return at once. What is in the ring can still be popped.
+    void close() {
+        header_->closed.store(1, std::memory_order_seq_cst);
+        header_->room.ring();
+    }
+
+    // Producer: the bell rung after each push; nullptr for none.
+    void set_bell(Doorbell* bell) { bell_ = bell; }
+
+    // Producer: rows that fit now, looking at the consumer's line only when fewer than `wanted` are known to fit.
+    size_t room(size_t wanted) {
+        const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
+        if (capacity_ - (tail - seen_head_) < wanted) seen_head_ = header_->head.load(std::memory_order_seq_cst);
+        return static_cast<size_t>(capacity_ - (tail - seen_head_));
+    }
+
+    // Producer: memory of the row `offset` rows past the last pushed one; offset < room().
+    std::byte* vacant(size_t offset) {
+        const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
+        return data_ + static_cast<size_t>((tail + offset) % capacity_) * row_bytes_;
+    }
+
+    // Producer: hand over the first `count` vacant rows.
+    void publish(size_t count) {
+        if (count == 0) return;
+        header_->tail.store(header_->tail.load(std::memory_order_relaxed) + count, std::memory_order_release);
+        if (bell_) bell_->ring();
+    }
+
+    // Producer: copy in as many rows as fit; returns how many. O(bytes), at most two copies.
+    size_t push_fitting(const std::byte* rows, size_t count) {
+        const size_t taken = std::min(count, room(count));
+        const size_t begin = static_cast<size_t>(header_->tail.load(std::memory_order_relaxed) % capacity_);
+        const size_t first = std::min(taken, capacity_ - begin);
+        std::memcpy(data_ + begin * row_bytes_, rows, first * row_bytes_);
+        std::memcpy(data_, rows + first * row_bytes_, (taken - first) * row_bytes_);
+        publish(taken);
+        return taken;
+    }
+
+    // Producer: count rows that a full ring turned away.
+    void count_dropped(size_t count) { header_->dropped.fetch_add(count, std::memory_order_relaxed); }
+    void count_wait() { header_->waits.fetch_add(1, std::memory_order_relaxed); }
+
+    // Producer: wait for room or close(), at most `seconds`; true when either holds. The time is counted.
+    bool wait_room(double seconds) {
+        const auto begin = Clock::now();
+        const bool held = header_->room.wait_until([this] { return room(1) > 0 || closed(); }, seconds);
+        const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+        header_->wait_ns.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
+        return held;
+    }
+
+    // Consumer: rows that can be popped now, looking at the producer's line only when fewer than `wanted` are known to stand there.
+    size_t filled(size_t wanted) {
+        const uint64_t head = header_->head.load(std::memory_order_relaxed);
+        if (seen_tail_ - head < wanted) seen_tail_ = header_->tail.load(std::memory_order_acquire);
+        return static_cast<size_t>(seen_tail_ - head);
+    }
+
+    // Consumer: copy out at most `count` rows, oldest first; returns how many. Wakes a waiting producer.
+    size_t pop(std::byte* out, size_t count) {
+        const size_t taken = std::min(count, filled(count));
+        if (taken == 0) return 0;
+        const uint64_t head = header_->head.load(std::memory_order_relaxed);
+        const size_t begin = static_cast<size_t>(head % capacity_);
+        const size_t first = std::min(taken, capacity_ - begin);
+        std::memcpy(out, data_ + begin * row_bytes_, first * row_bytes_);
+        std::memcpy(out + first * row_bytes_, data_, (taken - first) * row_bytes_);
+        header_->head.store(head + taken, std::memory_order_seq_cst);
+        header_->room.ring_waiters();
+        return taken;
+    }
+
+private:
+    RingHeader* header_;
+    std::byte* data_;
+    size_t capacity_;
+    size_t row_bytes_;
+    bool drop_;
+    uint64_t seen_head_;  // the producer's last look at head
+    uint64_t seen_tail_;  // the consumer's last look at tail
+    Doorbell* bell_ = nullptr;
+};
+
+}  // namespace ddrl

@@ -1,0 +1,224 @@
+"""Networks: an observation in, one action value for each action out.
+
+Written by users as ordinary torch modules, read by `dqn` (which trains them) and `export` (which turns them into what rollouts act with).
+A network takes observations as the environment gives them, [B, *observation.shape] in their own dtype, and returns q [B, num_actions]
+float32: scaling bytes and converting integers is the network's own first step, so that learner and rollout cannot disagree on it.
+
+Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016). With pi uniform this is their eq. 9 ("mean"); with
+pi = softmax(A(s, .)) it is "policy". In both, E_pi[Q(s, a)] = V(s). Departure from the paper: the mlp's two streams share all hidden
+layers, and its V and A are rows of one linear layer, which costs one matrix product instead of two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
+
+
+def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str) -> torch.Tensor:
+    """Q [B, A] from V [B, 1] and A [B, A]; `form` is "mean" (pi uniform) or "policy" (pi = softmax of the advantages)."""
+    if form == "mean":
+        return value + (advantage - advantage.mean(dim=1, keepdim=True))
+    expected = (torch.softmax(advantage, dim=1) * advantage).sum(dim=1, keepdim=True)  # E_pi[A]
+    return value + (advantage - expected)
+
+
+class ValueHead(nn.Module):
+    """Features [B, F] -> q [B, num_actions]; with `stream_width` each stream has a hidden layer of its own (Wang et al. 2016, fig. 1)."""
+
+    def __init__(self, features: int, num_actions: int, form: str, stream_width: int = 0) -> None:
+        super().__init__()
+        self.form = form
+        self.stream_width = stream_width
+        streams = 1 if form == "none" else 2
+        if stream_width:
+            self.hidden = nn.Linear(features, streams * stream_width)
+        width = stream_width or features
+        if form == "none":
+            self.advantage = nn.Linear(width, num_actions)
+        elif stream_width:
+            self.value = nn.Linear(width, 1)
+            self.advantage = nn.Linear(width, num_actions)
+        else:
+            self.value_advantage = nn.Linear(width, 1 + num_actions)  # row 0 is V
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """q [B, num_actions]."""
+        if self.stream_width:
+            features = torch.relu(self.hidden(features))
+        if self.form == "none":
+            return self.advantage(features)
+        if self.stream_width:
+            value_features, advantage_features = features.split(self.stream_width, dim=1)
+            value, advantage = self.value(value_features), self.advantage(advantage_features)
+        else:
+            both = self.value_advantage(features)
+            value, advantage = both[:, :1], both[:, 1:]
+        return dueling_values(value, advantage, self.form)
+
+
+class MLP(nn.Module):
+    """Flattened observation -> hidden layers with relu -> head. Byte observations are scaled to [0, 1]."""
+
+    def __init__(self, observation: ArraySpec, num_actions: int, hidden: list[int], form: str) -> None:
+        super().__init__()
+        self.scale = _input_scale(observation)
+        self.convert = observation.dtype != "float32"
+        self.flatten = len(observation.shape) != 1
+        widths = [observation.size, *hidden]
+        layers: list[nn.Module] = []
+        for width_in, width_out in itertools.pairwise(widths):
+            layers += [nn.Linear(width_in, width_out), nn.ReLU(inplace=True)]
+        self.trunk = nn.Sequential(*layers)
+        self.head = ValueHead(widths[-1], num_actions, form)
+
+    def inputs(self, observation: torch.Tensor) -> torch.Tensor:
+        """Observations as they come -> [B, observation.size] float32."""
+        x = observation.float() if self.convert else observation
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.flatten:
+            x = x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
+        return x
+
+    def layers(self) -> list[nn.Linear]:
+        """Every linear layer, in order; the last one gives V and A, or Q."""
+        return [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """q [B, num_actions]."""
+        return self.head(self.trunk(self.inputs(observation)))
+
+
+class NatureCNN(nn.Module):
+    """The convolutions of Mnih et al. (2015) over [C, H, W] (or [H, W, C], or [H, W]), then streams of 512 units. Bytes become [0, 1]."""
+
+    def __init__(self, observation: ArraySpec, num_actions: int, form: str) -> None:
+        super().__init__()
+        shape = observation.shape
+        self.scale = _input_scale(observation)
+        self.channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
+        self.add_channel = len(shape) == 2
+        if len(shape) not in (2, 3):
+            raise NetworkError(f"learner.network = nature_cnn needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
+                               "set learner.network = mlp, or name a module of your own")
+        channels, height, width = (1, *shape) if self.add_channel else ((shape[2], *shape[:2]) if self.channels_last else shape)
+        if min(height, width) < SMALLEST_SCREEN:
+            raise NetworkError(f"learner.network = nature_cnn needs at least {SMALLEST_SCREEN} x {SMALLEST_SCREEN} pixels, but the "
+                               f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size")
+        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.trunk = nn.Sequential(nn.Conv2d(channels, 32, 8, 4), nn.ReLU(inplace=True), nn.Conv2d(32, 64, 4, 2), nn.ReLU(inplace=True),
+                                   nn.Conv2d(64, 64, 3, 1), nn.ReLU(inplace=True), nn.Flatten())
+        self.head = ValueHead(64 * height * width, num_actions, form, stream_width=512)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """q [B, num_actions]."""
+        x = observation.float()
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.channels_last:
+            x = x.permute(0, 3, 1, 2)
+        if self.add_channel:
+            x = x.unsqueeze(1)
+        return self.head(self.trunk(x))
+
+
+def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = None) -> nn.Module:
+    """The network that `config.network` names, checked on a batch of observations; `seed` sets torch's generator first.
+
+    Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns something other
+    than action values [B, num_actions] float32.
+    """
+    require_discrete(spec)
+    if seed is not None:
+        torch.manual_seed(seed)
+    name = config.network
+    if name == "auto":
+        shape = spec.observation.shape
+        image = (len(shape) == 3 and min(sorted(shape)[1:]) >= SMALLEST_SCREEN) or (len(shape) == 2 and min(shape) >= SMALLEST_SCREEN)
+        name = "nature_cnn" if image else "mlp"
+    if name == "mlp":
+        network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling)
+    elif name == "nature_cnn":
+        network = NatureCNN(spec.observation, spec.num_actions, config.dueling)
+    else:
+        network = _user_network(name, spec)
+    check_outputs(network, spec, f"learner.network = {config.network}")
+    return network
+
+
+def require_discrete(spec: EnvSpec) -> None:
+    """Raise ConfigError unless actions are integers."""
+    if not spec.discrete:
+        raise ConfigError(f"env.id = {spec.env_id}: its actions are continuous ({spec.action.dtype} {list(spec.action.shape)}), but DQN "
+                          "chooses among discrete actions: choose an environment with a discrete action space")
+
+
+def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
+    """Run `network` on two blank observations, leaving its mode as it was; NetworkError unless q is [2, num_actions] float32."""
+    training = network.training
+    blank = torch.zeros((2, *spec.observation.shape), dtype=getattr(torch, _torch_name(spec.observation)))
+    network.eval()
+    try:
+        with torch.no_grad():
+            q = network(blank)
+    except Exception as error:
+        raise NetworkError(f"{what} fails on observations {list(blank.shape)} {spec.observation.dtype} as {spec.env_id} gives them: "
+                           f"{type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        network.train(training)
+    wanted = [2, spec.num_actions]
+    if not isinstance(q, torch.Tensor):
+        raise NetworkError(f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action values "
+                           f"{wanted} float32")
+    if list(q.shape) != wanted or q.dtype != torch.float32:
+        raise NetworkError(f"{what} returns {list(q.shape)} {str(q.dtype).removeprefix('torch.')} for a batch of 2 observations of "
+                           f"{spec.env_id}: its forward must return action values {wanted} float32")
+
+
+def _user_network(name: str, spec: EnvSpec) -> nn.Module:
+    what = f"learner.network = {name}"
+    module_name, colon, class_name = name.partition(":")
+    if not colon or not module_name or not class_name:
+        raise NetworkError(f"{what} is not a network: choose auto, mlp, nature_cnn, or write package.module:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise NetworkError(f"{what}: cannot import {module_name}: {_first_line(error)}; is it installed, or on PYTHONPATH?") from error
+    made: Any = getattr(module, class_name, None)
+    if made is None:
+        raise NetworkError(f"{what}: {module_name} has no {class_name}")
+    try:
+        network = made(spec)
+    except Exception as error:
+        raise NetworkError(f"{what}: {class_name}(spec) fails: {type(error).__name__}: {_first_line(error)}") from error
+    if not isinstance(network, nn.Module):
+        raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
+    return network
+
+
+def _input_scale(observation: ArraySpec) -> float:
+    return 1.0 / 255.0 if observation.dtype == "uint8" else 1.0
+
+
+def _torch_name(observation: ArraySpec) -> str:
+    name = observation.dtype
+    if not hasattr(torch, name) or math.prod(observation.shape) == 0:
+        raise NetworkError(f"observations {list(observation.shape)} {name} cannot go into a torch network: convert them in the environment")
+    return name
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")

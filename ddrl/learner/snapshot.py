@@ -1,0 +1,81 @@
+"""A learner's state on disk: one safetensors file whose header carries JSON that says what it is. No pickle is ever read.
+
+Written and read by the algorithms; `run` puts the file into a checkpoint. The header holds a checksum of the tensors, because safetensors
+itself notices a truncated file but not a flipped bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ddrl.core.errors import CheckpointError
+
+FORMAT = "ddrl.learner/1"
+
+
+def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
+    """Write `state` and `about` (JSON values) to `path`, whole or not at all."""
+    header = {"ddrl": json.dumps({"format": FORMAT, **about, "checksum": _checksum(state)})}
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(dict(state), partial, metadata=header)
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write the learner's state to {path}: {error}") from None
+
+
+def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
+    """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another algorithm."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no learner's state at {path}: name a checkpoint of ddrl")
+    try:
+        with safe_open(path, framework="np") as file:
+            header = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors ({error}): it is corrupt or was not written by ddrl; use an older "
+                              "checkpoint") from None
+    try:
+        about = json.loads(header["ddrl"])
+        written = (about["format"], about["algorithm"], about["checksum"])
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise CheckpointError(f"{path} is a safetensors file that ddrl's learner did not write: name a checkpoint of ddrl") from None
+    if written[0] != FORMAT or written[1] != algorithm:
+        raise CheckpointError(f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}")
+    if written[2] != _checksum(state):
+        raise CheckpointError(f"{path} is corrupt: its checksum does not match; use an older checkpoint")
+    return state
+
+
+def check_fits(state: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], *, optional: tuple[str, ...], source: str) -> None:
+    """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones aside."""
+    for name, array in wanted.items():
+        if name not in state:
+            raise CheckpointError(f"{source} was written for another network: it lacks {name}")
+        found = np.asarray(state[name])
+        if found.shape != array.shape or found.dtype != array.dtype:
+            raise CheckpointError(f"{source} was written for another network: {name} is {found.dtype} {list(found.shape)} there and "
+                                  f"{array.dtype} {list(array.shape)} here")
+    unknown = sorted(set(state) - set(wanted) - set(optional))
+    if unknown:
+        raise CheckpointError(f"{source} was written for another network: it has {unknown[0]}, which this one lacks")
+
+
+def _checksum(state: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        array = np.ascontiguousarray(state[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

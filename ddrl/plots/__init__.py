@@ -1,0 +1,23 @@
+"""The figures that dashboard and notebooks share. Each is pure: tables in (`ddrl.telemetry.Run` gives them), a plotly figure out.
+
+One module per subject. Nothing here reads a file, keeps state, or imports a stage.
+"""
+
+from ddrl.plots.devices import cpu_by_role, gpu_use, memory_by_role
+from ddrl.plots.distribution import (
+    bytes_against_bound,
+    relay_bandwidth,
+    seal_times,
+    version_age_heatmap,
+    version_flow,
+)
+from ddrl.plots.overview import learning_curve, series_over, trainer_time
+from ddrl.plots.ranks import heartbeat_ages, rank_table
+from ddrl.plots.replay import priority_law, recording_rates, replay_fill, sample_balance, who_waits
+from ddrl.plots.settings import settings_table
+
+__all__ = [
+    "bytes_against_bound", "cpu_by_role", "gpu_use", "heartbeat_ages", "learning_curve", "memory_by_role", "priority_law", "rank_table",
+    "recording_rates", "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "settings_table", "trainer_time",
+    "version_age_heatmap", "version_flow", "who_waits",
+]

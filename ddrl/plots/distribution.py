@@ -1,0 +1,136 @@
+"""How the model reaches every host: bandwidth of the relays, versions in flight, their age at every rank, bytes against the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ddrl.core.roles import Role
+from ddrl.plots.frame import COLORS, SCALE, add_line, minutes, new_figure, rates, say_nothing_yet
+from ddrl.telemetry.reading import Processes, Table
+from ddrl.telemetry.series import ROLES
+
+_MOST_LINES = 24  # more relays than this are shown as median and extremes: lines that nobody can tell apart tell nothing
+
+
+def _of_role(processes: Processes, role: Role) -> np.ndarray:
+    """Indices of the processes that have that role at the newest moment."""
+    return np.flatnonzero(processes.column("role")[-1] == ROLES.index(role)) if len(processes) else np.zeros(0, np.int64)
+
+
+def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: int = 300) -> go.Figure:
+    """MB/s that each relay sends or receives (`direction`), all its MPI bytes. Root is host 0."""
+    x, label = minutes(processes.wall_seconds)
+    figure = new_figure(f"MPI bytes {direction} by each relay", label, "MB/s", height=height)
+    relays = _of_role(processes, Role.RELAY)
+    values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.time) / 1e6
+    if not relays.size or not np.isfinite(values).any():
+        return say_nothing_yet(figure, "no relay has sent bytes over MPI" if len(processes) else "no records yet")
+    hosts = processes.column("host")[-1, relays]
+    if len(relays) <= _MOST_LINES:
+        for index, column in enumerate(np.argsort(hosts)):
+            add_line(figure, x[1:], values[:, column], f"host {hosts[column]:.0f}" + (" (root)" if hosts[column] == 0 else ""), index)
+        return figure
+    root, others = hosts == 0, hosts != 0
+    if root.any():
+        add_line(figure, x[1:], values[:, root][:, 0], "root", 0)
+    with np.errstate(all="ignore"):
+        middle, low, high = (np.nanquantile(np.nan_to_num(values[:, others]), q, axis=1) for q in (0.5, 0.0, 1.0))
+    add_line(figure, x[1:], middle, f"median of {others.sum()} others", 1)
+    for edge, name in ((low, "least"), (high, "most")):
+        add_line(figure, x[1:], edge, name, 4)
+    return figure
+
+
+def version_age_heatmap(processes: Processes, *, height: int = 460) -> go.Figure:
+    """Versions that every rollout is behind the trainer's newest: one row a rank, one column a moment."""
+    x, label = minutes(processes.wall_seconds)
+    figure = new_figure("Version age of every rollout", label, "rank", height=height, legend=False)
+    rollouts, trainer = _of_role(processes, Role.ROLLOUT), _of_role(processes, Role.TRAINER)
+    if not rollouts.size or not trainer.size:
+        return say_nothing_yet(figure, "no rollout has reported yet")
+    version = processes.column("policy_version")
+    ages = np.maximum(version[:, trainer[:1]] - version[:, rollouts], 0.0)
+    if not np.isfinite(ages).any():
+        return say_nothing_yet(figure, "no rollout has taken a version yet")
+    ranks = processes.column("rank")[-1, rollouts]
+    top = max(float(np.nanquantile(ages, 0.99)), 1.0)
+    figure.add_heatmap(x=x, y=ranks, z=ages.T.astype(np.float32), colorscale=SCALE, zmin=0, zmax=top,
+                       colorbar={"title": {"text": "versions<br>behind"}, "thickness": 12},
+                       hovertemplate="rank %{y:.0f}: %{z:.0f} behind<extra></extra>")
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: int = 260) -> go.Figure:
+    """Versions published but not yet sealed on the slowest host, and the age of the versions that rollouts act with.
+
+    `runs`: name -> Run.series() with versions_in_flight, version_age_p50, version_age_max.
+    """
+    figure = new_figure("Versions on their way", "", "versions", height=height)
+    shown = False
+    for name, table in runs.items():
+        position, label = minutes(table["wall_seconds"]) if x == "wall_seconds" else (table[x], x)
+        figure.update_xaxes(title_text=label)
+        for series, words in (("versions_in_flight", "in flight"), ("version_age_p50", "age, median rollout"),
+                              ("version_age_max", "age, slowest rollout")):
+            if len(table) and np.isfinite(table[series]).any():
+                add_line(figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, len(figure.data))
+                shown = True
+    figure.update_yaxes(rangemode="tozero")
+    return figure if shown else say_nothing_yet(figure, "no version has been published yet")
+
+
+def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure:
+    """Bytes that leave the trainer's host and that each host receives a version, as shares of the least possible (S each).
+
+    1.0 is the bound: every byte crosses each wire once. Less means that versions were skipped for newer ones on the way.
+    """
+    figure = new_figure("Bytes a version against the bound", "", "bytes / S", height=height, legend=False)
+    relays, trainer = _of_role(processes, Role.RELAY), _of_role(processes, Role.TRAINER)
+    if not relays.size or not trainer.size:
+        return say_nothing_yet(figure, "no relay has reported yet")
+    last = processes.values[-1]
+    column = processes.columns.index
+    size = last[trainer[0], column("model_nbytes")] if "model_nbytes" in processes.columns else np.nan
+    sealed = last[relays, column("versions_sealed")]
+    hosts = last[relays, column("host")]
+    order = np.argsort(hosts)
+    received = last[relays, column("model_bytes_received")] / (sealed * size)
+    sent = last[relays, column("model_bytes_sent")] / (sealed * size)
+    names, values, colors = [], [], []
+    for index in order:
+        if hosts[index] == 0:
+            names.append("root sends")
+            values.append(sent[index])
+            colors.append(COLORS[1])
+        else:
+            names.append(f"host {hosts[index]:.0f} receives")
+            values.append(received[index])
+            colors.append(COLORS[0])
+    finite = np.isfinite(values)
+    if not finite.any() or len(relays) < 2:
+        return say_nothing_yet(figure, "one host: nothing travels" if len(relays) < 2 else "no version has been sent yet")
+    if len(names) > _MOST_LINES + 1:
+        others = np.array(values[1:])[finite[1:]]
+        names, colors = ["root sends", "least", "median", "most"], [COLORS[1], *[COLORS[0]] * 3]
+        values = [values[0], *np.quantile(others, (0.0, 0.5, 1.0))]
+    figure.add_bar(x=names, y=values, marker={"color": colors}, hovertemplate="%{x}: %{y:.3f} S<extra></extra>")
+    figure.add_hline(y=1.0, line={"dash": "dash", "color": COLORS[5]}, annotation_text="bound: S")
+    return figure
+
+
+def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
+    """Milliseconds from the trainer's publish to the sealing on each host: median and slowest."""
+    x, label = minutes(processes.wall_seconds)
+    figure = new_figure("From publish to sealed", label, "ms", height=height)
+    values = processes.column("seal_seconds")[:, _of_role(processes, Role.RELAY)] * 1e3
+    if not values.size or not np.isfinite(values).any():
+        return say_nothing_yet(figure, "not reported yet")
+    kept = np.isfinite(values).any(axis=1)
+    add_line(figure, x[kept], np.nanmedian(values[kept], axis=1), "median host", 0)
+    add_line(figure, x[kept], np.nanmax(values[kept], axis=1), "slowest host", 5)
+    figure.update_yaxes(rangemode="tozero")
+    return figure

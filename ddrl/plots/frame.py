@@ -1,0 +1,80 @@
+"""What every figure has in common: size, margins, colors that color-blind readers can tell apart, and words on the axes.
+
+Colors are Okabe and Ito's (2008), of equal weight on light and dark; lines that must be told apart also differ in dash. Backgrounds are
+transparent, so that a page's light or dark theme shows through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import MissingExtraError
+
+try:
+    import plotly.graph_objects as go
+except ImportError:
+    raise MissingExtraError("plotly", "plots", "ddrl.plots") from None
+
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
+
+
+def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = True) -> go.Figure:
+    """An empty figure with a title and named axes."""
+    axis = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
+    layout: dict[str, Any] = {
+        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 0.97, "yanchor": "top"},
+        "height": height,
+        "margin": {"l": 56, "r": 16, "t": 40, "b": 72 if legend else 44},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
+        "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
+        "showlegend": legend,
+        "legend": {"orientation": "h", "x": 0, "y": -0.28, "yanchor": "top"},
+        "hovermode": "x unified",
+        "uirevision": title,  # what the reader zoomed or hid stays so when new data comes
+    }
+    return go.Figure(layout=layout)
+
+
+def add_line(figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, index: int = 0, **options: Any) -> None:
+    """One line; `index` chooses its color and dash."""
+    style = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)], "width": 2}
+    figure.add_scatter(x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options)
+
+
+def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
+    """Words in place of data."""
+    figure.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": "#808080"})
+    return figure
+
+
+def rates(values: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Growth per second between moments: [T - 1, ...] of counters [T, ...] at `times` [T]; a restarted counter gives NaN, never less
+    than 0."""
+    seconds = np.diff(times)
+    gained = np.diff(values, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = gained / seconds.reshape(-1, *[1] * (values.ndim - 1))
+    return np.where((gained >= 0) & np.isfinite(found), found, np.nan)
+
+
+def minutes(wall_seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
+    """Wall time in a unit that reads well, and the unit's name."""
+    longest = float(wall_seconds[-1]) if len(wall_seconds) else 0.0
+    if longest < 180:
+        return wall_seconds, "wall time [s]"
+    if longest < 3 * 3600:
+        return wall_seconds / 60, "wall time [min]"
+    return wall_seconds / 3600, "wall time [h]"
+
+
+def names_of(values: NDArray[np.float64], words: Sequence[str]) -> list[str]:
+    """Codes as words; "-" for NaN."""
+    return ["-" if np.isnan(value) else words[int(value)] for value in values]

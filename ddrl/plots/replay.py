@@ -1,0 +1,91 @@
+"""What replay holds and who waits for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from ddrl.plots.frame import COLORS, add_line, minutes, new_figure, rates, say_nothing_yet
+from ddrl.telemetry.reading import Table
+
+
+def replay_fill(table: Table, capacity: int, *, height: int = 280) -> go.Figure:
+    """Transitions held against `capacity`, and how many seconds of experience that is at the rate of recording (right axis).
+
+    `table`: Run.series() with replay_size and rows_recorded.
+    """
+    x, label = minutes(table["wall_seconds"])
+    figure = new_figure("Replay: fill and age", label, "transitions", height=height)
+    if not len(table) or not np.isfinite(table["replay_size"]).any():
+        return say_nothing_yet(figure, "nothing recorded yet")
+    add_line(figure, x, table["replay_size"], "held", 0)
+    figure.add_hline(y=capacity, line={"dash": "dash", "color": COLORS[5]}, annotation_text="capacity")
+    add_line(figure, x, _seconds_held(table), "oldest, in seconds (right)", 1, yaxis="y2")
+    figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": {"text": "s"}, "rangemode": "tozero", "showgrid": False},
+                         yaxis={"rangemode": "tozero"}, margin={"r": 56})
+    return figure
+
+
+def _seconds_held(table: Table) -> NDArray[np.float64]:
+    """Age of the oldest record at each moment: how long ago rows_recorded stood `replay_size` lower (first in, first out)."""
+    recorded, wall = np.nan_to_num(table["rows_recorded"]), table["wall_seconds"]
+    began = np.interp(np.maximum(recorded - table["replay_size"], 0.0), recorded, wall) if len(wall) else wall
+    return wall - began
+
+
+def sample_balance(table: Table, wanted: float, *, height: int = 260) -> go.Figure:
+    """Transitions learned from per transition recorded: over the window, and what the config asks for (`wanted`, 0: nothing)."""
+    x, label = minutes(table["wall_seconds"])
+    figure = new_figure("Samples per insert", label, "samples / transition", height=height)
+    if not len(table) or not np.isfinite(table["samples_per_insert"]).any():
+        return say_nothing_yet(figure, "no updates yet")
+    add_line(figure, x, table["samples_per_insert"], "measured", 0)
+    if wanted > 0:
+        figure.add_hline(y=wanted, line={"dash": "dash", "color": COLORS[5]}, annotation_text=f"asked for: {wanted:g}")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def who_waits(table: Table, *, height: int = 280) -> go.Figure:
+    """Who waits for whom: the trainer for data, rollouts at full lanes, and how often rollouts are held back on purpose."""
+    x, label = minutes(table["wall_seconds"])
+    figure = new_figure("Who waits for whom", label, "share of time", height=height)
+    for index, (name, words) in enumerate((("trainer_wait_share", "trainer waits for rollouts"),
+                                           ("rollout_wait_share", "rollouts wait at full lanes"),
+                                           ("rollout_hold", "rollouts held back for samples_per_insert"))):
+        if len(table) and np.isfinite(table[name]).any():
+            add_line(figure, x, table[name], words, index)
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    return figure if figure.data else say_nothing_yet(figure, "no records yet")
+
+
+def priority_law(priorities: NDArray[np.float64], exponent: float, *, height: int = 320) -> go.Figure:
+    """How often each transition is drawn under mass = priority ** exponent (Schaul et al. 2016, eq. 1), against uniform drawing.
+
+    `priorities` [N]: raw priorities, e.g. absolute TD errors. Shown sorted: the share of all draws that the first k percent take.
+    """
+    figure = new_figure(f"Priority law, exponent {exponent:g}", "transitions, highest priority first", "share of draws", height=height)
+    if not len(priorities):
+        return say_nothing_yet(figure, "no priorities yet")
+    x = np.linspace(0, 1, 201)
+    references = [(power, words) for power, words in ((0.0, "uniform"), (1.0, "proportional")) if power != exponent]
+    for index, (power, words) in enumerate([(exponent, f"exponent {exponent:g}"), *references]):
+        mass = np.sort(np.maximum(np.asarray(priorities, np.float64), 1e-12) ** power)[::-1]
+        share = np.concatenate([[0.0], np.cumsum(mass) / mass.sum()])
+        add_line(figure, x, np.interp(x, np.linspace(0, 1, len(share)), share), words, index)
+    figure.update_xaxes(tickformat=".0%", range=[0, 1])
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return figure
+
+
+def recording_rates(table: Table, *, height: int = 260) -> go.Figure:
+    """Transitions a second: recorded, and learned from. `table`: Run.series() with rows_recorded and samples."""
+    x, label = minutes(table["wall_seconds"])
+    figure = new_figure("Recorded and learned from", label, "transitions / s", height=height)
+    if len(table) < 2:
+        return say_nothing_yet(figure, "no records yet")
+    for index, (name, words) in enumerate((("rows_recorded", "recorded"), ("samples", "learned from"))):
+        add_line(figure, x[1:], rates(table[name], table["wall_seconds"]), words, index)
+    figure.update_yaxes(type="log")
+    return figure

@@ -1,0 +1,76 @@
+"""Greedy episodes: how good a policy is, without the bias to short episodes that counting the first ones to end would have.
+
+Each of N environments plays a fixed share of the episodes and then no more, so that which episodes count does not depend on their lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.specs import VectorEnv
+from ddrl.rollout.policy import ActingPolicy
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Raw returns [E] and lengths [E, env steps] of the episodes, by environment, then in the order played."""
+
+    returns: NDArray[np.float64]
+    steps: NDArray[np.int64]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns."""
+        return float(self.returns.std())
+
+
+def episode_quotas(episodes: int, num_envs: int) -> list[int]:
+    """How many of `episodes` each environment plays: shares that differ by at most one."""
+    return [episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)]
+
+
+def play_episodes(env: VectorEnv | Callable[[], VectorEnv], policy: ActingPolicy, vector: NDArray[np.uint8], episodes: int, seed: int,
+                  stop: Callable[[], bool] | None = None) -> EvaluationResult:
+    """Play `episodes` greedily with the parameters `vector`; the same seed plays the same.
+
+    `env` may be a factory; what it makes is closed again. `vector` must not change meanwhile: pass a copy of a mailbox's slot. `stop` is
+    asked at each vector step; where it says yes, InterruptedError is raised, for a result of the episodes ended so far would be biased.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes ({episodes}) must be at least 1")
+    if callable(env):
+        made = env()
+        try:
+            return play_episodes(made, policy, vector, episodes, seed, stop)
+        finally:
+            made.close()
+    quotas = episode_quotas(episodes, env.num_envs)
+    returns: list[list[float]] = [[] for _ in quotas]
+    lengths: list[list[int]] = [[] for _ in quotas]
+    running, began = np.zeros(env.num_envs), [0] * env.num_envs
+    missing, turn = episodes, 0
+    observation = env.reset(seed)
+    while missing:
+        if stop is not None and stop():
+            raise InterruptedError(f"evaluation stopped with {missing} of {episodes} episodes to play")
+        observation, _, terminated, truncated, reward = env.step(policy.greedy(observation, vector))
+        running += reward
+        turn += 1
+        for index in np.flatnonzero(terminated | truncated).tolist():
+            if len(returns[index]) < quotas[index]:
+                returns[index].append(float(running[index]))
+                lengths[index].append(turn - began[index])
+                missing -= 1
+            running[index] = 0.0
+            began[index] = turn + 1  # the next step only resets
+    return EvaluationResult(np.array([*chain(*returns)]), np.array([*chain(*lengths)], np.int64))

@@ -1,0 +1,117 @@
+"""`python -m ddrl.run`: under mpirun each rank takes its role; without it local processes do the same job, or one process with --serial."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from typing import Any
+
+from ddrl.core.errors import ConfigError, DdrlError
+from ddrl.core.settings import apply_overrides, config_to_toml
+from ddrl.run.cli import Command, parse
+from ddrl.run.directory import RunDirectory
+from ddrl.run.preparation import Preparation
+
+PRINT_ONLY = {"-h", "--help", "--print-config"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    rank = 0
+    try:
+        ranks, rank = mpi_environment()
+        if PRINT_ONLY & set(arguments):
+            return _print_only(arguments) if rank == 0 else 0
+        return _mpi(arguments) if ranks else _one_host(parse(arguments))
+    except DdrlError as error:
+        if rank == 0:
+            _complain(error, "--traceback" in arguments)
+        return 1
+    except KeyboardInterrupt:
+        print("\nended at once by a second Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
+        return 130
+
+
+def mpi_environment() -> tuple[int, int]:
+    """(ranks that mpirun started, this one's rank); (0, 0) without mpirun. From the environment, before MPI is loaded."""
+    for size, rank in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"), ("SLURM_NTASKS", "PMIX_RANK")):
+        if size in os.environ and rank in os.environ:
+            try:
+                return int(os.environ[size]), int(os.environ[rank])
+            except ValueError:
+                raise ConfigError(f"the environment variables {size} and {rank} are not numbers of ranks") from None
+    return 0, 0
+
+
+def _print_only(arguments: list[str]) -> int:
+    command = parse(arguments)  # --help ends here
+    if command.resume is not None:
+        config = apply_overrides(RunDirectory.open(command.resume)[1], command.overrides)
+    else:
+        config = command.config()
+    print(config_to_toml(config), end="")
+    return 0
+
+
+def _one_host(command: Command) -> int:
+    run_id = uuid.uuid4().hex[:8]
+    preparation = Preparation(command, run_id)
+    from ddrl.channels.segment import sweep_dead
+
+    sweep_dead()
+    if command.serial:
+        from ddrl.run.serial import run_serial as run
+    else:
+        from ddrl.run.local import run_local as run
+    return _conclude(run(preparation, run_id), preparation.directory)
+
+
+def _mpi(arguments: list[str]) -> int:
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        from ddrl.core.errors import MissingExtraError
+
+        raise MissingExtraError("mpi4py", "mpi", "running under mpirun") from None
+    from ddrl.run.mpi import run_mpi
+
+    run_id = uuid.uuid4().hex[:8]
+    status, ended = run_mpi(lambda: Preparation(_parse_for_mpi(arguments), run_id), run_id)
+    return status if ended is None else _conclude(*ended)
+
+
+def _parse_for_mpi(arguments: list[str]) -> Command:
+    command = parse(arguments)
+    if command.serial:
+        raise ConfigError("--serial is one process: start it without mpirun")
+    return command
+
+
+def _conclude(document: dict[str, Any], directory: RunDirectory) -> int:
+    """Say how it ended and what to do next; the exit status (130 after an interrupt, as shells expect)."""
+    lag, evaluation = document["policy_lag"], document["evaluation"]
+    print(f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, {document['updates']:,} updates, "
+          f"policy lag {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)")
+    if evaluation is not None:
+        print(f"policy: mean return {evaluation['mean']:.1f} +- {evaluation['std']:.1f} over {evaluation['episodes']} episodes")
+    print(f"play it:  python -m ddrl.evaluate {directory.path}")
+    print(f"go on:    python -m ddrl.run --resume {directory.path}", flush=True)
+    return 130 if document["reason"] == "interrupted" else 0
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _complain(error: DdrlError, show_traceback: bool) -> None:
+    if show_traceback:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"ddrl: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Entry of a local member process: `python -m ddrl.run.child RUN_ID HOST RANK PARENT`.
+
+Started by `ddrl.run.local` as a module, so that notebooks and scripts without a `__main__` guard can start runs. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from ddrl.run.interrupts import ignore_interrupts
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run the member that the arguments name."""
+    ignore_interrupts()  # Ctrl-C reaches the whole process group; the trainer decides when to stop
+    run_id, host, rank, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    die_with(parent)
+    from ddrl.run.members import member_process
+
+    return member_process(run_id, host, rank)
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request stood
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Policy lag: how old the policy that acted was, when its sample was learned from.
+
+lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, as means over samples:
+in flight (versions published between choosing the action and the row's arrival at the trainer, the lane included) and in queue (versions
+published while the row stood in replay). The publish debt, updates done but not yet published, is at most publish_period by construction.
+Lag in seconds is measured from the publish time of the version that acted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECENT = 1 << 15  # [samples] window of the live percentiles
+
+
+class LagMeter:
+    """Counts every consumed sample's lag; exact over the whole run."""
+
+    def __init__(self, newest: int = -1) -> None:
+        """`newest`: the last version of the run this one resumes; such versions count as published now."""
+        self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
+        self._recent = np.full(RECENT, -1, np.int64)
+        self._next = 0
+        self._consumed = 0
+        self._arrived = 0
+        self._in_flight_sum = 0.0
+        self._seconds_sum = 0.0
+        self._publish_time = np.full(max(1024, newest + 1), time.monotonic())
+
+    def published(self, version: int) -> None:
+        """Note when a version was published."""
+        if version >= len(self._publish_time):
+            self._publish_time = np.concatenate([self._publish_time, np.zeros(max(len(self._publish_time), version))])
+        self._publish_time[version] = time.monotonic()
+
+    def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
+        """Rows reached the trainer: [n] versions that acted."""
+        if len(acted):
+            self._arrived += len(acted)
+            self._in_flight_sum += float(np.maximum(newest - acted.astype(np.int64), 0).sum())
+
+    def consumed(self, acted: NDArray[np.uint64], newest: int) -> None:
+        """Samples were learned from: [B] versions that acted."""
+        versions = acted.astype(np.int64)
+        lag = np.maximum(newest - versions, 0)
+        top = int(lag.max(initial=0))
+        if top >= len(self._histogram):
+            self._histogram = np.concatenate([self._histogram, np.zeros(max(len(self._histogram), top), np.int64)])
+        np.add.at(self._histogram, lag, 1)
+        count = len(lag)
+        places = (self._next + np.arange(count)) % RECENT
+        self._recent[places] = lag
+        self._next = (self._next + count) % RECENT
+        self._consumed += count
+        self._seconds_sum += count * time.monotonic() - float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
+
+    def recent(self, percentile: float) -> float:
+        """Percentile of the newest samples' lag [versions]; NaN before the first."""
+        seen = self._recent[self._recent >= 0]
+        return float(np.percentile(seen, percentile)) if len(seen) else float("nan")
+
+    def summary(self) -> dict[str, Any]:
+        """Percentiles over the whole run [versions], and mean parts."""
+        if not self._consumed:
+            return {"p50": None, "p99": None}
+        cumulated = np.cumsum(self._histogram)
+        in_flight = self._in_flight_sum / max(self._arrived, 1)
+        mean = float((self._histogram * np.arange(len(self._histogram))).sum() / self._consumed)
+        return {
+            "p50": int(np.searchsorted(cumulated, 0.50 * self._consumed)),
+            "p99": int(np.searchsorted(cumulated, 0.99 * self._consumed)),
+            "mean": mean,
+            "mean_in_flight": in_flight,
+            "mean_in_queue": max(mean - in_flight, 0.0),
+            "mean_seconds": self._seconds_sum / self._consumed,
+        }

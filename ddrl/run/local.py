@@ -1,0 +1,103 @@
+"""The same job without mpirun: this process trains, its children roll out and evaluate, all on one host.
+
+Children are started as modules (`python -m ddrl.run.child`) with nothing but the run id, so notebooks and scripts need no `__main__` guard.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import IO, Any
+
+from ddrl.channels.board import Board, Command
+from ddrl.core.config import Config
+from ddrl.core.roles import Assignment, Role
+from ddrl.run.failure import JobFailed
+from ddrl.run.final_evaluation import FinalEvaluation
+from ddrl.run.interrupts import Interrupts
+from ddrl.run.preparation import Preparation
+from ddrl.run.session import Session
+from ddrl.run.wiring import HostChannels, Topology, board_name
+
+STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
+
+
+def local_ranks(config: Config) -> tuple[Assignment, ...]:
+    """Roles of a local run: one host, no relay."""
+    rollouts = config.run.processes or max(1, len(os.sched_getaffinity(0)) - 1)
+    members = [Assignment(0, Role.TRAINER, 0, 0)]
+    if config.evaluation.period:
+        members.append(Assignment(len(members), Role.EVALUATOR, 0, 0))
+    members += [Assignment(len(members) + index, Role.ROLLOUT, 0, index) for index in range(rollouts)]
+    return tuple(members)
+
+
+class Members:
+    """The child processes of a local run."""
+
+    def __init__(self, run_id: str, ranks: tuple[Assignment, ...]) -> None:
+        self._errors: dict[int, IO[bytes]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        for member in ranks[1:]:
+            errors = self._errors[member.rank] = tempfile.TemporaryFile()
+            self._processes[member.rank] = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.run.child", run_id, str(member.host), str(member.rank), str(os.getpid())],
+                stdin=subprocess.DEVNULL, stderr=errors, env=environment)
+
+    def check(self) -> None:
+        """Raise JobFailed if a member ended before it was told to."""
+        for rank, process in self._processes.items():
+            status = process.poll()
+            if status is not None:
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended early with status {status}"
+                raise JobFailed(f"rank {rank} (process {process.pid}) {how}{self._last_words(rank)}")
+
+    def stop(self) -> None:
+        """Wait for all members; those that do not end are killed."""
+        for process in self._processes.values():
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for errors in self._errors.values():
+            errors.close()
+
+    def _last_words(self, rank: int) -> str:
+        errors = self._errors[rank]
+        errors.seek(0)
+        text = errors.read().decode(errors="replace").strip()
+        return f":\n{text}" if text else ""
+
+
+def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
+    """Run to the end; the summary. The members start while this process still looks at the environment and loads torch."""
+    config = preparation.config
+    ranks = local_ranks(config)
+    board = Board.create(board_name(run_id, 0))
+    members = Members(run_id, ranks)
+    channels: HostChannels | None = None
+    try:
+        topology = Topology(run_id, config, preparation.spec(), ranks)
+        directory = preparation.open_directory()
+        channels = HostChannels.create(topology, 0, board)
+        with Interrupts() as interrupts:
+            session = Session(topology, directory, channels, interrupts, resume=preparation.resume, watch=members.check)
+            try:
+                session.start()
+                return session.finish(session.run(), evaluate=FinalEvaluation(topology, session.model))
+            except BaseException:
+                session.abandon()
+                raise
+    finally:
+        if board.command != Command.FAIL:
+            board.command = Command.STOP
+        members.stop()
+        if channels is not None:
+            channels.close()
+        else:
+            board.unlink()

@@ -1,0 +1,261 @@
+"""One training session on rank 0: builds learner and replay, runs the loop to its end, and leaves the run directory complete.
+
+The mode (serial, local, mpi) hands in the channels and, where there is one, a hook that looks after the other processes. Everything else is
+the same for all of them, and no mode needs another's code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddrl.channels.board import Command
+from ddrl.channels.lane import LaneSet
+from ddrl.core.layouts import row_dtype
+from ddrl.core.roles import Role
+from ddrl.replay import ExperienceReplay, RateLimiter
+from ddrl.rollout.policy_file import save_policy
+from ddrl.run.checkpoint import Checkpoint, write_checkpoint
+from ddrl.run.directory import RunDirectory, write_json
+from ddrl.run.failure import JobFailed, forget_failure, read_failure
+from ddrl.run.interrupts import Interrupts
+from ddrl.run.trainer import Trainer, TrainerState
+from ddrl.run.wiring import ActingModel, HostChannels, Topology
+from ddrl.telemetry import Evaluation, ProgressLine, Recorder, summarize
+
+if TYPE_CHECKING:
+    from ddrl.learner import DQN
+
+LOOK_PERIOD = 0.1  # [s] between looks at the clock, signals, evaluations and the other processes
+WAIT = 0.05  # [s] longest sleep of an idle trainer; a bell ends it earlier
+
+
+class Reason(StrEnum):
+    """Why a session ended."""
+
+    MAX_ENV_STEPS = "run.max_env_steps reached"
+    MAX_SECONDS = "run.max_seconds reached"
+    TARGET = "run.target_return reached"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped from outside"
+
+
+class Session:
+    """The trainer's side of a run."""
+
+    def __init__(self, topology: Topology, directory: RunDirectory, channels: HostChannels, interrupts: Interrupts, *,
+                 resume: Checkpoint | None = None, watch: Callable[[], None] = lambda: None) -> None:
+        config = topology.config
+        self.topology = topology
+        self.config = config
+        self.directory = directory
+        self.channels = channels
+        self.board = channels.board
+        self.interrupts = interrupts
+        self._watch = watch
+        self._learner, self.model = _build_learner(topology)
+        self._counters = channels.counters_row(topology.ranks[0])
+        replay = config.replay
+        self.replay = ExperienceReplay.for_env(topology.spec, replay.capacity, n_step=replay.n_step, eviction=replay.eviction, seed=config.run.seed)
+        if replay.selector == "prioritized":
+            self._selector = self.replay.new_pick_selector("prioritized", priority_exponent=replay.priority_exponent,
+                                                           importance_exponent=replay.importance_exponent)
+        else:
+            self._selector = self.replay.new_pick_selector("uniform")
+        self._limiter = RateLimiter(replay.samples_per_insert, replay.min_size, replay.samples_tolerance)
+        self.best: dict[str, Any] | None = None
+        self.target_reached = False
+        state = TrainerState()
+        if resume is not None:
+            state = self._restore(resume)
+        mailbox = channels.create_policy(self.model)
+        self._evaluations = channels.create_evaluations(mailbox.nbytes) if config.evaluation.period else None
+        self._results = self._evaluations.reader(0) if self._evaluations else None
+        self._results_seen = -1
+        lanes = channels.drained_lanes()
+        self.trainer = Trainer(config, self._learner, self.replay, self._selector, self._limiter, LaneSet(lanes), mailbox, self.board, self._counters,
+                               row_dtype(topology.spec), state)
+        self._next_checkpoint = self._checkpoint_after(state.env_steps)
+        self._base = {"env_steps": float(state.env_steps), "updates": float(state.updates), "wall_seconds": state.wall_seconds}
+        self.recorder = Recorder(directory.path, self.tables, config, base=self._base, sinks=[ProgressLine(config)])
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Publish the first version and open the gates."""
+        self.trainer.publish()
+        self.trainer.report()
+        self.recorder.record_event("start", "resumed" if self.trainer.state.cuts else "began", env_steps=self.trainer.state.env_steps)
+
+    def run(self) -> Reason:
+        """Train until a limit, the target, an interrupt, or a failure (JobFailed)."""
+        trainer, next_look = self.trainer, 0.0
+        while True:
+            busy = trainer.step()
+            now = time.monotonic()
+            if now >= next_look or trainer.state.env_steps >= self.config.run.max_env_steps:
+                next_look = now + LOOK_PERIOD
+                reason = self.look()
+                if reason is not None:
+                    return reason
+                if self.checkpoint_due:
+                    self.checkpoint()
+            if not busy:
+                trainer.wait(WAIT)
+
+    def look(self) -> Reason | None:
+        """The slow things, a few times a second: figures, evaluations, limits, the other processes. A reason to end, if there is one."""
+        self.trainer.report()
+        if self.board.command == Command.FAIL:
+            raise JobFailed(read_failure(self.topology.run_id, 0))
+        self._watch()
+        self._read_evaluations()
+        state = self.trainer.state
+        if self.target_reached:
+            return Reason.TARGET
+        if self.interrupts.requested:
+            return Reason.INTERRUPTED
+        if state.env_steps >= self.config.run.max_env_steps:
+            return Reason.MAX_ENV_STEPS
+        if self.trainer.seconds >= self.config.run.max_seconds:
+            return Reason.MAX_SECONDS
+        return None
+
+    # ---- evaluation and the policy --------------------------------------------------------------------------------
+
+    def accept_evaluation(self, version: int, vector: np.ndarray, values: tuple[float, ...]) -> None:
+        """An evaluation of `version`: recorded; the best policy so far is kept on disk.
+
+        Values are those of `members.evaluation_values`.
+        """
+        env_steps, mean, std, episodes, confirmed_mean, confirmed_std, confirmed_episodes, _ = values
+        target = self.config.run.target_return
+        judged = {"policy_version": version, "env_steps": int(env_steps), "mean": mean, "std": std, "episodes": int(episodes)}
+        reached = mean >= target
+        if confirmed_episodes:
+            judged["confirmed"] = {"mean": confirmed_mean, "std": confirmed_std, "episodes": int(confirmed_episodes)}
+            reached = reached and confirmed_mean >= target
+        self.recorder.record_evaluation(mean, std, int(episodes), env_steps=env_steps, updates=self.trainer.state.updates, policy_version=version)
+        if reached or self.best is None or mean >= self.best["mean"]:
+            self.best = judged
+            self._save_policy(vector, judged)
+        self.target_reached = self.target_reached or reached
+
+    def _read_evaluations(self) -> None:
+        if self._evaluations is None or self._evaluations.newest <= self._results_seen:
+            return
+        assert self._results is not None
+        pin = self._results.pin()
+        if pin is None:
+            return
+        vector = np.array(pin.data)
+        if pin.valid():
+            self._results_seen = pin.version
+            self.accept_evaluation(pin.version, vector, pin.values)
+        self._results.unpin()
+
+    def acting_vector(self) -> np.ndarray:
+        """A copy of the acting parameters as they are now [nbytes]."""
+        vector = np.zeros(self.model.layout.nbytes, np.uint8)
+        self._learner.parameters.copy_to(vector)
+        return vector
+
+    def _save_policy(self, vector: np.ndarray, judged: dict[str, Any]) -> None:
+        save_policy(self.directory.path, self.model.onnx, self.model.layout, self.topology.spec, vector[: self.model.layout.nbytes],
+                    env=asdict(self.config.env), evaluation=judged)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether run.checkpoint_period has passed since the last one."""
+        return self.trainer.state.env_steps >= self._next_checkpoint
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint. Running episodes go on; the resumed run begins new ones."""
+        begin = time.perf_counter()
+        trainer = self.trainer
+        trainer.state.wall_seconds = trainer.seconds
+        trainer.state.cuts += 1
+        state = {"trainer": asdict(trainer.state), "limiter": self._limiter.state(), "best": self.best,
+                 "layout": self.model.layout.digest, "env_id": self.config.env.id}
+        path = write_checkpoint(self.directory.checkpoints, trainer.state.env_steps, state,
+                                {"learner.safetensors": self._learner.save, "replay.snapshot": self.replay.save}, self.config.run.keep_checkpoints)
+        self._next_checkpoint = self._checkpoint_after(trainer.state.env_steps)
+        self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
+        self.recorder.record_event("checkpoint", path.name, env_steps=trainer.state.env_steps)
+        return path
+
+    def _checkpoint_after(self, env_steps: int) -> float:
+        period = self.config.run.checkpoint_period
+        return (env_steps // period + 1) * period if period else float("inf")
+
+    def _restore(self, checkpoint: Checkpoint) -> TrainerState:
+        self._learner.load(checkpoint.path / "learner.safetensors")
+        self.replay.load(checkpoint.path / "replay.snapshot")
+        self.replay.cut_streams()
+        self._limiter.restore(checkpoint.state["limiter"])
+        self.best = checkpoint.state["best"]
+        return TrainerState(**checkpoint.state["trainer"])
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def finish(self, reason: Reason, *, evaluate: Callable[[np.ndarray, int], tuple[float, ...]] | None = None) -> dict[str, Any]:
+        """Stop everyone, save, and write the summary; the summary.
+
+        `evaluate` (vector, env_steps -> values) judges the last policy; not after an interrupt, which should end soon.
+        """
+        self.board.command = Command.STOP
+        self.trainer.report()
+        self._read_evaluations()
+        self.checkpoint()
+        if evaluate is not None and self.config.evaluation.period and reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
+            vector = self.acting_vector()
+            self.accept_evaluation(self.trainer.state.policy_version, vector, evaluate(vector, self.trainer.state.env_steps))
+        if self.best is None:
+            self._save_policy(self.acting_vector(), {})
+        self.recorder.record_event("end", reason.value, env_steps=self.trainer.state.env_steps)
+        state, best = self.trainer.state, self.best
+        wall_seconds = self.trainer.seconds
+        evaluation = None
+        if best is not None:
+            judged = best.get("confirmed", best)
+            evaluation = Evaluation(time.time(), wall_seconds, best["env_steps"], state.updates, judged["mean"], judged["std"], judged["episodes"],
+                                    best["policy_version"])
+        document = summarize(self.tables(), wall_seconds=wall_seconds, evaluation=evaluation, base=self._base, policy_lag=self.trainer.lag.summary(),
+                             env_steps=state.env_steps, updates=state.updates, reason=reason.value, best=best)
+        self.recorder.close()
+        write_json(self.directory.summary, document)
+        return document
+
+    def abandon(self) -> None:
+        """After an error: release the others and close what is open; nothing is saved over older checkpoints."""
+        if self.board.command != Command.FAIL:
+            self.board.command = Command.STOP
+        self.recorder.close()
+        forget_failure(self.topology.run_id, 0)
+
+    def tables(self) -> np.ndarray:
+        """The counters of all processes on all hosts [ranks, columns]."""
+        return np.concatenate([self.channels.counters.table(), *(mirror.table() for mirror in self.channels.mirrors)])
+
+    @property
+    def rollouts(self) -> int:
+        """Number of rollout processes."""
+        return sum(rank.role is Role.ROLLOUT for rank in self.topology.ranks)
+
+
+def _build_learner(topology: Topology) -> tuple[DQN, ActingModel]:
+    """The learner and the acting model; the only place where a run loads torch."""
+    from ddrl.learner import DQN, export_acting, make_network
+
+    config = topology.config
+    network = make_network(config.learner, topology.spec, seed=config.run.seed)
+    acting = export_acting(network, topology.spec)
+    return DQN(network, topology.spec, config.learner), ActingModel(acting.onnx, acting.layout)

@@ -1,0 +1,241 @@
+"""Who meets whom: the channels of one host, made once by its creator and attached by name by everyone else.
+
+The creator is the trainer on the trainer's host, the relay on every other. Two stages of readiness, announced on the board:
+    CHANNELS  board, counters and lanes stand (the environment's spec was known)
+    POLICY    the acting model and the mailbox stand (the trainer has built its network)
+Nobody polls: everyone waits on the board.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from ddrl.channels.board import Blob, Board, Command
+from ddrl.channels.counters import CounterRow, Counters
+from ddrl.channels.lane import Lane
+from ddrl.channels.mailbox import Mailbox
+from ddrl.channels.segment import segment_name
+from ddrl.core.config import Config
+from ddrl.core.errors import ChannelError
+from ddrl.core.layouts import ParameterLayout, row_dtype
+from ddrl.core.roles import Assignment, Role
+from ddrl.core.settings import config_from_toml, config_to_toml
+from ddrl.core.specs import EnvSpec
+from ddrl.distribution.relay import readers_needed, slots_needed
+
+CHANNELS = 1
+POLICY = 2
+MIN_LANE_ROWS = 64
+EVALUATION_SLOTS = 3
+LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
+
+Channel = TypeVar("Channel", Board, Blob, Lane, Mailbox, Counters)
+
+
+class ActingModel(msgspec.Struct, frozen=True):
+    """What a rollout needs to act: the ONNX model and the manifest of its parameters."""
+
+    onnx: bytes
+    layout: ParameterLayout
+
+    def to_bytes(self) -> bytes:
+        """Serialized for the host's blob."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ActingModel:
+        """Read what `to_bytes` wrote."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+class _TopologyMessage(msgspec.Struct, frozen=True):
+    run_id: str
+    config_toml: str
+    spec: EnvSpec
+    ranks: tuple[Assignment, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All ranks of a run, and the channels that follow from them."""
+
+    run_id: str
+    config: Config
+    spec: EnvSpec
+    ranks: tuple[Assignment, ...]
+
+    def to_bytes(self) -> bytes:
+        """Serialized for blobs and messages."""
+        return msgspec.msgpack.encode(_TopologyMessage(self.run_id, config_to_toml(self.config), self.spec, self.ranks))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Topology:
+        """Read what `to_bytes` wrote."""
+        message = msgspec.msgpack.decode(data, type=_TopologyMessage)
+        return cls(message.run_id, config_from_toml(message.config_toml, "the run's topology"), message.spec, message.ranks)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts, real or grouped."""
+        return 1 + max(rank.host for rank in self.ranks)
+
+    @property
+    def rollouts(self) -> int:
+        """Number of rollout processes."""
+        return sum(rank.role is Role.ROLLOUT for rank in self.ranks)
+
+    def on_host(self, host: int) -> list[Assignment]:
+        """Ranks of one host, in rank order; a rank's place here is its row of the host's counters and its reader index."""
+        return [rank for rank in self.ranks if rank.host == host]
+
+    def row_of(self, assignment: Assignment) -> int:
+        """Row of a rank in its host's counters table."""
+        return self.on_host(assignment.host).index(assignment)
+
+    def lane_rows(self) -> int:
+        """Rows that one lane holds."""
+        return max(MIN_LANE_ROWS, 4 * self.config.env.num_envs, self.config.channels.lane_bytes // row_dtype(self.spec).itemsize)
+
+    def creator(self, host: int) -> Assignment:
+        """The rank that makes a host's channels."""
+        return self.on_host(host)[0]
+
+
+class HostChannels:
+    """The channels of one host as one process holds them. `create` for the host's creator, `attach` for the others."""
+
+    def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
+        self.topology = topology
+        self.host = host
+        self.board = board
+        self._owner = owner
+        self._closing: list[Board | Blob | Lane | Mailbox | Counters] = [board]
+        self.model: ActingModel | None = None
+        self.mailbox: Mailbox | None = None
+        dtype = row_dtype(topology.spec)
+        ranks = topology.on_host(host)
+        full = topology.config.channels.lane_full
+        if owner:
+            self.counters = self._keep(Counters.create(self._name("counters"), len(ranks)))
+        else:
+            self.counters = self._keep(Counters.attach(self._name("counters")))
+        self._dtype = dtype
+        self._lane_rows = topology.lane_rows()
+        self._full = full
+        self.lanes: dict[int, Lane] = {}
+        if owner:
+            for rank in ranks:
+                if rank.role is Role.ROLLOUT:
+                    self.lanes[rank.index] = self._keep(Lane.create(self._name("lane", rank.index), dtype, self._lane_rows, full=full))
+        self.remote_lanes: list[Lane] = []
+        self.mirrors: list[Counters] = []
+        if host == 0:
+            for other in range(1, topology.hosts):
+                rows = len(topology.on_host(other))
+                if owner:
+                    self.remote_lanes.append(self._keep(Lane.create(self._name("remote", other), dtype, 4 * self._lane_rows, full="wait")))
+                    self.mirrors.append(self._keep(Counters.create(self._name("mirror", other), rows)))
+
+    # ---- made or attached -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, topology: Topology, host: int, board: Board) -> HostChannels:
+        """Make counters and lanes, and say so on the board (stage CHANNELS)."""
+        channels = cls(topology, host, board, owner=True)
+        channels._keep(Blob.create(channels._name("topology"), topology.to_bytes()))
+        board.ready = CHANNELS
+        return channels
+
+    @classmethod
+    def attach(cls, run_id: str, host: int, timeout: float) -> HostChannels:
+        """Join a host: wait for its channels. ChannelError if they do not stand within `timeout` seconds."""
+        board = Board.attach(board_name(run_id, host))
+        if not board.wait_ready(CHANNELS, timeout):
+            raise ChannelError(f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not start; see its messages")
+        topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
+        return cls(topology, host, board, owner=False)
+
+    def attach_lane(self, index: int) -> Lane:
+        """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's elsewhere."""
+        lane = self._keep(Lane.attach(self._name("lane", index), self._dtype))
+        lane.bell = self.board.trainer_bell if self.host == 0 else self.board.relay_bell
+        return lane
+
+    def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
+        """What the root relay writes: a lane and a mirrored counters table for each other host, by host."""
+        others = range(1, self.topology.hosts)
+        self.remote_lanes = [self._keep(Lane.attach(self._name("remote", host), self._dtype)) for host in others]
+        for lane in self.remote_lanes:
+            lane.bell = self.board.trainer_bell
+        self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
+        return self.remote_lanes, self.mirrors
+
+    def create_policy(self, model: ActingModel) -> Mailbox:
+        """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
+        config = self.topology.config
+        readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
+        if self.any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+            readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
+        self.model = model
+        self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
+        self._keep(Blob.create(self._name("policy"), model.to_bytes()))
+        self.board.ready = POLICY
+        return self.mailbox
+
+    def attach_policy(self, timeout: float) -> tuple[ActingModel, Mailbox] | None:
+        """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.board.wait_ready(POLICY, LOOK_PERIOD):
+            if self.board.command not in (Command.RUN, Command.PAUSE):
+                return None
+            if time.monotonic() > deadline:
+                raise ChannelError(f"host {self.host} got no policy within {timeout:.0f} s: the trainer did not start; see its messages")
+        self.model = ActingModel.from_bytes(self._keep(Blob.attach(self._name("policy"))).read())
+        self.mailbox = self._keep(Mailbox.attach(self._name("mailbox")))
+        return self.model, self.mailbox
+
+    def create_evaluations(self, nbytes: int) -> Mailbox:
+        """The evaluator's mailbox: a policy it has played, with its result in the values."""
+        return self._keep(Mailbox.create(self._name("evaluations"), nbytes, EVALUATION_SLOTS, 1))
+
+    def attach_evaluations(self) -> Mailbox:
+        """The evaluator's end."""
+        return self._keep(Mailbox.attach(self._name("evaluations")))
+
+    def counters_row(self, assignment: Assignment) -> CounterRow:
+        """A rank's own row, with who it is already written."""
+        row = self.counters.row(self.topology.row_of(assignment))
+        row["rank"].set(assignment.rank)
+        row["role"].set(list(Role).index(assignment.role))
+        row["host"].set(assignment.host)
+        row["pid"].set(os.getpid())
+        return row
+
+    def drained_lanes(self) -> Sequence[Lane]:
+        """The lanes that the creator drains: its own rollouts', and at the trainer those of the other hosts."""
+        return [*self.lanes.values(), *self.remote_lanes]
+
+    def close(self) -> None:
+        """Let go of every channel; the creator also removes their names. The memory goes when the last process ends."""
+        if self._owner:
+            for channel in reversed(self._closing):
+                channel.unlink()
+        self._closing.clear()
+
+    def _keep(self, channel: Channel) -> Channel:
+        self._closing.append(channel)
+        return channel
+
+    def _name(self, kind: str, index: int = 0) -> str:
+        return segment_name(self.topology.run_id, self.host, kind, index)
+
+
+def board_name(run_id: str, host: int) -> str:
+    """Name of a host's board, which stands before everything else."""
+    return segment_name(run_id, host, "board")

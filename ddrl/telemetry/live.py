@@ -1,0 +1,248 @@
+"""The live stream of a run: what the recorder writes, at the same moment, on a ZeroMQ publish socket; and RUN/live.json, which says where.
+
+Written by rank 0, read by dashboards and notebooks (`LiveReader`). A message is two parts: a topic that names the protocol and its
+version, and MessagePack. A slow reader loses messages, never the run time: the whole is in the run directory. Bound to loopback unless
+`telemetry.bind` says otherwise; then every connection is encrypted and authenticated by CURVE keys in RUN/keys (`ddrl.telemetry.keys`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from ddrl.core.config import TelemetryConfig
+from ddrl.core.errors import MessageError, RunDirError
+from ddrl.core.metrics import COLUMNS
+from ddrl.telemetry import keys
+from ddrl.telemetry.record import Evaluation, Event, Record
+
+LIVE_FILE = "live.json"
+TOPIC = b"ddrl.telemetry.1 "
+
+
+class LiveFile(msgspec.Struct, omit_defaults=True):
+    """RUN/live.json: who runs, and where to listen. Removed when the run ends; a dead `pid` means that the run died."""
+
+    pid: int
+    host: str
+    pid_started: float = 0.0
+    stream: str = ""
+    control: str = ""
+    server_key: str = ""  # public CURVE key, where the sockets are encrypted
+
+
+class _RecordMessage(msgspec.Struct, tag="record"):
+    tick: int
+    time: float
+    wall_seconds: float
+    series: dict[str, float | None]
+    processes: int
+    columns: int
+    table: bytes
+
+
+class _EventMessage(msgspec.Struct, tag="event"):
+    time: float
+    wall_seconds: float
+    kind: str
+    text: str
+    fields: dict[str, Any]
+
+
+class _EvaluationMessage(msgspec.Struct, tag="evaluation"):
+    time: float
+    wall_seconds: float
+    env_steps: float
+    updates: float
+    mean: float
+    std: float
+    episodes: int
+    policy_version: float
+
+
+_DECODER = msgspec.msgpack.Decoder(_RecordMessage | _EventMessage | _EvaluationMessage)
+
+
+def encode(item: Record | Event | Evaluation) -> bytes:
+    """One message of the stream."""
+    match item:
+        case Record():
+            message: Any = _RecordMessage(item.tick, item.time, item.wall_seconds, dict(item.series), *item.table.shape,
+                                          item.table.astype("<f8").tobytes())
+        case Event():
+            message = _EventMessage(item.time, item.wall_seconds, item.kind, item.text, item.fields)
+        case Evaluation():
+            message = _EvaluationMessage(item.time, item.wall_seconds, item.env_steps, item.updates, item.mean, item.std, item.episodes,
+                                         item.policy_version)
+    return msgspec.msgpack.encode(message, enc_hook=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+
+
+def decode(data: bytes) -> Record | Event | Evaluation:
+    """Read what `encode` made; MessageError for anything else."""
+    try:
+        message = _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise MessageError(f"a message on the telemetry socket is not one of ddrl's ({error}): does another program use it?") from None
+    if isinstance(message, _RecordMessage):
+        if message.columns != len(COLUMNS) or len(message.table) != message.processes * message.columns * 8:
+            raise MessageError(f"a record on the telemetry socket holds {message.columns} counters, this ddrl knows {len(COLUMNS)}: "
+                               "it comes from another version")
+        table = np.frombuffer(message.table, "<f8").reshape(message.processes, message.columns).copy()
+        series = {name: float("nan") if value is None else value for name, value in message.series.items()}
+        return Record(message.tick, message.time, message.wall_seconds, series, table)
+    if isinstance(message, _EventMessage):
+        return Event(message.time, message.wall_seconds, message.kind, message.text, message.fields)
+    return Evaluation(message.time, message.wall_seconds, message.env_steps, message.updates, message.mean, message.std, message.episodes,
+                      message.policy_version)
+
+
+def announce(run_dir: Path, **where: str) -> None:
+    """Write addresses of this process to RUN/live.json (atomically), keeping those it announced before."""
+    path = run_dir / LIVE_FILE
+    known = read_live_file(run_dir)
+    mine = LiveFile(os.getpid(), socket.gethostname(), _started(os.getpid()))
+    if known is not None and (known.pid, known.host, known.pid_started) == (mine.pid, mine.host, mine.pid_started):
+        mine = known
+    for name, value in where.items():
+        setattr(mine, name, value)
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(mine)))
+        partial.replace(path)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+
+
+def read_live_file(run_dir: Path) -> LiveFile | None:
+    """What RUN/live.json says; None where there is none or it is not ours."""
+    try:
+        return msgspec.json.decode((run_dir / LIVE_FILE).read_bytes(), type=LiveFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def is_alive(live: LiveFile) -> bool:
+    """Whether the process that wrote `live` still runs; True for one on another machine, whose processes cannot be seen."""
+    if live.host != socket.gethostname():
+        return True
+    started = _started(live.pid)
+    return started > 0 and (not live.pid_started or started == live.pid_started)
+
+
+def _started(pid: int) -> float:
+    """When a process began, in clock ticks since boot; 0 where there is no such process. Tells a reused pid from the old one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return 0.0 if fields[0] in "ZX" else float(fields[19])
+
+
+def bind(sock: zmq.Socket[bytes], address: str, port: int, setting: str) -> str:
+    """Bind to `address`; port 0 takes a free one. Returns the endpoint; RunDirError where the port is in use."""
+    try:
+        sock.bind(f"tcp://{address}:{port or '*'}")
+    except zmq.ZMQError as error:
+        raise RunDirError(f"cannot listen on {address}:{port} ({error}): set {setting} = 0 to take a free port, or name another") from None
+    return sock.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+class LiveStream:
+    """The publishing end; a sink of the recorder. Port and key are announced in RUN/live.json."""
+
+    def __init__(self, run_dir: Path, config: TelemetryConfig) -> None:
+        self._run_dir = run_dir
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        self._gate: keys.Gate | None = None
+        try:
+            self._socket.set(zmq.LINGER, 200)
+            self._socket.set(zmq.SNDHWM, 64)
+            server_key = keys.secure_server(self._socket, run_dir, config)
+            self._gate = keys.start_authenticator(self._context, run_dir) if server_key else None
+            self.endpoint = bind(self._socket, config.bind, config.live_port, "telemetry.live_port")
+            announce(run_dir, stream=self.endpoint, server_key=server_key)
+        except BaseException:
+            self._let_go(linger=0)
+            raise
+
+    def _send(self, item: Record | Event | Evaluation) -> None:
+        self._socket.send_multipart([TOPIC, encode(item)], flags=zmq.NOBLOCK)
+
+    def record(self, record: Record) -> None:
+        """Publish one record."""
+        self._send(record)
+
+    def event(self, event: Event) -> None:
+        """Publish one event."""
+        self._send(event)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Publish one evaluation."""
+        self._send(evaluation)
+
+    def close(self) -> None:
+        """Stop publishing and take the announcement back."""
+        self._let_go()
+        live = read_live_file(self._run_dir)
+        if live is not None and live.pid == os.getpid():
+            (self._run_dir / LIVE_FILE).unlink(missing_ok=True)
+
+    def _let_go(self, linger: int | None = None) -> None:
+        self._socket.close(linger=linger)
+        if self._gate is not None:
+            self._gate.stop()
+        self._context.term()
+
+
+class LiveReader:
+    """The listening end: `receive()` gives what arrived, in order. Raises RunDirError where the run is not live."""
+
+    def __init__(self, run_dir: Path) -> None:
+        live = read_live_file(run_dir)
+        if live is None or not live.stream or not is_alive(live):
+            raise RunDirError(f"{run_dir} is not running (no live stream): read it with ddrl.telemetry.Run instead")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        try:
+            self._socket.set(zmq.LINGER, 0)
+            self._socket.set(zmq.RCVHWM, 256)
+            keys.secure_client(self._socket, run_dir, live.server_key)
+            self._socket.subscribe(TOPIC)
+            self._socket.connect(live.stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, timeout: float = 0.0) -> list[Record | Event | Evaluation]:
+        """All that has arrived; waits up to `timeout` seconds for the first. MessageError for a message that is not ours."""
+        if not self._socket.poll(int(timeout * 1000)):
+            return []
+        items: list[Record | Event | Evaluation] = []
+        while True:
+            try:
+                parts = self._socket.recv_multipart(flags=zmq.NOBLOCK)
+            except zmq.Again:
+                return items
+            if len(parts) != 2:
+                raise MessageError(f"a message of {len(parts)} parts on the telemetry socket is not one of ddrl's: does another program "
+                                   "use the port?")
+            items.append(decode(parts[1]))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> LiveReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,186 @@
+"""The recorder: one thread on rank 0 that reads the counters and hands what it finds to the sinks.
+
+Reads `tables()` every `telemetry.period`; events and evaluations are handed in from any thread and written at once. Nothing that goes wrong
+here touches training: an exception is reported once, in full, and the recorder goes on. Imports no stage; `run` hands it what it reads.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.config import Config
+from ddrl.core.metrics import COLUMNS
+from ddrl.telemetry.live import LiveStream
+from ddrl.telemetry.record import Evaluation, Event, Record, Sink, Snapshot
+from ddrl.telemetry.series import SeriesWindow
+from ddrl.telemetry.store import Store
+
+_Item = Event | Evaluation | Snapshot | None  # None: close
+
+
+class Recorder:
+    """Records a run from the moment it is made until `close`.
+
+    `tables` returns the counters of all processes of all hosts, float64 [processes, len(ddrl.core.metrics.COLUMNS)], NaN where nothing was
+    stored; it is called by the recorder's thread. `base` holds the totals of a resumed run before this process began (env_steps, updates,
+    episodes, wall_seconds, ...). `sinks` are further sinks, e.g. the terminal's `ProgressLine`. `report` is told of what goes wrong here.
+    Raises RunDirError where the run directory cannot be written.
+    """
+
+    def __init__(self, run_dir: Path, tables: Callable[[], NDArray[np.float64]], config: Config, *, base: Mapping[str, float] | None = None,
+                 sinks: Sequence[Sink] = (), report: Callable[[str], None] | None = None,
+                 clock: Callable[[], float] = time.time) -> None:
+        self._tables = tables
+        self._clock = clock
+        self._period = config.telemetry.period
+        self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
+        base = dict(base or {})
+        self._begin = clock() - base.pop("wall_seconds", 0.0)
+        self._window = SeriesWindow(config, base)
+        store = Store(run_dir)
+        self._tick = store.next_tick
+        self._store = store
+        self._sinks: list[Sink] = [store]
+        try:
+            if config.telemetry.live:
+                self._sinks.append(LiveStream(run_dir, config.telemetry))
+            self._sinks += _exporters(run_dir, config, clock())
+        except BaseException:
+            for sink in self._sinks:
+                sink.close()
+            raise
+        self._sinks += sinks
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._reported: set[str] = set()
+        self._latest: Record | None = None
+        self._thread = threading.Thread(target=self._work, name="ddrl-recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def latest(self) -> Record | None:
+        """The newest record; None before the first."""
+        return self._latest
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since the run began, earlier parts of a resumed run included."""
+        return self._clock() - self._begin
+
+    def record_event(self, kind: str, text: str, **fields: Any) -> None:
+        """Note that something happened, from any thread; returns at once. `fields` are JSON values."""
+        now = self._clock()
+        self._items.put(Event(now, now - self._begin, kind, text, fields))
+
+    def record_evaluation(self, mean: float, std: float, episodes: int, *, env_steps: float, updates: float,
+                          policy_version: float = float("nan")) -> None:
+        """Note the result of greedy episodes, from any thread; returns at once."""
+        now = self._clock()
+        self._items.put(Evaluation(now, now - self._begin, float(env_steps), float(updates), float(mean), float(std), int(episodes),
+                                   float(policy_version)))
+
+    def record_snapshot(self, kind: str, **fields: Any) -> None:
+        """Keep the newest state of something, from any thread; returns at once. `fields` are JSON values or arrays, which must not
+        change later."""
+        self._items.put(Snapshot(self._clock(), kind, fields))
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Write a last record and all events handed in so far, and end the thread. Further calls do nothing."""
+        if self._thread.is_alive():
+            self._items.put(None)
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._report(f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- the thread ----
+
+    def _work(self) -> None:
+        due = time.monotonic()
+        open_ = True
+        while open_:
+            wait = due - time.monotonic()
+            if wait > 0:
+                try:
+                    item = self._items.get(timeout=wait)
+                except queue.Empty:
+                    continue
+                if item is None:
+                    open_ = False
+                else:
+                    self._hand_out(item)
+                    continue
+            self._guard("reading the counters", self._read)
+            now = time.monotonic()
+            due = max(due + self._period, now)  # late: no burst of records to catch up
+        while not self._items.empty():
+            item = self._items.get()
+            if item is not None:
+                self._hand_out(item)
+        for sink in self._sinks:
+            self._guard(f"closing {type(sink).__name__}", sink.close)
+
+    def _read(self) -> None:
+        table = np.array(self._tables(), dtype=np.float64)
+        if table.ndim != 2 or table.shape[1] != len(COLUMNS):
+            raise ValueError(f"the table of counters has shape {table.shape}; wanted [processes, {len(COLUMNS)}]")
+        now = self._clock()
+        wall_seconds = now - self._begin
+        record = Record(self._tick, now, wall_seconds, self._window.measure(table, now, wall_seconds), table)
+        self._tick += 1
+        self._latest = record
+        for sink in self._sinks:
+            self._guard(f"recording to {type(sink).__name__}", lambda sink=sink: sink.record(record))
+
+    def _hand_out(self, item: Event | Evaluation | Snapshot) -> None:
+        if isinstance(item, Snapshot):
+            self._guard("writing a snapshot", lambda: self._store.snapshot(item))
+            return
+        for sink in self._sinks:
+            if isinstance(item, Event):
+                self._guard(f"writing an event to {type(sink).__name__}", lambda sink=sink: sink.event(item))
+            else:
+                self._guard(f"writing an evaluation to {type(sink).__name__}", lambda sink=sink: sink.evaluation(item))
+
+    def _guard(self, doing: str, action: Callable[[], None]) -> None:
+        """Run one action; what it raises is told once for each kind, and the run goes on."""
+        try:
+            action()
+        except Exception as error:  # training must outlive its telemetry
+            kind = f"{doing}: {type(error).__name__}"
+            if kind not in self._reported:
+                self._reported.add(kind)
+                self._report(f"telemetry: {doing} failed, training goes on:\n{''.join(traceback.format_exception(error)).rstrip()}")
+
+
+def _exporters(run_dir: Path, config: Config, began: float) -> list[Sink]:
+    """Sinks that a setting asks for; imported only then."""
+    sinks: list[Sink] = []
+    try:
+        if config.telemetry.prometheus_port:
+            from ddrl.telemetry.prometheus import PrometheusPage
+
+            sinks.append(PrometheusPage(config.telemetry.prometheus_port))
+        if config.telemetry.tensorboard:
+            from ddrl.telemetry.tensorboard import TensorBoardFiles
+
+            sinks.append(TensorBoardFiles(run_dir, began))
+    except BaseException:
+        for sink in sinks:
+            sink.close()
+        raise
+    return sinks

@@ -1,0 +1,52 @@
+"""Roles: a pure function of world size, hosts and config."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddrl.core.errors import ConfigError
+from ddrl.core.roles import Role, assign_roles, group_hosts
+
+
+@given(st.integers(2, 400), st.integers(1, 20), st.booleans())
+def test_every_host_has_one_relay_and_the_world_one_trainer(world_size, relays, evaluator):
+    if relays > world_size - 1:
+        with pytest.raises(ConfigError, match=r"cluster\.relays"):
+            group_hosts(world_size, ["a"] * world_size, relays)
+        return
+    hosts = group_hosts(world_size, ["a"] * world_size, relays)
+    assert sorted(set(hosts)) == list(range(relays))
+    sizes = [hosts.count(host) for host in range(relays)]
+    assert max(sizes) - min(sizes) <= 1
+    try:
+        roles = assign_roles(hosts, evaluator=evaluator)
+    except ConfigError:
+        assert world_size < 3 + evaluator + (relays - 1) * 2 or min(sizes) < 3 + evaluator
+        return
+    assert [item.rank for item in roles] == list(range(world_size))
+    assert roles[0].role is Role.TRAINER
+    assert sum(item.role is Role.TRAINER for item in roles) == 1
+    assert [item.host for item in roles if item.role is Role.RELAY] == list(range(relays))
+    assert sum(item.role is Role.EVALUATOR for item in roles) == int(evaluator)
+    rollouts = [item for item in roles if item.role is Role.ROLLOUT]
+    assert [item.index for item in rollouts] == list(range(len(rollouts)))
+    assert rollouts
+
+
+def test_real_hosts_are_found_by_name_in_order_of_appearance():
+    assert group_hosts(5, ["b", "b", "a", "a", "b"], 0) == [0, 0, 1, 1, 0]
+
+
+def test_a_group_never_spans_machines():
+    with pytest.raises(ConfigError, match="share no memory"):
+        group_hosts(6, ["a"] * 4 + ["b"] * 2, 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_too_few_ranks_are_refused_in_words(world_size):
+    with pytest.raises(ConfigError, match="too few"):
+        assign_roles([0] * world_size, evaluator=True)
+
+
+def test_four_ranks_are_enough_for_one_host():
+    assert [item.role for item in assign_roles([0] * 4, evaluator=True)] == [Role.TRAINER, Role.RELAY, Role.EVALUATOR, Role.ROLLOUT]

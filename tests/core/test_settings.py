@@ -1,0 +1,62 @@
+"""Settings: strict, with the nearest name, and back from what was printed."""
+
+import math
+
+import pytest
+
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
+from ddrl.core.settings import config_from_toml, config_to_toml, describe_settings, load_config
+
+
+def test_printed_settings_read_back_to_an_equal_config():
+    config = load_config(None, ["learner.lr=0.0005", "env.id=LunarLander-v3", "run.target_return=200", "env.kwargs={gravity = -5.0}"])
+    assert config_from_toml(config_to_toml(config), "printed") == config
+    assert config_from_toml(config_to_toml(Config()), "printed") == Config()
+
+
+def test_every_default_is_printed():
+    text = config_to_toml(load_config(None, ["env.id=X"]))
+    for info in describe_settings():
+        assert info.name.partition(".")[2] in text
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("learner.lrr=1", "did you mean 'learner.lr'"),
+    ("lerner.lr=1", "did you mean 'learner'"),
+    ("learner.lr=fast", "learner.lr"),
+    ("learner.lr=-1", "above 0"),
+    ("replay.selector=best", "uniform, prioritized"),
+    ("replay.min_size=2000000", "exceeds replay.capacity"),
+    ("run.max_env_steps=1.5", "run.max_env_steps"),
+    ("learner.hidden=[]", "learner.hidden"),
+    ("rollout.epsilon_end=0.9 ", None),
+    ("lr", "section.name=value"),
+])
+def test_a_bad_override_names_what_and_where(override, words):
+    if words is None:
+        assert load_config(None, [override]).rollout.epsilon_end == 0.9
+        return
+    with pytest.raises(ConfigError, match="--set") as caught:
+        load_config(None, [override])
+    assert words in str(caught.value)
+
+
+def test_whole_numbers_may_be_written_in_scientific_form():
+    assert load_config(None, ["run.max_env_steps=2e6"]).run.max_env_steps == 2_000_000
+
+
+def test_a_bad_file_is_named(tmp_path):
+    path = tmp_path / "task.toml"
+    path.write_text("[learner]\nbatch_sise = 3\n")
+    with pytest.raises(ConfigError, match=r"task\.toml.*learner\.batch_size"):
+        load_config(path)
+    path.write_text("[learner\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.toml")
+
+
+def test_never_is_infinity():
+    assert load_config().run.max_seconds == math.inf

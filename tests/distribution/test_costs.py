@@ -1,0 +1,47 @@
+"""The cost model against the published table of 298 hosts and a 20 MB model."""
+
+import math
+
+import pytest
+from ddrl.distribution import costs
+
+MODEL, HOSTS = 20e6, 298
+
+
+@pytest.mark.parametrize(("gigabits", "a", "direct", "tree", "binomial", "thirty", "best", "ring", "two_tree", "bound"), [
+    (10, 50e-6, 4783, 546, 144, 191, 62, 47, 24.5, 16.5),
+    (10, 1e-3, 5066, 578, 153, 501, 451, 338, 68, 25),
+    (1, 50e-6, 47695, 5442, 1440, 1760, 349, 334, 185, 160),
+    (25, 50e-6, 1922, 219, 58, 86, 41, 28, 12, 6.9),
+])
+def test_the_formulas_give_the_table_of_298_hosts(gigabits, a, direct, tree, binomial, thirty, best, ring, two_tree, bound):
+    rate = gigabits * 1e9 / 8
+    at = (HOSTS, MODEL, rate, a)
+
+    def close(seconds, milliseconds, relative=0.02):
+        assert seconds * 1e3 == pytest.approx(milliseconds, rel=relative)
+
+    close(costs.direct_seconds(*at), direct)
+    close(costs.tree_seconds(*at, 15), tree)
+    close(costs.binomial_seconds(*at), binomial)
+    close(costs.sharded_seconds(*at, 30), thirty)
+    close(costs.sharded_seconds(*at, costs.best_relays(*at)), best)
+    close(costs.ring_seconds(*at), ring)
+    close(costs.two_tree_seconds(*at, costs.best_two_tree_chunks(*at)), two_tree, 0.06)
+    close(costs.bound_seconds(*at), bound, 0.03)
+
+
+def test_best_relays_is_the_minimum_of_its_formula():
+    for rate in (1.25e8, 1.25e9):
+        for a in (5e-5, 1e-3):
+            best = min(range(1, HOSTS + 1), key=lambda m: costs.sharded_seconds(HOSTS, MODEL, rate, a, m))
+            assert abs(costs.best_relays(HOSTS, MODEL, rate, a) - best) <= 1
+
+
+def test_no_scheme_beats_the_bound():
+    for n in (1, 2, 7, 40, 298):
+        bound = costs.bound_seconds(n, MODEL, 1e8)
+        for seconds in (costs.direct_seconds(n, MODEL, 1e8, 0), costs.binomial_seconds(n, MODEL, 1e8, 0), costs.ring_seconds(n, MODEL, 1e8, 0),
+                        costs.sharded_seconds(n, MODEL, 1e8, 0, n), costs.stripes_seconds(n, MODEL, 1e8, 0, 8, 1000)):
+            assert seconds >= bound * (1 - 1e-9)
+    assert math.isclose(costs.bound_unequal([100, 10, 10], [100, 50, 5], 1000), 200)

@@ -1,0 +1,111 @@
+"""Every scheme's plan, over random sizes: one property, and the figures of the cost model."""
+
+import numpy as np
+import pytest
+from ddrl.core.errors import PlanError
+from ddrl.distribution.plan import Plan
+from ddrl.distribution.schemes import SCHEMES, make_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@st.composite
+def requests(draw):
+    hosts = draw(st.integers(0, 24))
+    nbytes = draw(st.one_of(st.integers(0, 300), st.integers(0, 200_000)))
+    scheme = draw(st.sampled_from(sorted(SCHEMES)))
+    chunk = draw(st.sampled_from([0, 64, 1000, 4096, 65536])) if nbytes < 20_000 else draw(st.sampled_from([0, 4096, 65536]))
+    rates = draw(st.lists(st.floats(0.1, 50), min_size=hosts + 1, max_size=hosts + 1))
+    parameters = {
+        "tree": lambda: {"fanout": draw(st.integers(1, 6)), "depth": draw(st.integers(0, 4))},
+        "sharded": lambda: {"relays": draw(st.integers(0, hosts)), "chunk_bytes": chunk},
+        "weighted": lambda: {"up": rates, "chunk_bytes": chunk},
+        "stripes": lambda: {"fanout": draw(st.integers(1, 9)), "chunk_bytes": chunk,
+                            "budgets": draw(st.one_of(st.none(), st.just([rate / 5 for rate in rates[1:]])))},
+        "postal": lambda: {"up": rates, "down": rates[::-1], "message_seconds": 1e-3, "latency": 1e-2},
+    }.get(scheme, lambda: {"chunk_bytes": chunk} if scheme in ("direct", "chain", "two_tree") else {})()
+    return scheme, hosts, nbytes, parameters
+
+
+@settings(max_examples=300, deadline=None)
+@given(requests())
+def test_every_host_ends_with_each_byte_once_and_nobody_forwards_what_it_never_got(request_):
+    scheme, hosts, nbytes, parameters = request_
+    plan = make_plan(scheme, hosts, nbytes, **parameters)
+    plan.check()
+    assert plan.nbytes == nbytes
+    assert plan.chunks >= 1
+    assert plan.ingress().tolist() == [0] + [nbytes] * hosts
+    assert plan.egress().sum() == nbytes * hosts
+    assert (np.bincount(plan.target, minlength=hosts + 1)[1:] >= 1).all()  # even an empty model is announced to every host
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(), st.randoms())
+def test_no_order_of_sending_can_deadlock(request_, random):
+    scheme, hosts, nbytes, parameters = request_
+    plan = make_plan(scheme, hosts, nbytes, **parameters)
+    held = [set() for _ in range(hosts + 1)]
+    held[0] = set(range(plan.chunks))
+    left = list(zip(plan.source.tolist(), plan.target.tolist(), plan.first.tolist(), plan.count.tolist(), strict=True))
+    while left:
+        ready = [message for message in left if held[message[0]].issuperset(range(message[2], message[2] + message[3]))]
+        assert ready
+        message = random.choice(ready)
+        left.remove(message)
+        assert not held[message[1]].intersection(range(message[2], message[2] + message[3]))
+        held[message[1]].update(range(message[2], message[2] + message[3]))
+
+
+def test_the_check_refuses_a_chunk_sent_twice_one_never_sent_and_hosts_that_wait_for_each_other():
+    with pytest.raises(PlanError, match="2 times"):
+        Plan.of("x", 1, [0, 64], [(0, 1, 0, 1), (0, 1, 0, 1)]).check()
+    with pytest.raises(PlanError, match="0 times"):
+        Plan.of("x", 2, [0, 64], [(0, 1, 0, 1)]).check()
+    with pytest.raises(PlanError, match="wait for one another"):
+        Plan.of("x", 2, [0, 64], [(1, 2, 0, 1), (2, 1, 0, 1)]).check()
+    with pytest.raises(PlanError, match="tile"):
+        Plan.of("x", 1, [0, 64, 64], [(0, 1, 0, 2)]).check()
+
+
+def test_the_root_of_a_sharded_plan_sends_the_model_once_and_relays_share_the_rest():
+    nbytes, hosts, relays = 20_000_000, 298, 30
+    plan = make_plan("sharded", hosts, nbytes, relays=relays)
+    egress = plan.egress()
+    assert egress[0] == nbytes
+    assert egress[1 : relays + 1].max() == pytest.approx((hosts - 1) * nbytes / relays, rel=1e-4)  # 198 MB
+    assert egress[relays + 1 :].sum() == 0
+
+
+def test_direct_sends_a_copy_to_each_host_and_a_two_level_tree_shares_the_work():
+    assert make_plan("direct", 7, 6400).egress().tolist() == [7 * 6400] + [0] * 7
+    plan = make_plan("tree", 298, 64, fanout=15, depth=2)
+    assert plan.egress()[0] == 15 * 64
+    assert plan.egress()[1:].max() == 19 * 64
+
+
+@pytest.mark.parametrize("hosts", [3, 16, 100, 298])
+def test_stripes_load_every_host_alike_with_few_connections(hosts):
+    plan = make_plan("stripes", hosts, 64 * 8 * 400, fanout=8, chunk_bytes=64)
+    assert plan.egress()[0] <= 1.2 * plan.nbytes
+    assert plan.egress().max() <= 1.2 * plan.nbytes
+    assert plan.connections() <= hosts * 9
+
+
+def test_relays_beyond_the_hosts_and_unknown_schemes_are_refused():
+    with pytest.raises(PlanError, match="lower cluster.shards"):
+        make_plan("sharded", 3, 1000, relays=4)
+    with pytest.raises(PlanError, match="is not known"):
+        make_plan("gossip", 3, 1000)
+    with pytest.raises(PlanError, match="fanout"):
+        make_plan("binomial", 3, 1000, fanout=3)
+
+
+def test_plans_need_no_mpi():
+    import subprocess
+    import sys
+
+    code = ("import sys; sys.modules['mpi4py'] = None; import ddrl.distribution.schemes, ddrl.distribution.simulator, "
+            "ddrl.distribution.costs, ddrl.distribution.planner, ddrl.distribution.relay, ddrl.distribution.figures; "
+            "assert 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

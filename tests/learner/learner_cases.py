@@ -1,0 +1,37 @@
+"""Batches and environments' specs that the learner's tests share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+VECTOR = EnvSpec("Vector-v0", ArraySpec((4,), "float32"), 3)
+IMAGE = EnvSpec("Image-v0", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
+
+
+class Transitions(NamedTuple):
+    """The fields of replay's Transitions that the learner reads."""
+
+    s_tm1: NDArray[Any]
+    a_tm1: NDArray[np.int64]
+    r_t: NDArray[np.float32]
+    discount_t: NDArray[np.float32]
+    s_t: NDArray[Any]
+    weight: NDArray[np.float32]
+
+
+def random_batch(spec: EnvSpec, size: int, seed: int) -> Transitions:
+    """Transitions without meaning, the same for the same seed."""
+    generator = np.random.default_rng(seed)
+
+    def states() -> NDArray[Any]:
+        if spec.observation.dtype == "uint8":
+            return generator.integers(0, 256, (size, *spec.observation.shape), np.uint8)
+        return generator.standard_normal((size, *spec.observation.shape)).astype(spec.observation.dtype)
+
+    return Transitions(states(), generator.integers(0, spec.num_actions, size), generator.standard_normal(size).astype(np.float32),
+                       generator.choice([0.0, 0.97], size).astype(np.float32), states(), generator.random(size).astype(np.float32))

@@ -1,0 +1,224 @@
+"""One update of DQN: its gradient, its optimizer, its target network, its figures, its refusals."""
+
+import copy
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from learner_cases import IMAGE, VECTOR, Transitions, random_batch
+from learner_user_networks import Normalized, Plain, WrongWidth
+from torch import nn
+
+from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import DQN, make_network
+from ddrl.learner.adam import Adam
+
+
+def learner_of(config: LearnerConfig, spec: EnvSpec = VECTOR, seed: int = 1) -> DQN:
+    return DQN(make_network(config, spec, seed=seed), spec, config)
+
+
+def reference_loss(online: nn.Module, target: nn.Module, batch: Transitions, config: LearnerConfig) -> torch.Tensor:
+    """Equation by equation, in the networks' own precision."""
+    precision = next(online.parameters()).dtype
+    s_tm1, s_t = (torch.from_numpy(s).to(precision) for s in (batch.s_tm1, batch.s_t))
+    with torch.no_grad():
+        best = (online if config.double else target)(s_t).argmax(1)
+        bootstrap = target(s_t)[torch.arange(len(best)), best]
+        y = torch.from_numpy(batch.r_t) + torch.from_numpy(batch.discount_t) * bootstrap
+    q = online(s_tm1)[torch.arange(len(best)), torch.from_numpy(batch.a_tm1)]
+    error = y.to(precision) - q
+    loss = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none") if config.loss == "huber" else 0.5 * error**2
+    return (torch.from_numpy(batch.weight) * loss).mean()
+
+
+@pytest.mark.parametrize("dueling", ["mean", "policy", "none"])
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+@pytest.mark.parametrize("double", [True, False])
+def test_the_gradient_agrees_with_finite_differences_of_the_loss(
+    dueling: str, loss: str, double: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LearnerConfig(hidden=[8, 8], dueling=dueling, loss=loss, double=double)
+    learner = learner_of(config)
+    online, target = copy.deepcopy(learner.network).double(), copy.deepcopy(learner.network).double()
+    batch = random_batch(VECTOR, 16, 0)
+    used: list[torch.Tensor] = []
+    monkeypatch.setattr(Adam, "step", lambda self, gradients, lr: (used.extend(gradients), torch.zeros(()))[1])
+    learner.update(batch)
+    step, generator = 1e-6, np.random.default_rng(0)
+    for parameter, gradient in zip(online.parameters(), used, strict=True):
+        flat = parameter.data.view(-1)
+        for place in generator.choice(flat.numel(), min(flat.numel(), 6), replace=False):
+            at = flat[place].item()
+            values = []
+            for moved in (at + step, at - step):
+                flat[place] = moved
+                values.append(reference_loss(online, target, batch, config).item())
+            flat[place] = at
+            assert gradient.view(-1)[place].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, 1e9])
+def test_updates_are_those_of_torch_s_adam_and_clipping(max_grad_norm: float) -> None:
+    config = LearnerConfig(hidden=[16], lr=0.01, max_grad_norm=max_grad_norm, target_period=3)
+    learner = learner_of(config)
+    online, target = copy.deepcopy(learner.network), copy.deepcopy(learner.network)
+    optimizer = torch.optim.Adam(online.parameters(), lr=config.lr, eps=config.adam_epsilon)
+    for turn in range(1, 11):
+        batch = random_batch(VECTOR, 32, turn)
+        optimizer.zero_grad()
+        loss = reference_loss(online, target, batch, config)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(online.parameters(), max_grad_norm)
+        optimizer.step()
+        if turn % 3 == 0:
+            target.load_state_dict(online.state_dict())
+        result = learner.update(batch)
+        assert result.loss == pytest.approx(loss.item(), rel=1e-4)
+        assert result.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+    for ours, theirs in zip(learner.network.parameters(), online.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    learner.check()
+
+
+def test_priorities_are_the_sizes_of_the_td_errors() -> None:
+    learner = learner_of(LearnerConfig(double=False))
+    batch = random_batch(VECTOR, 16, 0)
+    q, q_t = learner.values(batch.s_tm1), learner.values(batch.s_t)
+    result = learner.update(batch)
+    td_error = batch.r_t + batch.discount_t * q_t.max(1) - q[np.arange(16), batch.a_tm1]
+    np.testing.assert_allclose(result.priority, np.abs(td_error), rtol=1e-4, atol=1e-6)
+    assert result.priority.dtype == np.float32
+    assert result.td_error == pytest.approx(np.abs(td_error).mean(), rel=1e-4)
+    assert result.q_mean == pytest.approx(q[np.arange(16), batch.a_tm1].mean(), rel=1e-4)
+
+
+def test_a_transition_of_weight_zero_teaches_nothing() -> None:
+    config = LearnerConfig(hidden=[8])
+    batch = random_batch(VECTOR, 8, 0)
+    batch.weight[:4] = 0
+    altered = batch._replace(r_t=np.where(batch.weight == 0, np.float32(50), batch.r_t))
+    one, other = learner_of(config), learner_of(config)
+    one.update(batch)
+    other.update(altered)
+    assert np.array_equal(one.parameters.numpy(), other.parameters.numpy())
+
+
+def test_the_target_network_moves_only_at_its_period() -> None:
+    learner = learner_of(LearnerConfig(target_period=4, double=False))
+    batch = random_batch(VECTOR, 8, 0)
+    batch.discount_t[:] = 0.9
+    first = learner._target.numpy()
+    for turn in range(1, 9):
+        learner.update(batch)
+        if turn < 4:
+            assert np.array_equal(learner._target.numpy(), first)
+        if turn % 4 == 0:
+            assert np.array_equal(learner._target.numpy(), learner.parameters.numpy())
+    assert not np.array_equal(learner._target.numpy(), first)
+
+
+def test_statistics_cost_nothing_in_what_is_learned() -> None:
+    one, other = learner_of(LearnerConfig()), learner_of(LearnerConfig())
+    for turn in range(3):
+        with_figures = one.update(random_batch(VECTOR, 8, turn))
+        without = other.update(random_batch(VECTOR, 8, turn), statistics=False)
+    assert all(map(math.isfinite, with_figures[1:]))
+    assert all(map(math.isnan, without[1:]))
+    assert np.array_equal(with_figures.priority, without.priority)
+    assert np.array_equal(one.parameters.numpy(), other.parameters.numpy())
+
+
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
+def test_equal_seeds_and_batches_give_equal_bits(spec: EnvSpec) -> None:
+    vectors = []
+    for _ in range(2):
+        learner = learner_of(LearnerConfig(), spec)
+        for turn in range(3):
+            learner.update(random_batch(spec, 8, turn))
+        vectors.append(learner.parameters.numpy())
+    assert np.array_equal(*vectors)
+
+
+def test_the_step_size_follows_the_progress_of_the_run() -> None:
+    learner = learner_of(LearnerConfig(lr=1e-2, lr_end_fraction=0.0))
+    learner.anneal(0.75)
+    assert learner.lr == pytest.approx(2.5e-3)
+    learner.anneal(1.0)
+    before = learner.parameters.numpy()
+    learner.update(random_batch(VECTOR, 8, 0))
+    assert np.array_equal(learner.parameters.numpy(), before)
+
+
+def test_parameters_without_a_gradient_stay_and_frozen_ones_do_not_learn() -> None:
+    learner = DQN(Normalized(VECTOR), VECTOR, LearnerConfig(lr=0.1))
+    for turn in range(3):
+        learner.update(random_batch(VECTOR, 8, turn))
+    assert torch.equal(learner.network.unused, torch.ones(3))
+    assert torch.equal(learner.network.fixed, torch.full((4,), 0.5))
+    assert not torch.equal(learner.network.norm.weight, torch.ones(4))
+    learner.check()
+
+
+def test_read_only_batches_are_learned_from() -> None:
+    learner, other = learner_of(LearnerConfig()), learner_of(LearnerConfig())
+    batch = random_batch(VECTOR, 8, 0)
+    other.update(batch)
+    for array in batch:
+        array.flags.writeable = False
+    learner.update(batch)
+    assert np.array_equal(learner.parameters.numpy(), other.parameters.numpy())
+
+
+def test_an_update_leaves_its_batch_and_earlier_priorities_alone() -> None:
+    learner = learner_of(LearnerConfig())
+    batch = random_batch(VECTOR, 8, 0)
+    kept = [array.copy() for array in batch]
+    first = learner.update(batch).priority
+    copied = first.copy()
+    learner.update(random_batch(VECTOR, 8, 1))
+    assert np.array_equal(first, copied)
+    assert all(np.array_equal(array, before) for array, before in zip(batch, kept, strict=True))
+
+
+def test_divergence_is_loud() -> None:
+    learner = learner_of(LearnerConfig())
+    batch = random_batch(VECTOR, 8, 0)
+    batch.r_t[0] = np.nan
+    with pytest.raises(NetworkError, match=r"learning has diverged: after 1 updates .* lower learner.lr"):
+        learner.update(batch)
+
+
+def test_devices_that_are_not_there_are_refused() -> None:
+    for name, words in (("tpu", "choose auto, cpu, cuda"), ("meta", "is not a device"), ("cuda:93", "torch sees .* CUDA device")):
+        with pytest.raises(ConfigError, match=f"learner.device = {name}.*{words}"):
+            DQN(Plain(VECTOR), VECTOR, LearnerConfig(device=name))
+
+
+def test_networks_and_environments_that_do_not_suit_are_refused() -> None:
+    with pytest.raises(NetworkError, match="WrongWidth returns"):
+        DQN(WrongWidth(VECTOR), VECTOR, LearnerConfig())
+    with pytest.raises(ConfigError, match="continuous"):
+        DQN(Plain(VECTOR), EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32")), LearnerConfig())
+
+
+def test_the_first_update_loads_neither_torch_s_compiler_nor_sympy() -> None:
+    code = """
+import sys
+from learner_cases import VECTOR, random_batch
+from ddrl.core.config import LearnerConfig
+from ddrl.learner import DQN, export_acting, make_network
+network = make_network(LearnerConfig(), VECTOR)
+export_acting(network, VECTOR)
+learner = DQN(network, VECTOR, LearnerConfig())
+learner.update(random_batch(VECTOR, 8, 0))
+learner.state()
+heavy = {"torch._dynamo", "torch._inductor", "sympy", "gymnasium", "mpi4py", "pandas"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})

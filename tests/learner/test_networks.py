@@ -1,0 +1,127 @@
+"""Networks: dueling forms, inputs as environments give them, and clear refusals."""
+
+import numpy as np
+import pytest
+import torch
+from learner_cases import IMAGE, VECTOR
+
+from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner.networks import MLP, NatureCNN, ValueHead, dueling_values, make_network
+
+
+def spec_of(shape: tuple[int, ...], dtype: str = "float32", num_actions: int = 3) -> EnvSpec:
+    return EnvSpec("Some-v0", ArraySpec(shape, dtype), num_actions)
+
+
+@pytest.mark.parametrize("form", ["mean", "policy"])
+def test_the_expectation_of_q_under_the_form_s_policy_is_v(form: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(50, 1, generator=generator, dtype=torch.float64)
+    advantage = 5 * torch.randn(50, 7, generator=generator, dtype=torch.float64)
+    q = dueling_values(value, advantage, form)
+    pi = torch.softmax(advantage, 1) if form == "policy" else torch.full_like(advantage, 1 / 7)
+    torch.testing.assert_close((pi * q).sum(1, keepdim=True), value)
+    torch.testing.assert_close(q.argmax(1), advantage.argmax(1))  # and acting greedily is acting by the advantages
+
+
+def test_the_two_dueling_forms_differ() -> None:
+    value, advantage = torch.zeros(1, 1), torch.tensor([[0.0, 2.0]])
+    assert dueling_values(value, advantage, "mean")[0, 1] == 1.0
+    assert 0 < dueling_values(value, advantage, "policy")[0, 1] < 0.5
+
+
+@pytest.mark.parametrize("form", ["mean", "policy"])
+@pytest.mark.parametrize("stream_width", [0, 8])
+def test_a_head_s_q_has_v_as_its_expectation(form: str, stream_width: int) -> None:
+    head = ValueHead(5, 4, form, stream_width).double()
+    features = torch.randn(20, 5, dtype=torch.float64)
+    q = head(features)
+    pi = torch.softmax(q, 1) if form == "policy" else torch.full_like(q, 1 / 4)  # softmax of q is that of A: they differ by a number
+    streams = torch.relu(head.hidden(features)) if stream_width else features
+    value = head.value(streams[:, :stream_width]) if stream_width else head.value_advantage(streams)[:, :1]
+    torch.testing.assert_close((pi * q).sum(1, keepdim=True), value)
+
+
+@pytest.mark.parametrize("form", ["mean", "policy", "none"])
+def test_gradients_of_the_heads_agree_with_finite_differences(form: str) -> None:
+    head = ValueHead(3, 4, form, stream_width=5).double()
+    assert torch.autograd.gradcheck(lambda x: torch.tanh(head(x)), torch.randn(6, 3, dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((4,), MLP), ((), MLP), ((3, 5), MLP), ((10, 10, 4), MLP), ((4, 84, 84), NatureCNN),
+                                             ((96, 96, 3), NatureCNN), ((84, 84), NatureCNN)])
+def test_auto_chooses_by_the_observation_s_shape(shape: tuple[int, ...], kind: type) -> None:
+    network = make_network(LearnerConfig(), spec_of(shape, "uint8" if kind is NatureCNN else "float32"))
+    assert isinstance(network, kind)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool"])
+def test_observations_of_any_dtype_go_in_as_they_are(dtype: str) -> None:
+    network = make_network(LearnerConfig(), spec_of((6,), dtype))
+    q = network(torch.ones(2, 6, dtype=getattr(torch, dtype)))
+    assert q.shape == (2, 3)
+    assert q.dtype == torch.float32
+
+
+@pytest.mark.parametrize("spec", [IMAGE, spec_of((8,), "uint8")])
+def test_bytes_are_scaled_inside_to_the_unit_interval(spec: EnvSpec) -> None:
+    network = make_network(LearnerConfig(), spec)
+    screen = torch.full((1, *spec.observation.shape), 255, dtype=torch.uint8)
+    network.trunk.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+    seen: list[torch.Tensor] = []
+    network(screen)
+    torch.testing.assert_close(seen[0], torch.ones_like(seen[0]))
+
+
+def test_channels_last_and_channels_first_images_give_the_same_values() -> None:
+    first = NatureCNN(ArraySpec((3, 44, 52), "uint8"), 2, "mean")
+    last = NatureCNN(ArraySpec((44, 52, 3), "uint8"), 2, "mean")
+    last.load_state_dict(first.state_dict())
+    image = torch.randint(0, 256, (2, 3, 44, 52), dtype=torch.uint8)
+    torch.testing.assert_close(last(image.permute(0, 2, 3, 1)), first(image))
+
+
+def test_the_nature_network_has_the_published_sizes() -> None:
+    network = make_network(LearnerConfig(dueling="none"), IMAGE)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 1_687_206  # Mnih et al. (2015) with 6 actions
+
+
+def test_the_same_seed_gives_the_same_network() -> None:
+    one, same, other = (make_network(LearnerConfig(), VECTOR, seed=seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(next(one.parameters()), next(other.parameters()))
+
+
+def test_a_user_s_module_is_called_with_the_spec() -> None:
+    network = make_network(LearnerConfig(network="learner_user_networks:Plain"), VECTOR)
+    assert network(torch.from_numpy(np.zeros((2, 4), np.float32))).shape == (2, 3)
+
+
+@pytest.mark.parametrize(("network", "words"), [
+    ("learner_user_networks:WrongWidth", r"WrongWidth returns \[2, 1\].*\[2, 3\] float32"),
+    ("learner_user_networks:ReturnsTuple", r"returns a tuple.*\[2, 3\]"),
+    ("learner_user_networks:Fails", r"Fails fails on observations \[2, 4\] float32"),
+    ("learner_user_networks:CannotBeBuilt", r"CannotBeBuilt\(spec\) fails: ValueError: needs a pretrained file"),
+    ("learner_user_networks:NotAModule", r"must be a torch.nn.Module"),
+    ("learner_user_networks:Plane", r"learner_user_networks has no Plane"),
+    ("no_such_package:Net", r"cannot import no_such_package.*PYTHONPATH"),
+    ("mpl", r"mpl is not a network: choose auto, mlp, nature_cnn"),
+    ("nature_cnn", r"nature_cnn needs an image"),
+])
+def test_a_network_that_cannot_serve_is_refused_in_one_line(network: str, words: str) -> None:
+    with pytest.raises(NetworkError, match=words) as caught:
+        make_network(LearnerConfig(network=network), VECTOR)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_screen_too_small_for_the_convolutions_is_refused() -> None:
+    with pytest.raises(NetworkError, match="at least 36 x 36"):
+        make_network(LearnerConfig(network="nature_cnn"), spec_of((4, 32, 32), "uint8"))
+
+
+def test_continuous_actions_are_refused() -> None:
+    spec = EnvSpec("Pendulum-v1", ArraySpec((3,), "float32"), 0, ArraySpec((1,), "float32"))
+    with pytest.raises(ConfigError, match=r"Pendulum-v1.*continuous.*discrete"):
+        make_network(LearnerConfig(), spec)

@@ -1,0 +1,130 @@
+"""Saving and going on: bit for bit, or refused."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learner_cases import VECTOR, random_batch
+from learner_user_networks import Normalized
+from safetensors.numpy import save_file
+
+from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import CheckpointError
+from ddrl.learner import DQN, make_network
+
+CONFIG = LearnerConfig(hidden=[16], target_period=3, lr_end_fraction=0.1)
+
+
+def dropout_learner(seed: int) -> DQN:
+    torch.manual_seed(seed)
+    return DQN(Normalized(VECTOR), VECTOR, CONFIG)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[DQN, Path]:
+    learner = dropout_learner(0)
+    for turn in range(5):
+        learner.update(random_batch(VECTOR, 8, turn))
+    learner.anneal(0.4)
+    learner.save(tmp_path / "learner.safetensors")
+    return learner, tmp_path / "learner.safetensors"
+
+
+def go_on(learner: DQN) -> list[bytes]:
+    """Four more updates, which draw from torch's generator (dropout) and copy the target network once."""
+    results = [learner.update(random_batch(VECTOR, 8, 100 + turn)).priority.tobytes() for turn in range(4)]
+    return [*results, *(array.tobytes() for _, array in sorted(learner.state().items()))]
+
+
+def test_a_loaded_learner_goes_on_bit_for_bit(saved: tuple[DQN, Path]) -> None:
+    learner, path = saved
+    expected = go_on(learner)
+    other = dropout_learner(9)
+    other.load(path)
+    other.check()
+    assert other.updates == 5
+    assert go_on(other) == expected
+
+
+def test_the_generator_is_part_of_the_state(saved: tuple[DQN, Path]) -> None:
+    learner, path = saved
+    expected = go_on(learner)
+    other = dropout_learner(9)
+    other.load(path)
+    torch.rand(1)
+    assert go_on(other) != expected
+
+
+def test_the_state_is_a_copy_and_plain_arrays(saved: tuple[DQN, Path]) -> None:
+    learner, _ = saved
+    state = learner.state()
+    before = {name: array.copy() for name, array in state.items()}
+    learner.update(random_batch(VECTOR, 8, 0))
+    assert all(np.array_equal(state[name], before[name]) for name in before)
+    assert {"online.layers.0.weight", "target.layers.0.weight", "first_moment.layers.0.weight", "updates", "torch_rng"} <= set(state)
+
+
+def test_saving_twice_gives_the_same_bytes_and_leaves_one_file(saved: tuple[DQN, Path]) -> None:
+    learner, path = saved
+    again = path.with_name("again.safetensors")
+    other = dropout_learner(9)
+    other.load(path)
+    other.save(again)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["again.safetensors", "learner.safetensors"]
+    learner.load(again)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(saved: tuple[DQN, Path], tmp_path: Path) -> None:
+    _, path = saved
+    data = path.read_bytes()
+    (header_size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + header_size])
+    flipped = bytearray(data)
+    flipped[8 + header_size + header["online.layers.0.weight"]["data_offsets"][0] + 5] ^= 1
+    bad = tmp_path / "bad"
+    cases = {
+        "cannot be read as safetensors": data[: len(data) // 2],
+        "cannot be read as": b"",
+        "corrupt": bytes(flipped),
+        "was not written by ddrl": b"PK\x03\x04" + data,
+    }
+    learner = dropout_learner(9)
+    before = learner.parameters.numpy()
+    for words, content in cases.items():
+        bad.write_bytes(content)
+        with pytest.raises(CheckpointError, match=words) as caught:
+            learner.load(bad)
+        assert str(bad) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    save_file({"weight": np.zeros(3, np.float32)}, bad, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="ddrl's learner did not write"):
+        learner.load(bad)
+    with pytest.raises(CheckpointError, match="there is no learner's state"):
+        learner.load(tmp_path / "absent")
+    assert np.array_equal(learner.parameters.numpy(), before)
+    assert learner.updates == 0
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    (LearnerConfig(hidden=[8]), r"online.trunk.0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here"),
+    (LearnerConfig(hidden=[16, 16]), "lacks online.trunk.2.weight|online.head"),
+    (LearnerConfig(hidden=[16], dueling="none"), "lacks online.head.advantage.weight"),
+])
+def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str, tmp_path: Path) -> None:
+    learner, other = (DQN(make_network(chosen, VECTOR, seed=0), VECTOR, chosen) for chosen in (CONFIG, config))
+    learner.update(random_batch(VECTOR, 8, 0))
+    learner.save(tmp_path / "state")
+    before = other.parameters.numpy()
+    with pytest.raises(CheckpointError, match=f"another network: .*({words})"):
+        other.load(tmp_path / "state")
+    assert np.array_equal(other.parameters.numpy(), before)
+    assert other.updates == 0
+
+
+def test_a_directory_that_cannot_be_written_is_named(saved: tuple[DQN, Path], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot write the learner's state to .*absent"):
+        saved[0].save(tmp_path / "absent" / "state")

@@ -1,0 +1,172 @@
+import json
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+go = pytest.importorskip("plotly.graph_objects", reason="needs the extra [plots]")
+
+from benchmarks.fake_cluster import FakeCluster  # noqa: E402
+from ddrl import plots  # noqa: E402
+from ddrl.core.config import Config, LearnerConfig, TelemetryConfig  # noqa: E402
+from ddrl.telemetry import Recorder, Run  # noqa: E402
+from ddrl.telemetry.reading import Table  # noqa: E402
+from ddrl.telemetry.series import SERIES_NAMES  # noqa: E402
+
+CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))
+
+
+class Tables:
+    """What a page reads of one run."""
+
+    def __init__(self, path, cluster, seconds=60):
+        path.mkdir()
+        done = threading.Event()
+        left = iter(range(seconds))
+
+        def tables():
+            if next(left, None) is None:
+                done.set()
+            else:
+                cluster.advance(1.0)
+            return cluster.table()
+
+        with Recorder(path, tables, CONFIG, clock=lambda: cluster.now) as recorder:
+            assert done.wait(60)
+            for steps in (1e4, 2e4):
+                recorder.record_evaluation(steps / 100, 5.0, 20, env_steps=steps, updates=10)
+        with Run(path) as run:
+            self.series, self.evaluations = run.series(points=200), run.evaluations()
+            self.processes, self.latest = run.processes(points=60), run.latest()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return Tables(tmp_path_factory.mktemp("runs") / "small", FakeCluster(12, 3))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return Tables(tmp_path_factory.mktemp("runs") / "large", FakeCluster(300, 40), seconds=20)
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory):
+    """A run in which nobody has reported anything."""
+    cluster = FakeCluster(5, 1)
+    cluster.values[:] = np.nan
+    cluster.advance = lambda seconds: setattr(cluster, "now", cluster.now + seconds)
+    return Tables(tmp_path_factory.mktemp("runs") / "silent", cluster, seconds=3)
+
+
+def y_of(figure, name):
+    """The values of the line called `name`."""
+    return np.asarray(next(trace.y for trace in figure.data if trace.name == name), float)
+
+
+def all_figures(tables):
+    series, processes = tables.series, tables.processes
+    now = processes.time[-1]
+    return [
+        plots.learning_curve({"a": series}, {"a": tables.evaluations}),
+        plots.learning_curve({"a": series, "b": series}, {"a": tables.evaluations}, x="wall_seconds"),
+        *(plots.series_over({"a": series}, name, x=x) for name in SERIES_NAMES for x in ("env_steps", "wall_seconds")),
+        plots.trainer_time(series), plots.relay_bandwidth(processes), plots.relay_bandwidth(processes, "received"),
+        plots.version_age_heatmap(processes), plots.version_flow({"a": series}), plots.bytes_against_bound(processes),
+        plots.seal_times(processes), plots.cpu_by_role(processes), plots.memory_by_role(processes), plots.gpu_use(processes),
+        plots.replay_fill(series, 100_000), plots.sample_balance(series, 8.0), plots.who_waits(series), plots.recording_rates(series),
+        plots.heartbeat_ages(processes, now),
+    ]
+
+
+@pytest.mark.parametrize("which", ["small", "large", "silent"])
+def test_every_figure_is_made_from_any_run_without_a_warning_and_is_valid_json(which, request):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in all_figures(request.getfixturevalue(which)):
+            json.loads(figure.to_json())
+            assert figure.layout.title.text
+            assert figure.data or figure.layout.annotations, "an empty figure must say why"
+
+
+def test_figures_of_a_run_that_said_nothing_say_so_in_words(silent):
+    series, processes = silent.series, silent.processes
+    for figure in (plots.learning_curve({"a": series}), plots.trainer_time(series), plots.version_age_heatmap(processes),
+                   plots.cpu_by_role(processes), plots.gpu_use(processes), plots.replay_fill(series, 10)):
+        assert not figure.data
+        assert "no" in figure.layout.annotations[0].text
+
+
+def test_the_learning_curve_shows_training_and_evaluations_of_each_run(small):
+    figure = plots.learning_curve({"a": small.series, "b": small.series}, {"a": small.evaluations})
+    assert [trace.name for trace in figure.data] == ["a: training", "a: evaluation", "b: training"]
+    assert y_of(figure, "a: evaluation").tolist() == [100.0, 200.0]
+    assert figure.data[0].line.color != figure.data[2].line.color
+
+
+def test_relay_bandwidth_is_the_growth_of_the_counters_a_second(small):
+    figure = plots.relay_bandwidth(small.processes)
+    assert [trace.name for trace in figure.data] == ["host 0 (root)", "host 1", "host 2"]
+    assert np.allclose(y_of(figure, "host 0 (root)")[5:50], 20 * 4e5 / 1e6, rtol=0.2)
+
+
+def test_forty_relays_are_drawn_as_root_median_and_extremes(large):
+    assert [trace.name for trace in plots.relay_bandwidth(large.processes).data] == ["root", "median of 39 others", "least", "most"]
+    assert len(plots.bytes_against_bound(large.processes).data[0].x) == 4
+
+
+def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(small):
+    figure = plots.bytes_against_bound(small.processes)
+    assert list(figure.data[0].x) == ["root sends", "host 1 receives", "host 2 receives"]
+    assert np.allclose(figure.data[0].y, 1.0)
+
+
+def test_the_heatmap_has_a_row_a_rollout_and_shows_versions_behind(large):
+    figure = plots.version_age_heatmap(large.processes)
+    heat = figure.data[0]
+    z = np.asarray(heat.z)
+    assert z.shape == (300 - 41, len(large.processes))
+    assert z.min() >= 0
+    assert z.max() <= 4
+
+
+def test_cores_in_use_add_up_over_the_ranks_of_a_role(small):
+    figure = plots.cpu_by_role(small.processes)
+    assert np.allclose(y_of(figure, "rollout x 8")[:40], 8 * 0.9)
+
+
+def test_the_oldest_record_is_as_old_as_the_time_it_took_to_record_what_is_held():
+    seconds = np.arange(11.0)
+    columns = {"wall_seconds": seconds, "rows_recorded": seconds * 100, "replay_size": np.minimum(seconds * 100, 300)}
+    figure = plots.replay_fill(Table(columns, 11), 300)
+    assert np.allclose(y_of(figure, "oldest, in seconds (right)"), np.minimum(seconds, 3))
+
+
+def test_the_priority_law_is_uniform_at_exponent_zero_and_proportional_at_one():
+    priorities = np.arange(1, 101, dtype=float)
+    uniform = plots.priority_law(priorities, 0.0)
+    assert np.allclose(y_of(uniform, "exponent 0"), np.linspace(0, 1, 201), atol=1e-9)
+    proportional = y_of(plots.priority_law(priorities, 1.0), "exponent 1")
+    assert proportional[100] == pytest.approx(sum(range(51, 101)) / 5050)
+    assert proportional[-1] == pytest.approx(1.0)
+
+
+def test_a_rank_that_went_quiet_is_listed_first_and_called_late(small):
+    processes = small.latest
+    beat = processes.columns.index("heartbeat")
+    processes.values[-1, 7, beat] -= 60
+    processes.values[-1, 3, beat] = np.nan
+    table = plots.rank_table(processes, float(processes.time[-1]))
+    assert table["health"][:3].tolist() == ["silent", "late", "alive"]
+    assert table["rank"][:2].tolist() == [3, 7]
+    assert len(table["rank"]) == 12
+
+
+def test_settings_are_compared_and_only_differences_stay():
+    runs = {"a": Config(), "b": Config(learner=LearnerConfig(lr=0.01))}
+    assert plots.settings_table(runs, differing=True)["setting"].tolist() == ["learner.lr"]
+    whole = plots.settings_table(runs)
+    row = whole["setting"].tolist().index("learner.lr")
+    assert (whole["a"][row], whole["b"][row]) == ("0.001", "0.01")
+    assert plots.settings_table({"b": runs["b"]}, differing=True)["setting"].tolist() == ["learner.lr"]

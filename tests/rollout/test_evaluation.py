@@ -1,0 +1,101 @@
+"""Greedy episodes, each counted whether it is short or long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddrl.core.config import EnvConfig
+from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
+from ddrl.envs import make_vector_env
+from ddrl.rollout.evaluation import episode_quotas, play_episodes
+from ddrl.rollout.policy import ActingPolicy
+from tests.rollout.networks import make_mlp, random_vector
+
+
+class Lengths:
+    """Environment i plays episodes of `lengths[i]` steps, in turn; reward 1 a step, so that a return is a length."""
+
+    def __init__(self, lengths: list[list[int]]) -> None:
+        self.num_envs, self._lengths = len(lengths), lengths
+        self.spec = EnvSpec("lengths", ArraySpec((2,), "float32"), 2)
+        self.closed = False
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._played = [0] * self.num_envs
+        self._left = [lengths[0] for lengths in self._lengths]
+        self._over = [False] * self.num_envs
+        return np.zeros((self.num_envs, 2), np.float32)
+
+    def step(self, action: np.ndarray) -> EnvStep:
+        reward, over = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+        for index, lengths in enumerate(self._lengths):
+            if self._over[index]:
+                self._played[index] += 1
+                self._left[index], self._over[index] = lengths[self._played[index] % len(lengths)], False
+                continue
+            self._left[index] -= 1
+            reward[index], over[index] = 1, self._left[index] == 0
+            self._over[index] = bool(over[index])
+        terminated = over & (np.arange(self.num_envs) % 2 == 0)
+        observation = np.zeros((self.num_envs, 2), np.float32)
+        return EnvStep(observation, reward.astype(np.float32), terminated, over & ~terminated, reward)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def acting(spec: EnvSpec) -> tuple[ActingPolicy, np.ndarray]:
+    onnx, layout = make_mlp(spec)
+    return ActingPolicy(onnx, layout, spec), random_vector(layout, 1)
+
+
+def test_quotas_share_the_episodes_out() -> None:
+    assert episode_quotas(10, 4) == [3, 3, 2, 2]
+    assert episode_quotas(2, 4) == [1, 1, 0, 0]
+
+
+def test_each_environment_plays_its_quota_however_long_its_episodes_are() -> None:
+    env = Lengths([[2, 3, 1], [50, 40, 30], [1, 1, 1]])
+    result = play_episodes(env, *acting(env.spec), 8, seed=0)
+    assert result.returns.tolist() == [2, 3, 1, 50, 40, 30, 1, 1]
+    assert result.steps.tolist() == [2, 3, 1, 50, 40, 30, 1, 1]
+    assert (result.mean, result.std) == (pytest.approx(16), pytest.approx(float(np.std([2, 3, 1, 50, 40, 30, 1, 1]))))
+
+
+def test_the_mean_is_that_of_the_episodes_begun_not_of_the_first_ones_to_end() -> None:
+    generator = np.random.default_rng(0)
+    lengths = [[int(length) for length in generator.choice([1, 100], size=5)] for _ in range(40)]
+    env = Lengths(lengths)
+    result = play_episodes(env, *acting(env.spec), 200, seed=0)
+    assert result.mean == np.mean(lengths)
+
+
+def test_a_factorys_environment_is_closed_again_and_one_handed_in_is_not() -> None:
+    env = Lengths([[3]])
+    policy, vector = acting(env.spec)
+    play_episodes(env, policy, vector, 1, seed=0)
+    assert not env.closed
+    assert play_episodes(lambda: env, policy, vector, 2, seed=0).returns.tolist() == [3, 3]
+    assert env.closed
+
+
+def test_a_stopped_evaluation_gives_no_biased_result() -> None:
+    env = Lengths([[2], [1000]])
+    turns = iter(range(100))
+    with pytest.raises(InterruptedError, match="1 of 2 episodes"):
+        play_episodes(env, *acting(env.spec), 2, seed=0, stop=lambda: next(turns) == 10)
+
+
+def test_no_episodes_are_refused() -> None:
+    env = Lengths([[2]])
+    with pytest.raises(ValueError, match="at least 1"):
+        play_episodes(env, *acting(env.spec), 0, seed=0)
+
+
+def test_the_same_seed_plays_the_same_episodes() -> None:
+    env = make_vector_env(EnvConfig(), 4)
+    policy, vector = acting(env.spec)
+    results = [play_episodes(env, policy, vector, 10, seed).returns.tolist() for seed in (3, 3, 4)]
+    assert results[0] == results[1] != results[2]
+    env.close()

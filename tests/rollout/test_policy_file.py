@@ -1,0 +1,95 @@
+"""The policy on disk comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from ddrl.core.config import EnvConfig
+from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.rollout.policy_file import load_policy, save_policy
+from tests.rollout.networks import make_mlp, random_vector
+
+SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
+ENV = EnvConfig(kwargs={"max_episode_steps": 50})
+
+
+def save(path: Path, seed: int = 1) -> np.ndarray:
+    onnx, layout = make_mlp(SPEC)
+    vector = random_vector(layout, seed)
+    save_policy(path, onnx, layout, SPEC, vector, env=asdict(ENV), evaluation={"mean": 12.5})
+    return vector
+
+
+def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
+    vector = save(tmp_path)
+    onnx, layout = make_mlp(SPEC)
+    saved = load_policy(tmp_path)
+    assert (saved.onnx, saved.layout, saved.spec, saved.env, saved.evaluation) == (onnx, layout, SPEC, ENV, {"mean": 12.5})
+    for name, view in layout.views(saved.vector).items():
+        np.testing.assert_array_equal(view, layout.views(vector)[name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx", "policy.safetensors"]
+
+
+def test_the_parameters_are_an_ordinary_safetensors_file(tmp_path: Path) -> None:
+    vector = save(tmp_path)
+    _, layout = make_mlp(SPEC)
+    tensors = safetensors.numpy.load_file(tmp_path / "policy.safetensors")
+    np.testing.assert_array_equal(tensors["0.weight"], layout.views(vector)["0.weight"])
+
+
+@pytest.mark.parametrize("name", ["policy.json", "policy.onnx", "policy.safetensors"])
+def test_a_file_cut_short_or_changed_is_refused(tmp_path: Path, name: str) -> None:
+    save(tmp_path)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    for broken in (whole[:-20], b"", whole[: len(whole) // 2] + b"\xff\x00" + whole[len(whole) // 2 + 2 :]):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+            load_policy(tmp_path)
+
+
+def test_files_of_two_policies_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    save(tmp_path / "a", 1)
+    save(tmp_path / "b", 2)
+    (tmp_path / "a" / "policy.safetensors").write_bytes((tmp_path / "b" / "policy.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="of another policy"):
+        load_policy(tmp_path / "a")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"format": "ddrl policy 99"}, "this ddrl reads 'ddrl policy 1'"), ({"format": None}, "corrupt or was not written by ddrl"),
+    ({"surprise": 1}, "corrupt or was not written by ddrl")])
+def test_a_foreign_manifest_is_refused(tmp_path: Path, change: dict, words: str) -> None:
+    save(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps(manifest | change))
+    with pytest.raises(CheckpointError, match=words):
+        load_policy(tmp_path)
+
+
+def test_a_directory_without_a_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no policy\.json"):
+        load_policy(tmp_path)
+    with pytest.raises(RunDirError, match="there is no run directory"):
+        load_policy(tmp_path / "nowhere")
+
+
+def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays(tmp_path: Path) -> None:
+    with pytest.raises(RunDirError, match="cannot write the policy"):
+        save(tmp_path / "nowhere")
+    first = save(tmp_path, 1)
+    (tmp_path / ".policy.safetensors.partial").mkdir()
+    with pytest.raises(RunDirError):
+        save(tmp_path, 2)
+    (tmp_path / ".policy.safetensors.partial").rmdir()
+    _, layout = make_mlp(SPEC)
+    np.testing.assert_array_equal(layout.views(load_policy(tmp_path).vector)["0.weight"], layout.views(first)["0.weight"])

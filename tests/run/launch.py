@@ -1,0 +1,41 @@
+"""How the tests start runs: as a user would, in a subprocess, with a limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TINY = ["--set", "run.max_env_steps=3000", "--set", "replay.min_size=200", "--set", "rollout.warmup_steps=200", "--set", "env.num_envs=4",
+        "--set", "learner.hidden=[16]", "--set", "learner.batch_size=16", "--set", "replay.samples_per_insert=2", "--set", "evaluation.period=1000",
+        "--set", "evaluation.episodes=4", "--set", "run.checkpoint_period=1000", "--set", "run.target_return=1000.0", "--set", "telemetry.period=0.2"]
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_ALLOW_RUN_AS_ROOT": "1",
+                   "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+
+
+def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """`python -m ddrl.run ARGUMENTS`."""
+    return subprocess.run([sys.executable, "-m", "ddrl.run", *arguments], capture_output=True, text=True, timeout=limit)
+
+
+def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.CompletedProcess[str]:
+    """`mpirun -n RANKS python -m ddrl.run ARGUMENTS` with more ranks than cores allowed."""
+    beside = Path(sys.executable).with_name("mpirun")
+    launcher = str(beside) if beside.exists() else shutil.which("mpirun")
+    assert launcher, "mpirun is not installed: pip install 'ddrl[mpi]'"
+    return subprocess.run([launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "ddrl.run", *arguments],
+                          capture_output=True, text=True, timeout=limit, env={**os.environ, **MPI_ENVIRONMENT})
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """The summary a run left."""
+    return json.loads((run / "summary.json").read_text())
+
+
+def our_segments() -> list[str]:
+    """What ddrl has in /dev/shm."""
+    return sorted(path.name for path in Path("/dev/shm").glob("ddrl-*"))

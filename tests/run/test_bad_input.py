@@ -1,0 +1,70 @@
+"""Bad input: one line that names what, where and what to do, a nonzero exit, no traceback."""
+
+import json
+
+import pytest
+
+from tests.run.launch import TINY, ddrl, mpirun
+
+
+def refused(done, *words: str) -> None:
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ddrl: ")]
+    assert len(lines) == 1, done.stderr
+    for word in words:
+        assert word in lines[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--set", "learner.lrr=1"], ["learner.lrr", "did you mean 'learner.lr'"]),
+    (["--set", "env.id=CartPol-v1"], ["CartPol-v1", "CartPole"]),
+    (["--set", "env.id=Pendulum-v1"], ["Pendulum-v1", "continuous"]),
+    (["--set", "learner.network=nowhere.module:Net"], ["nowhere"]),
+    (["--set", "learner.network=tests.run.networks:WrongOutputs"], ["WrongOutputs"]),
+    (["no_such_task"], ["no_such_task", "cartpole"]),
+    (["--set", "run.dir=/proc/ddrl"], ["/proc/ddrl"]),
+    (["--resume", "/nonexistent"], ["/nonexistent"]),
+])
+@pytest.mark.parametrize("mode", [[], ["--serial"]], ids=["local", "serial"])
+def test_it_is_refused_in_one_line(arguments, words, mode, tmp_path):
+    where = [] if any("run.dir" in word or "--resume" in word for word in arguments) else ["--set", f"run.dir={tmp_path / 'run'}"]
+    refused(ddrl(*mode, *arguments, *where), *words)
+
+
+def test_a_traceback_is_shown_when_asked_for():
+    done = ddrl("--traceback", "--set", "env.id=CartPol-v1")
+    assert "Traceback" in done.stderr
+
+
+def test_under_mpirun_rank_0_alone_speaks(tmp_path):
+    refused(mpirun(5, "--set", "env.id=CartPol-v1", "--set", f"run.dir={tmp_path / 'run'}"), "CartPol-v1")
+
+
+def test_too_few_ranks_are_refused(tmp_path):
+    refused(mpirun(2, *TINY, "--set", f"run.dir={tmp_path / 'run'}"), "too few")
+
+
+def test_more_relays_than_ranks_are_refused(tmp_path):
+    refused(mpirun(4, *TINY, "--set", "cluster.relays=9", "--set", f"run.dir={tmp_path / 'run'}"), "cluster.relays (9)")
+
+
+def test_a_run_directory_is_never_written_over(tmp_path):
+    first = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path}")
+    assert first.returncode == 0, first.stderr
+    refused(ddrl("--serial", *TINY, "--set", f"run.dir={tmp_path}"), str(tmp_path), "--resume")
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
+    run = tmp_path / "run"
+    assert ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={run}").returncode == 0
+    checkpoint = max((run / "checkpoints").iterdir())
+    whole = (checkpoint / "replay.snapshot").read_bytes()
+    (checkpoint / "replay.snapshot").write_bytes(whole[:-7])
+    refused(ddrl("--resume", str(run)), "replay.snapshot", "delete")
+    (checkpoint / "replay.snapshot").write_bytes(whole)
+    state = json.loads((checkpoint / "state.json").read_text())
+    (checkpoint / "state.json").write_text(json.dumps({**state, "format": 99}))
+    refused(ddrl("--resume", str(run)), "format 99")
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    refused(ddrl("--resume", str(run), "--set", "env.id=Acrobot-v1"), "Acrobot-v1")

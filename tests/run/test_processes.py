@@ -1,0 +1,104 @@
+"""The job as processes: local and under mpirun, its bytes, its end, and what happens when a part of it fails."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.run.launch import TINY, ddrl, mpirun, our_segments, summary
+
+WALK = ["--set", "env.id=tests.run.environments:walk"]
+
+
+def test_a_local_run_trains_evaluates_and_leaves_nothing_behind(tmp_path):
+    done = ddrl(*TINY, "--set", "run.processes=2", "--set", f"run.dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    written = summary(tmp_path / "run")
+    assert written["env_steps"] >= 3000
+    assert written["evaluation"]["episodes"] == 4
+    assert our_segments() == []
+    played = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "3", "--json"], capture_output=True, text=True)
+    assert played.returncode == 0, played.stderr
+    assert json.loads(played.stdout)["episodes"] == 3
+
+
+def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_it_once(tmp_path):
+    done = mpirun(10, *TINY, "--set", "cluster.relays=4", "--set", "cluster.scheme=sharded", "--set", f"run.dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    written = summary(tmp_path / "run")
+    assert written["env_steps"] >= 3000
+    assert written["checksum_failures"] == 0
+    hosts = {host["host"]: host for host in written["hosts"]}
+    assert sorted(hosts) == [0, 1, 2, 3]
+    nbytes = written["model_nbytes"]
+    sent = {host: figures["versions_sealed"] for host, figures in hosts.items() if host}
+    assert min(sent.values()) > 3
+    for host, versions in sent.items():
+        payload = versions * nbytes
+        assert payload <= hosts[host]["model_bytes_received"] <= 1.5 * payload + 4096, hosts
+    most = max(sent.values())
+    assert most * nbytes <= hosts[0]["model_bytes_sent"] <= 1.5 * (most + 1) * nbytes + 4096, hosts
+    assert sum(figures["rows_forwarded"] for host, figures in hosts.items() if host) > 0
+    assert our_segments() == []
+
+
+@pytest.mark.parametrize("mode", ["local", "serial", "mpi"])
+def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mode, tmp_path):
+    arguments = [*TINY, *WALK, "--set", "env.kwargs={fail_at = 40}", "--set", "evaluation.period=0", "--set", f"run.dir={tmp_path / 'run'}"]
+    if mode == "mpi":
+        done = mpirun(6, *arguments, "--set", "cluster.relays=2")
+    else:
+        done = ddrl(*arguments, *(["--serial"] if mode == "serial" else []))
+    assert done.returncode != 0
+    assert done.stderr.count("the corridor collapsed") == 1, done.stderr
+    assert "tests/run/environments.py" in done.stderr
+    assert our_segments() == []
+
+
+def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
+    done = ddrl(*TINY, *WALK, "--set", "env.kwargs={die_at = 40}", "--set", "evaluation.period=0", "--set", f"run.dir={tmp_path / 'run'}")
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", [[], ["--serial"]], ids=["local", "serial"])
+def test_ctrl_c_saves_and_says_how_to_resume(mode, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "ddrl.run", *mode, *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_updates(run)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"--resume {run}" in out + errors
+    stopped = summary(run)
+    assert stopped["reason"] == "interrupted"
+    done = ddrl(*mode, "--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
+    assert done.returncode == 0, done.stderr
+    assert summary(run)["env_steps"] >= stopped["env_steps"] + 500
+    assert summary(run)["updates"] > stopped["updates"]
+
+
+def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "ddrl.run", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_updates(run)
+    assert our_segments()
+    process.kill()
+    process.wait()
+    done = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
+    assert done.returncode == 0, done.stderr
+    assert our_segments() == []
+
+
+def wait_for_updates(run) -> None:
+    """Until the run has written its first checkpoint."""
+    deadline = time.monotonic() + 60
+    while not any((run / "checkpoints").glob("0*")) if run.exists() else True:
+        assert time.monotonic() < deadline, "the run wrote no checkpoint within 60 s"
+        time.sleep(0.05)

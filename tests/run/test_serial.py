@@ -1,0 +1,75 @@
+"""One process: the same bits from the same seed, and across a resume."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.run.launch import TINY, ddrl, our_segments, summary
+
+
+def run(folder: Path, seed: int, *more: str) -> None:
+    done = ddrl("--serial", *TINY, "--set", f"run.seed={seed}", "--set", f"run.dir={folder}", *more)
+    assert done.returncode == 0, done.stderr
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "checkpoints").iterdir())
+
+
+def learned(checkpoint: Path) -> str:
+    """Hash of the parameters, moments and counts that learning left."""
+    digest = hashlib.sha256()
+    for name, array in sorted(load_file(checkpoint / "learner.safetensors").items()):
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def recorded(checkpoint: Path) -> str:
+    """Hash of the replay snapshot."""
+    return hashlib.sha256((checkpoint / "replay.snapshot").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("serial") / "first"
+    run(folder, 3)
+    return folder
+
+
+def test_a_run_leaves_everything_the_readme_names(first):
+    assert {path.name for path in first.iterdir()} >= {"config.toml", "telemetry.sqlite", "checkpoints", "policy.onnx", "policy.json",
+                                                       "policy.safetensors", "summary.json"}
+    written = summary(first)
+    assert written["env_steps"] >= 3000
+    assert written["updates"] > 100
+    assert written["evaluation"]["episodes"] == 4
+    assert written["policy_lag"]["p99"] >= written["policy_lag"]["p50"] >= 0
+    assert our_segments() == []
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(first, tmp_path):
+    run(tmp_path / "again", 3)
+    run(tmp_path / "other", 4)
+    assert learned(newest(tmp_path / "again")) == learned(newest(first))
+    assert recorded(newest(tmp_path / "again")) == recorded(newest(first))
+    assert learned(newest(tmp_path / "other")) != learned(newest(first))
+
+
+def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(first, tmp_path):
+    resumed = tmp_path / "resumed"
+    shutil.copytree(first, resumed)
+    checkpoints = sorted((resumed / "checkpoints").iterdir())
+    assert len(checkpoints) == 3
+    for later in checkpoints[1:]:
+        shutil.rmtree(later)
+    done = ddrl("--serial", "--resume", str(resumed))
+    assert done.returncode == 0, done.stderr
+    assert newest(resumed).name == newest(first).name
+    assert learned(newest(resumed)) == learned(newest(first))
+    assert recorded(newest(resumed)) == recorded(newest(first))
+    assert json.loads((resumed / "summary.json").read_text())["updates"] == summary(first)["updates"]

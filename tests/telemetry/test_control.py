@@ -1,0 +1,135 @@
+import json
+import socket
+import threading
+
+import pytest
+import zmq
+
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.errors import ConfigError, MessageError, RunDirError
+from ddrl.telemetry import ControlServer, attach
+from ddrl.telemetry.control import TOPIC, check_setting
+
+
+class Serving:
+    """A control server polled by a thread of its own, as a trainer's loop would; remembers what it was told."""
+
+    def __init__(self, run_dir, config=None, **handlers):
+        self.events: list[tuple[str, str]] = []
+        self.done: list[object] = []
+        config = config or Config()
+        handlers = {"pause": lambda: self.done.append("pause"), "resume": lambda: self.done.append("resume"),
+                    "checkpoint": lambda: {"path": "checkpoints/000"}, "stop": lambda: self.done.append("stop"),
+                    "set": lambda name, value: self.done.append((name, value)), "status": lambda: {"env_steps": 7}} | handlers
+        self.server = ControlServer(run_dir, config, handlers, lambda kind, text, **fields: self.events.append((kind, text)))
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+
+    def work(self):
+        while not self.ended.is_set():
+            self.server.wait(0.02)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.ended.set()
+        self.thread.join()
+        self.server.close()
+
+
+def test_every_command_is_done_acknowledged_and_recorded(tmp_path):
+    with Serving(tmp_path) as serving, attach(tmp_path) as run:
+        assert run.status() == {"env_steps": 7}
+        assert run.pause() == "pause: done"
+        assert run.resume() == "resume: done"
+        assert run.checkpoint() == {"path": "checkpoints/000"}
+        run.set("learner.lr", 0.002)
+        run.set("replay.samples_per_insert", 4)
+        run.set("rollout.epsilon", None)
+        run.set("cluster.scheme", "direct")
+        run.stop()
+        assert run.state == "running"
+    assert serving.done == ["pause", "resume", ("learner.lr", 0.002), ("replay.samples_per_insert", 4.0), ("rollout.epsilon", None),
+                            ("cluster.scheme", "direct"), "stop"]
+    assert ("command", "set learner.lr = 0.002: done") in serving.events
+    assert len(serving.events) == 8  # asking for the status is no event
+
+
+def test_an_impossible_value_is_refused_and_the_run_is_not_touched(tmp_path):
+    with Serving(tmp_path) as serving, attach(tmp_path) as run:
+        for name, value, words in (("learner.lr", -1.0, r"learner\.lr .* must be above 0"), ("learner.batch_size", 4, "cannot be changed"),
+                                   ("learner.lr", "fast", "wanted a number"), ("rollout.epsilon", 1.5, r"rollout\.epsilon .* at most 1")):
+            with pytest.raises(MessageError, match=words):
+                run.set(name, value)
+        assert serving.done == []
+        assert all("refused" in text for _, text in serving.events)
+
+
+def test_a_handler_that_fails_answers_with_its_words_and_the_server_goes_on(tmp_path):
+    def broken():
+        raise OSError("disk full")
+
+    with Serving(tmp_path, checkpoint=broken) as serving, attach(tmp_path) as run:
+        with pytest.raises(MessageError, match="disk full"):
+            run.checkpoint()
+        assert run.status() == {"env_steps": 7}
+    assert serving.events[0][1] == "checkpoint: refused: OSError: disk full"
+
+
+def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_path):
+    with Serving(tmp_path) as serving, attach(tmp_path) as run:
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(serving.server.endpoint)
+        for message in ([b"hello"], [TOPIC, b"{"], [TOPIC, b'{"id": 1, "command": "stop", "extra": 1}'], [b"", b"", b""], [b"x" * 100] * 7):
+            stranger.send_multipart(message)
+        stranger.send_multipart([TOPIC, b'{"id": 5, "command": "format_disk"}'])
+        assert b"there is no command" in stranger.recv_multipart()[1]
+        stranger.close(linger=0)
+        context.term()
+        assert run.status() == {"env_steps": 7}
+    assert serving.done == []
+    assert sum(kind == "alarm" for kind, _ in serving.events) == 3  # the 1st, 2nd and 4th of five
+
+
+def test_polling_an_idle_server_returns_at_once_without_work(tmp_path):
+    with ControlServer(tmp_path, Config(), {}, lambda *args, **fields: None) as server:
+        assert server.poll() == 0
+
+
+def test_attaching_to_what_is_not_running_says_so(tmp_path):
+    with pytest.raises(RunDirError, match="no run under"):
+        attach(root=tmp_path)
+    with pytest.raises(RunDirError, match="there is no run directory"):
+        attach(tmp_path / "absent")
+    with pytest.raises(RunDirError, match="is not running"):
+        attach(tmp_path)
+    live = {"pid": 4194305, "host": socket.gethostname(), "control": "tcp://127.0.0.1:1"}
+    (tmp_path / "live.json").write_text(json.dumps(live))
+    with pytest.raises(RunDirError, match="gone without a word"):
+        attach(tmp_path)
+
+
+def test_a_run_that_does_not_answer_is_given_up_with_a_reason(tmp_path):
+    server = ControlServer(tmp_path, Config(), {}, lambda *args, **fields: None)
+    with attach(tmp_path, timeout=0.1) as run, pytest.raises(MessageError, match="did not answer 'pause'"):
+        run.pause()
+    server.close()
+
+
+def test_commands_over_an_encrypted_socket_need_the_key(tmp_path):
+    config = Config(telemetry=TelemetryConfig(bind="0.0.0.0"))
+    with Serving(tmp_path, config) as serving, attach(tmp_path) as run:
+        assert run.status() == {"env_steps": 7}
+        (tmp_path / "keys" / "client.secret").rename(tmp_path / "moved")
+        with pytest.raises(RunDirError, match=r"client\.secret"):
+            attach(tmp_path)
+        assert serving.done == []
+
+
+def test_settings_that_depend_on_each_other_are_checked_together():
+    with pytest.raises(ConfigError, match="must cover one batch"):
+        check_setting(Config(), "replay.samples_per_insert", 0.01)
+    assert check_setting(Config(), "rollout.epsilon", 0.0) == 0.0

@@ -1,0 +1,153 @@
+import os
+import struct
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.errors import RunDirError
+from ddrl.core.metrics import COLUMNS
+from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, name_bottleneck
+from ddrl.telemetry.devices import process_use
+from ddrl.telemetry.prometheus import PrometheusPage, metrics_text
+from ddrl.telemetry.series import SeriesWindow
+from ddrl.telemetry.tensorboard import TensorBoardFiles, crc32c, frame
+
+NAN = float("nan")
+
+
+def record(seconds=10):
+    cluster = FakeCluster()
+    window = SeriesWindow(Config())
+    for _ in range(seconds):
+        cluster.advance(1.0)
+        values = window.measure(cluster.table(), cluster.now, cluster.elapsed)
+    return Record(seconds, cluster.now, cluster.elapsed, values, cluster.table())
+
+
+def read_event_file(data: bytes) -> list[bytes]:
+    """The records of an event file, checksums verified by an independent walk."""
+    found = []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert frame(data[12 : 12 + length]) == data[: 16 + length]
+        found.append(data[12 : 12 + length])
+        data = data[16 + length :]
+    return found
+
+
+def test_the_checksum_is_the_published_crc32c():
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+
+
+def test_an_event_file_holds_every_reported_series_at_its_env_step(tmp_path):
+    files = TensorBoardFiles(tmp_path, 1_700_000_000.0)
+    taken = record()
+    files.record(taken)
+    files.evaluation(Evaluation(1.0, 1.0, 5000.0, 1.0, 321.0, 1.0, 20))
+    files.close()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    version, scalars, evaluation = read_event_file(path.read_bytes())
+    assert b"brain.Event:2" in version
+    assert struct.unpack("<d", scalars[1:9]) == (taken.time,)
+    assert b"run/env_steps_per_s" in scalars
+    tag = scalars.index(b"run/loss") + len(b"run/loss")
+    assert scalars[tag] == 2 << 3 | 5
+    assert struct.unpack("<f", scalars[tag + 1 : tag + 5])[0] == np.float32(taken.series["loss"])
+    assert b"evaluation/return_mean" in evaluation
+
+
+def test_prometheus_text_names_series_and_processes_and_leaves_out_what_nobody_reports():
+    text = metrics_text(record(), Evaluation(1.0, 1.0, 5000.0, 1.0, 321.0, 1.0, 20))
+    lines = text.splitlines()
+    assert any(line.startswith("ddrl_env_steps_total ") for line in lines)
+    assert 'ddrl_process_updates_total{rank="0",role="trainer",host="0"} 2000.0' in lines
+    assert "ddrl_evaluation_return_mean 321.0" in lines
+    assert "nan" not in text.lower().replace("# help", "")
+    assert "gpu_utilization" not in text
+    for line in lines:
+        assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
+    assert len([line for line in lines if line.startswith("# TYPE")]) == len({line for line in lines if line.startswith("# TYPE")})
+
+
+def test_the_prometheus_page_serves_the_newest_record_and_nothing_else():
+    page = PrometheusPage(0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics") as answer:
+            assert answer.read() == b"# no record yet\n"
+        page.record(record())
+        with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics") as answer:
+            assert b"ddrl_updates_total 2000.0" in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="404") as refusal:
+            urllib.request.urlopen(f"http://127.0.0.1:{page.port}/etc/passwd")
+        refusal.value.close()
+    finally:
+        page.close()
+
+
+def test_a_prometheus_port_in_use_is_named(tmp_path):
+    page = PrometheusPage(0)
+    try:
+        with pytest.raises(RunDirError, match=r"telemetry\.prometheus_port"):
+            Recorder(tmp_path, FakeCluster().table, Config(telemetry=TelemetryConfig(prometheus_port=page.port)))
+    finally:
+        page.close()
+
+
+class Cells:
+    def __init__(self, rows):
+        self.values = np.full((rows, len(COLUMNS)), NAN)
+
+    def table(self):
+        return self.values.copy()
+
+    def row(self, index):
+        class Cell:
+            def __init__(self, values, column):
+                self.values, self.column = values, column
+
+            def set(self, value):
+                self.values[self.column] = value
+
+        return {name: Cell(self.values[index], column) for column, name in enumerate(COLUMNS)}
+
+
+def test_the_host_sampler_fills_in_what_each_process_used():
+    cells = Cells(3)
+    cells.values[0, COLUMNS.index("pid")] = os.getpid()
+    cells.values[1, COLUMNS.index("pid")] = 4_194_305  # no such process
+    with HostSampler(cells, period=1000.0) as sampler:
+        sampler.sample()
+    cpu, memory = COLUMNS.index("cpu_seconds"), COLUMNS.index("memory_bytes")
+    assert cells.values[0, cpu] > 0
+    assert 5e6 < cells.values[0, memory] < 1e10
+    assert np.isnan(cells.values[1:, [cpu, memory]]).all()
+    assert process_use(4_194_305) is None
+
+
+BUSY = {"env_steps_per_s": 1000.0, "updates_per_s": 100.0, "learn_share": 0.2, "sample_share": 0.05, "record_share": 0.05,
+        "publish_share": 0.01, "checkpoint_share": 0.0, "trainer_wait_share": 0.0, "rollout_wait_share": 0.0, "rollout_hold": 0.0,
+        "env_share": 0.6, "act_share": 0.3, "replay_fill": 0.5}
+
+
+@pytest.mark.parametrize(("changes", "stage", "words"), [
+    ({"env_steps_per_s": NAN}, "unknown", "Not known yet"),
+    ({"env_steps_per_s": 0.0, "updates_per_s": 0.0}, "paused", "Nothing moves"),
+    ({"updates_per_s": 0.0}, "rollout", "replay is still filling"),
+    ({"trainer_wait_share": 0.7}, "rollout", "environments"),
+    ({"trainer_wait_share": 0.7, "act_share": 0.9}, "rollout", "policy"),
+    ({"trainer_wait_share": 0.7, "rollout_wait_share": 0.5}, "network", "full lanes"),
+    ({"learn_share": 0.8, "rollout_hold": 0.9}, "learner", "held back 90%"),
+    ({"learn_share": 0.3, "sample_share": 0.4}, "replay", "drawing"),
+    ({"learn_share": 0.1, "publish_share": 0.5}, "network", "publishing"),
+    ({"learn_share": 0.1, "checkpoint_share": 0.5}, "learner", "checkpoints"),
+])
+def test_the_bottleneck_is_named_with_its_reason(changes, stage, words):
+    found = name_bottleneck(BUSY | changes)
+    assert found.stage == stage
+    assert words in found.sentence

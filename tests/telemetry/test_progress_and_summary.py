@@ -1,0 +1,154 @@
+import io
+import json
+import re
+
+import numpy as np
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config
+from ddrl.core.metrics import COLUMNS
+from ddrl.telemetry import Evaluation, Event, ProgressLine, Record, summarize
+from ddrl.telemetry.progress import count_text, duration_text
+from ddrl.telemetry.series import SERIES_NAMES, SeriesWindow
+
+NAN = float("nan")
+
+
+def records(count, cluster=None, config=None, step=1.0):
+    cluster = cluster or FakeCluster()
+    window = SeriesWindow(config or Config())
+    for tick in range(count):
+        cluster.advance(step)
+        yield Record(tick, cluster.now, cluster.elapsed, window.measure(cluster.table(), cluster.now, cluster.elapsed), cluster.table())
+
+
+def test_a_table_in_which_nobody_has_reported_gives_no_numbers_and_no_warnings():
+    window = SeriesWindow(Config())
+    table = np.full((5, len(COLUMNS)), NAN)
+    for now in (0.0, 1.0):
+        values = window.measure(table, now, now)
+    assert set(values) == set(SERIES_NAMES)
+    assert np.isnan(values["env_steps"])
+    assert np.isnan(values["return_mean"])
+    assert values["rollouts"] == 0
+
+
+def test_rates_are_over_the_window_and_never_negative():
+    cluster = FakeCluster()
+    window = SeriesWindow(Config())
+    for _ in range(20):
+        cluster.advance(1.0)
+        values = window.measure(cluster.table(), cluster.now, cluster.elapsed)
+    assert 9_000 < values["env_steps_per_s"] < 11_000
+    assert values["updates_per_s"] == 200
+    assert values["model_mb_per_s"] * 1e6 == 20 * cluster.model_nbytes
+    cluster.set(int(cluster.rollouts[0]), env_steps=0.0)
+    cluster.now += 1
+    assert window.measure(cluster.table(), cluster.now, 21.0)["env_steps_per_s"] >= 0
+
+
+def test_the_return_is_the_mean_over_the_episodes_that_ended_in_the_window():
+    cluster = FakeCluster(processes=5, hosts=1)
+    window = SeriesWindow(Config(), window=5.0)
+    for rank in cluster.rollouts:
+        cluster.set(int(rank), episodes=100.0, return_sum=1000.0)
+    window.measure(cluster.table(), 0.0, 0.0)
+    cluster.set(int(cluster.rollouts[0]), episodes=102.0, return_sum=1000.0 + 300.0)
+    cluster.set(int(cluster.rollouts[1]), episodes=101.0, return_sum=1000.0 + 600.0)
+    assert window.measure(cluster.table(), 1.0, 1.0)["return_mean"] == 300.0
+
+
+def test_time_left_is_the_nearer_of_the_two_limits():
+    from ddrl.core.config import RunConfig
+
+    for run, low, high in ((RunConfig(max_env_steps=200_000), 9, 13), (RunConfig(max_env_steps=200_000, max_seconds=12.0), 2, 2)):
+        last = list(records(10, config=Config(run=run)))[-1]
+        assert low <= last.series["seconds_left"] <= high
+
+
+def on_screen(text: str) -> list[str]:
+    """What a terminal shows after `text`: the few escapes that the panel uses, carried out."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[2K|\x1b\[1A|\r|\n)", text):
+        if part == "\x1b[2K":
+            lines[row] = ""
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part and part != "\r":
+            lines[row] += part
+    return lines
+
+
+def test_on_a_terminal_two_lines_are_rewritten_in_place_and_fit_the_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    line = ProgressLine(Config(), stream, live=True)
+    for record in records(5):
+        line.record(record)
+        if record.tick == 2:
+            line.evaluation(Evaluation(0, 0, 0, 0, 123.5, 1, 20))
+            line.event(Event(0, 0, "checkpoint", "checkpoint written", {}))
+    line.close()
+    shown = on_screen(stream.getvalue())
+    assert shown[0] == "checkpoint written"
+    assert re.search(r"5s\s+9%\s+steps\s+\S+k\s+env/s\s+\d+\s+upd/s\s+200\s+MB/s\s+8.0\s+left\s+\d+s", shown[1])
+    assert re.search(r"return\s+\S+\s+eval\s+123.5\s+lag\s+2/6\s+replay\s+\d+%\s+loss\s+0\.\d+", shown[2])
+    assert shown[3:] == [""]
+    assert all(len(text) < 80 for text in shown)
+
+
+def test_elsewhere_plain_lines_come_every_so_often_and_the_last_is_printed(monkeypatch):
+    stream = io.StringIO()
+    line = ProgressLine(Config(), stream, plain_period=10.0)
+    for record in records(25):
+        line.record(record)
+    line.close()
+    lines = stream.getvalue().splitlines()
+    assert "\x1b" not in stream.getvalue()
+    assert [text.split()[0] for text in lines] == ["1s", "11s", "21s", "25s"]
+    assert "left" in lines[-1]
+
+
+def test_numbers_are_short():
+    assert [count_text(value) for value in (0, 950, 12_345, 456_789, 4_560_000, 7.8e9, NAN)] == \
+        ["0", "950", "12.3k", "457k", "4.6M", "7.8G", "-"]
+    assert [duration_text(value) for value in (5, 185, 7800, NAN)] == ["5s", "3m05s", "2h10m", "-"]
+
+
+def test_the_summary_holds_what_scripts_rely_on_and_is_json():
+    cluster = FakeCluster()
+    for _ in range(30):
+        cluster.advance(1.0)
+    found = summarize(cluster.table(), wall_seconds=30.0, evaluation=Evaluation(0, 0, 0, 0, 499.5, 0.5, 20), run_id="x")
+    assert found == json.loads(json.dumps(found))
+    assert found["env_steps"] == np.nansum(cluster.values[cluster.rollouts, COLUMNS.index("env_steps")])
+    assert found["updates"] == 6000
+    assert found["evaluation"] == {"mean": 499.5, "std": 0.5, "episodes": 20}
+    assert found["policy_lag"] == {"p50": 2, "p99": 6}
+    assert [host["host"] for host in found["hosts"]] == [0, 1]
+    assert found["hosts"][0]["model_bytes_sent"] == 30 * 20 * cluster.model_nbytes
+    assert abs(found["trainer_shares"]["learn"] - 0.6) < 1e-6
+    assert abs(found["trainer_shares"]["wait"] - 0.1) < 1e-6
+    assert found["run_id"] == "x"
+
+
+def test_the_summary_of_a_resumed_run_adds_what_came_before_once():
+    cluster = FakeCluster()
+    cluster.advance(10.0)
+    alone = summarize(cluster.table(), wall_seconds=10.0)
+    resumed = summarize(cluster.table(), wall_seconds=110.0, base={"env_steps": 1000.0, "updates": 50.0, "wall_seconds": 100.0})
+    assert resumed["env_steps"] == alone["env_steps"] + 1000
+    assert resumed["updates"] == alone["updates"] + 50
+    assert resumed["trainer_shares"] == alone["trainer_shares"]
+    assert resumed["env_steps_per_s"] == alone["env_steps_per_s"]
+
+
+def test_the_summary_of_a_run_that_did_nothing_has_no_numbers_but_all_names():
+    found = summarize(np.full((3, len(COLUMNS)), NAN), wall_seconds=0.0)
+    assert found["env_steps"] == 0
+    assert found["evaluation"] is None
+    assert found["policy_lag"] == {"p50": None, "p99": None}
+    json.dumps(found, allow_nan=False)

@@ -1,0 +1,329 @@
+import itertools
+import json
+import os
+import sqlite3
+import threading
+
+import numpy as np
+import pytest
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.errors import MessageError, RunDirError
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.settings import config_to_toml
+from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_state
+from ddrl.telemetry.live import TOPIC, decode, encode, read_live_file
+
+CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))
+LIVE = Config(telemetry=TelemetryConfig(period=0.001, live=True))
+
+
+class Feed:
+    """Gives a fake cluster's tables one after the other, each `seconds` of its own time apart, then waits to be closed."""
+
+    def __init__(self, cluster: FakeCluster, records: int, seconds: float = 1.0) -> None:
+        self.cluster, self.left, self.seconds = cluster, records, seconds
+        self.done = threading.Event()
+
+    def __call__(self) -> np.ndarray:
+        if self.left:
+            self.cluster.advance(self.seconds)
+            self.left -= 1
+        if not self.left:
+            self.done.set()
+        return self.cluster.table()
+
+    def clock(self) -> float:
+        return self.cluster.now
+
+
+def record_run(path, records=50, config=CONFIG, cluster=None, **options):
+    cluster = cluster or FakeCluster()
+    feed = Feed(cluster, records)
+    path.mkdir(exist_ok=True)
+    (path / "config.toml").write_text(config_to_toml(config))
+    with Recorder(path, feed, config, clock=feed.clock, **options):
+        assert feed.done.wait(60)
+    return cluster
+
+
+def test_a_run_is_read_back_as_it_was_recorded(tmp_path):
+    cluster = record_run(tmp_path / "a", records=50)
+    with Run(tmp_path / "a") as run:
+        series = run.series()
+        frames = run.processes()
+        assert run.state == "ended"
+        assert run.config == CONFIG
+    assert np.array_equal(series["tick"], np.arange(len(series)))
+    assert len(series) >= 50
+    assert series["env_steps"][-1] == np.nansum(cluster.values[cluster.rollouts, COLUMNS.index("env_steps")])
+    assert np.array_equal(frames.values[-1], cluster.table(), equal_nan=True)
+    assert 8_000 < series["env_steps_per_s"][20] < 12_000
+    assert 15 < series["return_mean"][20] < 500
+    assert np.isnan(series["return_mean"][0])
+    assert series["updates_per_s"][20] == pytest.approx(200)
+    assert series["samples_per_insert"][20] == pytest.approx(200 * 128 / series["env_steps_per_s"][20])
+
+
+def test_events_and_evaluations_keep_their_order_and_are_never_lost_at_the_end(tmp_path):
+    feed = Feed(FakeCluster(), 1)
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+        for number in range(200):
+            recorder.record_event("note", f"event {number}", number=number, share=np.float32(0.5))
+        recorder.record_evaluation(195.5, 3.0, 20, env_steps=1000, updates=100)
+    with Run(tmp_path) as run:
+        events, evaluations = run.events(), run.evaluations()
+        assert [fields["number"] for fields in events["fields"]] == list(range(200))
+        assert list(run.events(newest=3)["text"]) == ["event 197", "event 198", "event 199"]
+        assert len(run.events(since=events.cursor)) == 0
+    assert evaluations["mean"].tolist() == [195.5]
+    assert evaluations["episodes"].tolist() == [20]
+
+
+def test_only_the_newest_snapshot_of_a_kind_is_kept(tmp_path):
+    feed = Feed(FakeCluster(), 1)
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+        recorder.record_snapshot("priorities", priorities=np.zeros(3))
+        recorder.record_snapshot("priorities", priorities=np.arange(3.0), size=3)
+    with Run(tmp_path) as run:
+        found = run.snapshot("priorities")
+        assert run.snapshot("unheard of") is None
+    assert found is not None
+    assert (found["priorities"], found["size"]) == ([0.0, 1.0, 2.0], 3)
+
+
+def test_a_failing_table_is_reported_once_and_recording_goes_on(tmp_path):
+    reports: list[str] = []
+    feed = Feed(FakeCluster(), 5)
+    calls = iter(range(10**9))
+
+    def tables():
+        if next(calls) < 3:
+            raise OSError("segment gone")
+        return feed()
+
+    with Recorder(tmp_path, tables, CONFIG, clock=feed.clock, report=reports.append):
+        assert feed.done.wait(60)
+    assert len(reports) == 1
+    assert "segment gone" in reports[0]
+    assert "training goes on" in reports[0]
+    assert "Traceback" in reports[0]
+    with Run(tmp_path) as run:
+        assert len(run.series()) >= 5
+
+
+def test_a_failing_sink_does_not_keep_records_from_the_others(tmp_path):
+    class Broken:
+        def record(self, record):
+            raise RuntimeError("no space left")
+
+        event = evaluation = record
+
+        def close(self):
+            raise RuntimeError("still none")
+
+    reports: list[str] = []
+    record_run(tmp_path / "a", records=5, sinks=[Broken()], report=reports.append)
+    assert len(reports) == 2
+    with Run(tmp_path / "a") as run:
+        assert len(run.series()) >= 5
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(tmp_path):
+    record_run(tmp_path, records=10)
+    with Run(tmp_path) as run:
+        first = run.series()
+        cursor = run.cursor
+    record_run(tmp_path, records=10, base={"env_steps": 5_000.0, "updates": 70.0, "wall_seconds": 100.0})
+    with Run(tmp_path) as run:
+        whole, later = run.series(), run.series(since=cursor)
+    assert np.array_equal(whole["tick"], np.arange(len(whole)))
+    assert len(whole) == len(first) + len(later)
+    assert later["wall_seconds"][0] >= 100
+    assert later["updates"][0] >= 70
+
+
+def test_a_decimated_series_covers_the_whole_run_in_few_rows(tmp_path):
+    record_run(tmp_path, records=1000)
+    with Run(tmp_path) as run:
+        whole, few = run.series(), run.series(["env_steps", "loss"], points=100)
+        frames = run.processes(points=10)
+        late = run.series(["env_steps"], since=900, points=50)
+    assert 25 <= len(few) <= 112
+    assert few["env_steps"][-1] == whole["env_steps"][-1]
+    assert np.all(np.diff(few["tick"]) > 0)
+    assert np.all(np.diff(few["env_steps"]) >= 0)
+    assert few["loss"][0] == pytest.approx(np.mean(whole["loss"][: few["tick"][1]]))
+    assert len(frames) == 10
+    assert frames.tick[-1] == whole["tick"][-1]
+    assert late["tick"][0] > 880
+
+
+def test_every_decimation_counts_each_record_exactly_once(tmp_path):
+    from ddrl.telemetry.reading import _spans
+
+    for end in (1, 3, 4, 63, 64, 65, 1000, 12345):
+        for points in (1, 7, 100, None):
+            spans = _spans(0, end, points)
+            assert spans[0][1] == 0
+            assert spans[-1][2] == end
+            assert all(left[2] == right[1] for left, right in itertools.pairwise(spans))
+
+
+def test_old_frames_are_thinned_to_the_budget_and_the_newest_stay(tmp_path):
+    from ddrl.telemetry.record import Record
+    from ddrl.telemetry.store import Store
+
+    cluster = FakeCluster(processes=40)
+    store = Store(tmp_path, frame_budget=600_000)
+    for tick in range(1500):
+        cluster.advance(0.1)
+        store.record(Record(tick, cluster.now, cluster.elapsed, {}, cluster.table()))
+    store.close()
+    with Run(tmp_path) as run:
+        frames = run.processes()
+    assert frames.tick[-1] == 1499
+    assert np.array_equal(frames.tick[-200:], np.arange(1300, 1500))
+    assert frames.tick[0] == 0
+    db = sqlite3.connect(tmp_path / "telemetry.sqlite")
+    assert db.execute("SELECT sum(length(data)) FROM frames").fetchone()[0] <= 600_000
+    db.close()
+
+
+def test_the_live_stream_carries_the_same_records_as_the_run_directory(tmp_path):
+    feed = Feed(FakeCluster(), 10**9)
+    with Recorder(tmp_path, feed, LIVE, clock=feed.clock) as recorder, LiveReader(tmp_path) as reader:
+        items = []
+        recorder.record_event("note", "hello", n=1)
+        while not items:
+            items = [item for item in reader.receive(timeout=10) if hasattr(item, "series")]
+        assert run_state(tmp_path) == "running"
+        live = items[0]
+    assert run_state(tmp_path) == "ended"
+    with Run(tmp_path) as run:
+        stored = run.processes(since=live.tick)
+        series = run.series(since=live.tick)
+    assert np.array_equal(stored.values[0], live.table, equal_nan=True)
+    assert series["env_steps"][0] == live.series["env_steps"]
+
+
+def test_a_message_that_is_not_ours_is_refused_in_plain_words():
+    for data in (b"", b"hello", b"\x81\xa4type\xa5other", b"\x93\x01\x02\x03"):
+        with pytest.raises(MessageError, match="not one of ddrl"):
+            decode(data)
+    assert TOPIC.startswith(b"ddrl.telemetry.")
+
+
+def test_an_event_survives_the_wire_unchanged():
+    from ddrl.telemetry import Evaluation, Event
+
+    event = Event(1.0, 2.0, "note", "text", {"a": [1, 2], "b": None})
+    evaluation = Evaluation(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7, 8.0)
+    assert decode(encode(event)) == event
+    assert decode(encode(evaluation)) == evaluation
+
+
+def test_a_run_whose_process_was_killed_is_called_dead(tmp_path):
+    record_run(tmp_path, records=3)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    (tmp_path / "live.json").write_text(json.dumps({"pid": child, "host": os.uname().nodename}))
+    assert read_live_file(tmp_path) is not None
+    with Run(tmp_path) as run:
+        assert run.state == "dead"
+    with pytest.raises(RunDirError, match="not running"):
+        LiveReader(tmp_path)
+
+
+def test_unusable_run_directories_are_refused_with_what_and_where(tmp_path):
+    with pytest.raises(RunDirError, match="there is no run directory"):
+        Run(tmp_path / "absent")
+    with pytest.raises(RunDirError, match=r"holds no telemetry\.sqlite"):
+        Run(tmp_path)
+    file = tmp_path / "telemetry.sqlite"
+    file.write_bytes(b"")
+    with pytest.raises(RunDirError, match="half-written"):
+        Run(tmp_path)
+    file.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(RunDirError, match="cannot be read"):
+        Run(tmp_path)
+    file.unlink()
+    record_run(tmp_path, records=2)
+    db = sqlite3.connect(file)
+    db.execute("PRAGMA user_version = 99")
+    db.commit()
+    db.close()
+    with pytest.raises(RunDirError, match="layout version 99"):
+        Run(tmp_path)
+    with pytest.raises(RunDirError, match="layout version 99"):
+        Recorder(tmp_path, FakeCluster().table, CONFIG)
+    db = sqlite3.connect(file)
+    db.execute("PRAGMA application_id = 7")
+    db.commit()
+    db.close()
+    with pytest.raises(RunDirError, match="another program"):
+        Run(tmp_path)
+
+
+def test_an_unwritable_run_directory_is_refused_at_once(tmp_path):
+    with pytest.raises(RunDirError, match="cannot write"):
+        Recorder(tmp_path / "absent", FakeCluster().table, CONFIG)
+
+
+def test_a_run_deleted_while_it_is_read_says_so(tmp_path):
+    import shutil
+
+    record_run(tmp_path / "a", records=3)
+    with Run(tmp_path / "a") as run:
+        shutil.rmtree(tmp_path / "a")
+        (tmp_path / "a").mkdir()
+        run.series()  # the open file still answers
+        run._db.close()
+        with pytest.raises(RunDirError, match="being deleted"):
+            run.series()
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        config = Config(telemetry=TelemetryConfig(live_port=other.getsockname()[1]))
+        with pytest.raises(RunDirError, match=r"cannot listen on .* telemetry\.live_port"):
+            Recorder(tmp_path, FakeCluster().table, config)
+
+
+def test_runs_are_found_newest_first(tmp_path):
+    for name, time in (("old", 1e9), ("new", 3e9), ("middle", 2e9)):
+        record_run(tmp_path / name, records=1)
+        os.utime(tmp_path / name / "telemetry.sqlite", (time, time))
+    (tmp_path / "empty").mkdir()
+    assert [path.name for path in find_runs(tmp_path)] == ["new", "middle", "old"]
+    assert find_runs(tmp_path / "absent") == []
+
+
+def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
+    import shutil
+
+    config = Config(telemetry=TelemetryConfig(period=0.001, bind="0.0.0.0"))
+    feed = Feed(FakeCluster(), 10**9)
+    with Recorder(tmp_path, feed, config, clock=feed.clock):
+        live = read_live_file(tmp_path)
+        assert live is not None
+        assert live.server_key
+        assert (tmp_path / "keys" / "client.secret").stat().st_mode & 0o077 == 0
+        stranger = tmp_path.parent / "stranger"
+        stranger.mkdir()
+        shutil.copy(tmp_path / "live.json", stranger)
+        with pytest.raises(RunDirError, match=r"client\.secret"):
+            LiveReader(stranger)
+        from ddrl.telemetry import keys
+
+        keys._pair(stranger / "keys" / "client.secret")  # a key of one's own making
+        with LiveReader(tmp_path) as friend, LiveReader(stranger) as other:
+            assert friend.receive(timeout=20)
+            assert other.receive(timeout=0.2) == []

@@ -1,0 +1,86 @@
+"""`python -m ddrl.evaluate`, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.core.config import EnvConfig
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.evaluate import main
+from ddrl.rollout.policy_file import save_policy
+from tests.rollout.networks import make_mlp, random_vector
+
+SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with a policy that pushes the cart toward where the pole leans."""
+    onnx, layout = make_mlp(SPEC, (4,))
+    vector = np.zeros(layout.nbytes, np.uint8)
+    tensors = layout.views(vector)
+    tensors["0.weight"][...] = [[0, 0, 1, 0.5], [0, 0, -1, -0.5], [0, 0, 0, 0], [0, 0, 0, 0]]
+    tensors["1.weight"][...] = [[0, 1, 0, 0], [1, 0, 0, 0]]
+    save_policy(tmp_path, onnx, layout, SPEC, vector, env=EnvConfig(), evaluation={"mean": 1.0})
+    return tmp_path
+
+
+def test_the_command_plays_and_prints_one_json_object_without_loading_torch(run: Path) -> None:
+    code = ("import sys; from ddrl.evaluate import main; status = main(sys.argv[1:]); "
+            "assert 'torch' not in sys.modules and 'onnx' not in sys.modules; sys.exit(status)")
+    command = [sys.executable, "-c", code, str(run), "--episodes", "12", "--seed", "3", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["env"], figures["episodes"], figures["seed"], figures["policy"]) == ("CartPole-v1", 12, 3, {"mean": 1.0})
+    assert len(figures["returns"]) == 12
+    assert figures["mean"] == pytest.approx(np.mean(figures["returns"]))
+    assert figures["mean"] > 100
+    assert figures["env_steps"] == sum(figures["returns"])
+
+
+def test_the_module_runs_and_says_it_in_words(run: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("CartPole-v1: mean return ")
+
+
+def test_the_same_seed_gives_the_same_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx, layout = make_mlp(SPEC)
+    save_policy(tmp_path, onnx, layout, SPEC, random_vector(layout, 0))
+    returns = []
+    for seed in ("5", "5", "6"):
+        assert main([str(tmp_path), "--episodes", "20", "--seed", seed, "--json"]) == 0
+        returns.append(json.loads(capsys.readouterr().out)["returns"])
+    assert returns[0] == returns[1] != returns[2]
+
+
+def test_trouble_is_one_line_and_a_nonzero_status(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "policy.onnx").write_bytes(b"broken")
+    for arguments, words in (([str(run)], "corrupt or of another policy"), ([str(run / "nowhere")], "there is no run directory")):
+        assert main(arguments) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert words in captured.err
+
+
+def test_an_environment_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = EnvSpec("CartPole-v1", ArraySpec((5,), "float32"), 2)
+    onnx, layout = make_mlp(other)
+    save_policy(tmp_path, onnx, layout, other, random_vector(layout, 0), env=EnvConfig())
+    assert main([str(tmp_path)]) == 1
+    assert "trained in CartPole-v1 with observations float32 (5,) and 2 actions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--episodes", "0"], ["--episodes", "many"], ["--seed", "-1"], []])
+def test_impossible_arguments_are_refused(arguments: list[str], run: Path) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main([*([str(run)] if arguments else []), *arguments])
+    assert refusal.value.code == 2
