@@ -302,7 +302,8 @@ class ReplayCore {
         const bool drawn = [&] {
             nb::gil_scoped_release release;
             return replay_.draw(selector, size, at<u64>(rest[4 + states]), at<u32>(rest[5 + states]), nullptr, [&](std::span<const Window> windows) {
-                Gather(replay_, windows).windows(out, rest + 2, rest[0], rest[1], at<u32>(rest[2 + states]), at<u32>(rest[3 + states]));
+                const WindowOutputs outputs{out, rest + 2, rest[0], rest[1], at<u32>(rest[2 + states]), at<u32>(rest[3 + states])};
+                gather(replay_, windows, [&](const auto& loops) { loops.windows(outputs); });
             });
         }();
         if (!drawn) nothing_to_draw();
@@ -318,7 +319,8 @@ class ReplayCore {
         const bool drawn = [&] {
             nb::gil_scoped_release release;
             return replay_.draw(selector, size, at<u64>(tail[0]), at<u32>(tail[1]), at<float>(tail[2]), [&](std::span<const Window> windows) {
-                Gather(replay_, windows).transitions(discount, out, rest[0], at<float>(rest[1]), at<float>(rest[2]), rest + 3, tail[3], nullptr);
+                const TransitionOutputs outputs{out, rest + 3, rest[0], at<float>(rest[1]), at<float>(rest[2]), tail[3]};
+                gather(replay_, windows, [&](const auto& loops) { loops.transitions(discount, outputs); });
             });
         }();
         if (!drawn) nothing_to_draw();
@@ -333,9 +335,9 @@ class ReplayCore {
         const bool drawn = [&] {
             nb::gil_scoped_release release;
             return replay_.draw(selector, size, at<u64>(rest[6]), at<u32>(rest[7]), at<float>(rest[8]), [&](std::span<const Window> windows) {
-                Gather(replay_, windows)
-                    .sequences(discount, out, rest[0], at<float>(rest[1]), at<float>(rest[2]), at<u32>(rest[3]), at<u32>(rest[4]), at<u32>(rest[5]),
-                               rest[9], rest[10]);
+                const SequenceOutputs outputs{out, rest[0], at<float>(rest[1]), at<float>(rest[2]), at<u32>(rest[3]), at<u32>(rest[4]),
+                                              at<u32>(rest[5]), rest[9], rest[10]};
+                gather(replay_, windows, [&](const auto& loops) { loops.sequences(discount, outputs); });
             });
         }();
         if (!drawn) nothing_to_draw();

@@ -319,7 +319,8 @@ class ExperienceReplay:
         if self._memory is None:
             offset = {name: place[1] for name, place in (rows.fields or {}).items()}
             self._core.set_row_layout(row_bytes=rows.itemsize, version=offset["policy_version"], stream=offset["stream"],
-                                      step=offset["step"], reward=offset["reward"], kind=offset["kind"], action=offset["action"], states=[offset["state"]])
+                                      step=offset["step"], reward=offset["reward"], kind=offset["kind"], action=offset["action"],
+                                      states=[offset["state"]])
         return rows
 
 
@@ -329,7 +330,7 @@ def _format(spec: ArraySpec) -> str:
 
 def _chunk_shift(record_bytes: int, capacity: int) -> int:
     """log2 of the records in a chunk: long runs for small records, little waste at an episode's end for large ones."""
-    shift = 6 if record_bytes <= 256 else 5 if record_bytes <= 2048 else 4
+    shift = 7 if record_bytes <= 64 else 6 if record_bytes <= 256 else 5 if record_bytes <= 2048 else 4
     return max(0, min(shift, capacity.bit_length() - 1))
 
 

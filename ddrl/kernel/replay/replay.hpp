@@ -33,9 +33,11 @@ struct Options {
 // A drawn pick: its first record, and how much of the episode the window sees.
 struct Window {
     u32 slot, position;
-    u32 records;  // of the episode
-    u32 states;   // of the episode
-    bool terminal_end;  // the episode's last state is terminal
+    u32 records_;  // of the episode; the highest bit: its last state is terminal
+    u32 states_;   // of the episode
+    u32 records() const { return records_ & 0x7FFFFFFFu; }
+    u32 states() const { return states_; }
+    bool terminal_end() const { return records_ >> 31; }
 };
 
 // Where one row of many interleaved streams keeps its fields (ddrl.core.layouts.row_dtype).
@@ -268,6 +270,7 @@ class Replay {
     bool reading() const { return !readers_.empty(); }
 
   private:
+    static constexpr std::size_t AHEAD = 32;  // picks whose entry is asked for before it is used
     static constexpr u64 NO_HANDLE = ~u64{0};
     struct Stream {
         u64 handle = NO_HANDLE;
@@ -394,13 +397,29 @@ class Replay {
     void resolve(std::vector<Window>& windows, u64* handles, u32* positions) {
         const bool tell = eviction_->wants_draws();
         if (tell) drawn_.resize(windows.size());
-        for (std::size_t i = 0; i < windows.size(); ++i) {
-            const u32 slot = picks_.slot(index_[i]), index = store_.episode_of(slot);
-            const Episode& episode = store_.episode(index);
-            windows[i] = {slot, store_.position(slot), episode.records, episode.states(), episode.ending == Ending::TERMINATED};
-            if (handles) handles[i] = episode.handle;
-            if (positions) positions[i] = windows[i].position;
-            if (tell) drawn_[i] = index;
+        // Passes, so that the memory each needs has been asked for by the one before: pick table, heads of chunks, episodes. What they read
+        // stands in locals: a number written to an output could be any other, as far as the compiler knows.
+        const std::size_t count = windows.size();
+        const u32 *const index = index_.data(), *const slots = picks_.slots(), shift = store_.shift(), mask = store_.chunk_records() - 1;
+        const ChunkHead* const heads = store_.heads();
+        const Episode* const episodes = store_.episodes_data();
+        Window* const out = windows.data();
+        u32* const drawn = drawn_.data();
+        for (std::size_t i = 0; i < count; ++i) {
+            if (i + AHEAD < count) __builtin_prefetch(slots + index[i + AHEAD]);
+            const u32 slot = slots[index[i]];
+            out[i].slot = slot;
+            __builtin_prefetch(heads + (slot >> shift));
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+            const u32 slot = out[i].slot;
+            const ChunkHead head = heads[slot >> shift];
+            const Episode& episode = episodes[head.episode];
+            const u32 position = head.base + (slot & mask);
+            out[i] = {slot, position, episode.records | u32{episode.ending == Ending::TERMINATED} << 31, episode.states()};
+            handles[i] = episode.handle;
+            positions[i] = position;
+            if (tell) drawn[i] = head.episode;
         }
         if (tell) eviction_->drawn(drawn_);
     }

@@ -65,6 +65,13 @@ inline void copy_record(byte* to, const byte* from, std::size_t bytes) {
     }
 }
 
+// Addresses of chunks, for loops.
+struct Chunks {
+    const byte* base;
+    std::size_t bytes;
+    const byte* operator[](std::size_t chunk) const { return base + chunk * bytes; }
+};
+
 class Store {
   public:
     Store(const Columns& columns, u64 capacity, u32 shift, const std::string& file)
@@ -90,8 +97,14 @@ class Store {
         return found ? *found : NONE;
     }
     const byte* column(u32 chunk, u32 column) const { return arena_.chunk(chunk) + offset_[column]; }
+    Chunks chunks() const { return {arena_.base(), arena_.chunk_bytes()}; }
+    const byte* chunk(u32 chunk) const { return arena_.chunk(chunk); }
+    std::size_t column_offset(u32 column) const { return offset_[column]; }
     u32 position(u32 slot) const { return heads_[slot >> shift_].base + (slot & (chunk_records() - 1)); }
     u32 episode_of(u32 slot) const { return heads_[slot >> shift_].episode; }
+
+    const ChunkHead* heads() const { return heads_.data(); }
+    const Episode* episodes_data() const { return table_.data(); }
 
     // The chunk that holds a position of an episode. O(1).
     u32 chunk_at(u32 index, u32 position) const { return chunks_[index][position >> shift_]; }
