@@ -1,0 +1,27 @@
+// Which episode goes when the replay is full. A strategy hears of episodes added, drawn and removed, a batch of draws at a time, and names
+// the victim. All calls come under the replay's lock. To add one: derive from Eviction in a header of its own (docs/replay.md).
+#pragma once
+
+#include <span>
+
+#include "store.hpp"
+
+namespace ddrl::replay {
+
+class Eviction {
+  public:
+    virtual ~Eviction() = default;
+    virtual void added(u32 episode, const Store& store) = 0;
+    // Before the episode leaves the store.
+    virtual void removed(u32 episode, const Store& store) = 0;
+    // Episodes whose picks were drawn, one entry a pick; not called when wants_draws() is false.
+    virtual void drawn(std::span<const u32> episodes) = 0;
+    virtual bool wants_draws() const = 0;
+    // The episode to evict; the store holds at least one.
+    virtual u32 victim(const Store& store) = 0;
+    virtual std::size_t nbytes() const = 0;
+    virtual void save(Writer& out) const = 0;
+    virtual void load(Reader& in) = 0;
+};
+
+}  // namespace ddrl::replay

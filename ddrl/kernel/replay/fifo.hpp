@@ -1,0 +1,20 @@
+// First in, first out: the lowest live handle goes.
+#pragma once
+
+#include "eviction.hpp"
+
+namespace ddrl::replay {
+
+class Fifo final : public Eviction {
+  public:
+    void added(u32, const Store&) override {}
+    void removed(u32, const Store&) override {}
+    void drawn(std::span<const u32>) override {}
+    bool wants_draws() const override { return false; }
+    u32 victim(const Store& store) override { return store.oldest(); }
+    std::size_t nbytes() const override { return sizeof *this; }
+    void save(Writer&) const override {}
+    void load(Reader&) override {}
+};
+
+}  // namespace ddrl::replay

@@ -1,0 +1,79 @@
+// The pick table: every pick that can be drawn, at a dense index, so that a uniform draw is one random number.
+//
+//   table[index] = slot of the pick's first record        index_of[slot] = its index, or NONE
+//
+// Both directions are O(1). Removing an episode moves the last picks into the holes it leaves: O(its picks).
+#pragma once
+
+#include <span>
+
+#include "store.hpp"
+
+namespace ddrl::replay {
+
+struct Move {
+    u32 from, to;  // indices in the pick table; applied in order
+};
+
+class PickTable {
+  public:
+    PickTable(std::size_t most, std::size_t max_slots) : table_(most), index_of_(max_slots) {}
+
+    u32 size() const { return size_; }
+    u32 slot(u32 index) const { return table_[index]; }
+    const u32* slots() const { return table_.data(); }
+    // Index of the pick that begins at `slot`, which must belong to a pick (its position is below the episode's picks).
+    u32 index_of(u32 slot) const { return index_of_[slot]; }
+
+    void add(u32 slot) {
+        table_[size_] = slot;
+        index_of_[slot] = size_++;
+    }
+
+    // Removes every pick of episode `index`; appends the moves it made to `moves`.
+    void remove(const Store& store, u32 index, std::vector<Move>& moves) {
+        const Episode& episode = store.episode(index);
+        u32 left = episode.picks;
+        for (u32 chunk = episode.first_chunk; left; chunk = store.head(chunk).next) {
+            const u32 first = chunk << store.shift(), count = left < store.chunk_records() ? left : store.chunk_records();
+            for (u32 slot = first; slot < first + count; ++slot) {
+                while (size_ && store.episode_of(table_[size_ - 1]) == index) index_of_[table_[--size_]] = NONE;
+                const u32 hole = index_of_[slot];
+                if (hole == NONE) continue;
+                const u32 moved = table_[--size_];
+                table_[hole] = moved;
+                index_of_[moved] = hole;
+                moves.push_back({size_, hole});
+            }
+            left -= count;
+        }
+    }
+
+    std::size_t nbytes(u32 chunks, u32 shift) const { return (std::size_t{high_water()} + (std::size_t{chunks} << shift)) * sizeof(u32); }
+    u32 high_water() const { return most_ > size_ ? most_ : size_; }
+    void note_high_water() { most_ = high_water(); }
+
+    void save(Writer& out) const { out.array(table_.data(), size_); }
+    void load(Reader& in) {
+        size_ = static_cast<u32>(in.array(table_.data(), table_.capacity()));
+        for (u32 i = 0; i < size_; ++i) index_of_[table_[i]] = i;
+    }
+
+    std::string check(const Store& store) const {
+        u64 picks = 0;
+        for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) picks += store.episode(i).picks;
+        if (picks != size_) return "picks are lost";
+        for (u32 index = 0; index < size_; ++index) {
+            const u32 slot = table_[index];
+            if (index_of_[slot] != index) return "pick table and pick index disagree";
+            if (store.position(slot) >= store.episode(store.episode_of(slot)).picks) return "a pick stands past its episode's picks";
+        }
+        return "";
+    }
+
+  private:
+    Reserved<u32> table_, index_of_;
+    u32 size_ = 0, most_ = 0;
+};
+
+}  // namespace ddrl::replay

@@ -1,0 +1,123 @@
+// Least recently used and least frequently used: the episode with the lowest key goes, the lowest handle among equals.
+//
+// Lru: the key is the time (batches drawn, episodes begun) of the last batch that drew from the episode, at first of its beginning.
+// Lfu: the key counts the picks drawn; a new episode starts at the key of the last victim, so that old fame fades (dynamic aging,
+// Arlitt et al. 2000) and a fresh episode is not the next victim at once.
+// A tournament over groups of 16 keys holds the lowest; a draw only writes a key and marks its group, the next victim() repairs marks.
+#pragma once
+
+#include <vector>
+
+#include "eviction.hpp"
+
+namespace ddrl::replay {
+
+class RankedEviction : public Eviction {
+  public:
+    void added(u32 episode, const Store& store) override {
+        if (entries_.size() <= episode) grow(episode);
+        entries_[episode] = {first_key(), store.episode(episode).handle};
+        mark(episode);
+    }
+    void removed(u32 episode, const Store&) override {
+        on_removed(entries_[episode].key);
+        entries_[episode] = {};
+        mark(episode);
+    }
+    bool wants_draws() const override { return true; }
+    u32 victim(const Store&) override {
+        repair();
+        return levels_.back()[0];
+    }
+    std::size_t nbytes() const override {
+        std::size_t bytes = entries_.capacity() * sizeof(Entry) + marked_.capacity() + pending_.capacity() * sizeof(u32);
+        for (const auto& level : levels_) bytes += level.capacity() * sizeof(u32);
+        return bytes;
+    }
+    void save(Writer& out) const override { out.value(clock_), out.array(entries_.data(), entries_.size()); }
+    void load(Reader& in) override {
+        clock_ = in.value<u64>();
+        const u64 count = Reader(in).value<u64>();
+        entries_.clear(), pending_.clear(), marked_.clear(), levels_.clear();
+        if (count) grow(static_cast<u32>(count - 1));
+        std::vector<Entry> read(count);
+        in.array(read.data(), count);
+        for (u32 i = 0; i < count; ++i) entries_[i] = read[i], mark(i);
+    }
+
+  protected:
+    static constexpr u32 GROUP = 16;
+    struct Entry {
+        u64 key = ~u64{0}, handle = ~u64{0};
+        bool before(const Entry& other) const { return key != other.key ? key < other.key : handle < other.handle; }
+    };
+    virtual u64 first_key() = 0;
+    virtual void on_removed(u64 key) = 0;
+    void mark(u32 episode) {
+        const u32 group = episode / GROUP;
+        if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
+    }
+    u64 clock_ = 0;
+    std::vector<Entry> entries_;
+
+  private:
+    void grow(u32 episode) {
+        entries_.resize(round_up(std::max<std::size_t>(episode + std::size_t{1}, 2 * entries_.size()), GROUP));
+        marked_.assign(entries_.size() / GROUP, 1);
+        levels_.clear();
+        for (std::size_t width = entries_.size(); levels_.empty() || width > 1;) levels_.emplace_back(width = (width + GROUP - 1) / GROUP);
+        pending_.resize(marked_.size());
+        for (u32 i = 0; i < pending_.size(); ++i) pending_[i] = i;
+    }
+    // Lowest of each marked group, then of the groups above them.
+    void repair() {
+        for (std::size_t level = 0; level < levels_.size(); ++level) {
+            std::vector<u32>& winners = levels_[level];
+            for (const u32 group : pending_) {
+                const std::size_t end = level ? levels_[level - 1].size() : entries_.size();
+                u32 best = contender(level, group * std::size_t{GROUP});
+                for (std::size_t i = group * std::size_t{GROUP} + 1; i < std::min<std::size_t>(end, (group + std::size_t{1}) * GROUP); ++i) {
+                    const u32 other = contender(level, i);
+                    if (entries_[other].before(entries_[best])) best = other;
+                }
+                winners[group] = best;
+                if (level == 0) marked_[group] = 0;
+            }
+            u32 kept = 0;
+            for (const u32 group : pending_)
+                if (!kept || pending_[kept - 1] != group / GROUP) pending_[kept++] = group / GROUP;
+            pending_.resize(kept);
+        }
+        pending_.clear();
+    }
+    u32 contender(std::size_t level, std::size_t i) const { return level ? levels_[level - 1][i] : static_cast<u32>(i); }
+
+    std::vector<u8> marked_;
+    std::vector<u32> pending_;
+    std::vector<std::vector<u32>> levels_;
+};
+
+class Lru final : public RankedEviction {
+  public:
+    void drawn(std::span<const u32> episodes) override {
+        ++clock_;
+        for (const u32 episode : episodes) entries_[episode].key = clock_, mark(episode);
+    }
+
+  private:
+    u64 first_key() override { return ++clock_; }
+    void on_removed(u64) override {}
+};
+
+class Lfu final : public RankedEviction {
+  public:
+    void drawn(std::span<const u32> episodes) override {
+        for (const u32 episode : episodes) ++entries_[episode].key, mark(episode);
+    }
+
+  private:
+    u64 first_key() override { return clock_; }
+    void on_removed(u64 key) override { clock_ = std::max(clock_, key); }
+};
+
+}  // namespace ddrl::replay

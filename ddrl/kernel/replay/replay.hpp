@@ -1,0 +1,433 @@
+// Experience replay: episodes, picks, selectors and one eviction, tied together behind one lock.
+//
+// Who may call: any thread, any method. A drawing method resolves its picks under the lock and copies after it: until the copy ends, chunks
+// of evicted episodes stay in limbo instead of being written again, so a batch never holds a torn or foreign record, and writers go on.
+// Amortized O(1) a record, eviction included; a draw's cost does not depend on the number of records (beyond what the caches do).
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "eviction.hpp"
+#include "picks.hpp"
+#include "selector.hpp"
+
+namespace ddrl::replay {
+
+struct Options {
+    Columns columns;
+    u64 capacity = 0;        // [records]
+    u32 pick_len = 1;        // L [records]
+    u32 n_step = 1;          // n; 0: a pick needs no state after its last record
+    u32 frame_stack = 1;     // states that make one observation
+    u32 burn_in = 0;         // [records] before a pick that sequences() adds
+    bool short_picks = false;
+    u32 shift = 6;           // log2 of the records in a chunk
+    std::string file;        // the buffer's file, or empty: RAM
+};
+
+// A drawn pick: its first record, and how much of the episode the window sees.
+struct Window {
+    u32 slot, position;
+    u32 records;  // of the episode
+    u32 states;   // of the episode
+    bool terminal_end;  // the episode's last state is terminal
+};
+
+// Where one row of many interleaved streams keeps its fields (ddrl.core.layouts.row_dtype).
+struct RowLayout {
+    std::size_t row_bytes, version, stream, step, reward, kind, action;
+    std::vector<std::size_t> states;
+};
+
+class Replay {
+  public:
+    Replay(Options options, std::unique_ptr<Eviction> eviction)
+        : options_(std::move(options)), store_(options_.columns, options_.capacity, options_.shift, options_.file),
+          picks_(options_.capacity + 1, store_.max_slots()), eviction_(std::move(eviction)) {}
+
+    const Options& options() const { return options_; }
+    const Store& store() const { return store_; }
+    std::mutex& mutex() { return mutex_; }
+
+    u64 new_episode() {
+        std::lock_guard lock(mutex_);
+        return store_.episode(begin()).handle;
+    }
+
+    // A selector sees all picks, those made before it too. Returns its handle.
+    u32 add_selector(std::unique_ptr<PickSelector> selector) {
+        std::lock_guard lock(mutex_);
+        if (picks_.size()) selector->picks_added(0, picks_.size());
+        selectors_.push_back(std::move(selector));
+        return static_cast<u32>(selectors_.size() - 1);
+    }
+    // Takes back selectors made since there were `count`, for a snapshot that was refused.
+    void keep_selectors(u32 count) {
+        std::lock_guard lock(mutex_);
+        selectors_.resize(count);
+    }
+    u32 selector_count() const { return static_cast<u32>(selectors_.size()); }
+    PickSelector& selector(u32 handle) {
+        if (handle >= selectors_.size())
+            throw std::invalid_argument("there is no pick selector " + std::to_string(handle) + ": take the handle from new_pick_selector");
+        return *selectors_[handle];
+    }
+
+    // Appends records to a live episode, evicting others as needed, and ends it unless `ending` is LIVE. An episode that was evicted
+    // meanwhile goes on under a new handle; returns the handle in force.
+    u64 record(u64 handle, const Rows& rows, Ending ending, const byte* const* final_state) {
+        std::lock_guard lock(mutex_);
+        u32 episode = live_episode(handle);
+        for (u32 done = 0; done < rows.count;) episode = append(episode, rows, done);
+        if (ending != Ending::LIVE) episode = end(episode, ending, final_state);
+        return store_.episode(episode).handle;
+    }
+
+    // Ends a live episode without a final state.
+    void cut(u64 handle) {
+        std::lock_guard lock(mutex_);
+        end(live_episode(handle), Ending::CUT, nullptr);
+    }
+
+    // Records rows of many streams in their order; returns how many were records (not final states). See ExperienceReplay.record_rows.
+    u32 record_rows(const byte* rows, u32 count, const RowLayout& layout) {
+        std::lock_guard lock(mutex_);
+        const u32 columns = store_.column_count();
+        row_data_.resize(columns), row_stride_.resize(columns);
+        u32 recorded = 0, stream, step, kind;
+        for (u32 i = 0; i < count; ++i) {
+            std::memcpy(&kind, rows + i * layout.row_bytes + layout.kind, 4);
+            if (kind > 2) throw std::invalid_argument("a row of kind " + std::to_string(kind) + " is no row of experience: it is torn or foreign");
+        }
+        for (u32 i = 0; i < count; ++i) {
+            const byte* row = rows + i * layout.row_bytes;
+            std::memcpy(&stream, row + layout.stream, 4), std::memcpy(&step, row + layout.step, 4), std::memcpy(&kind, row + layout.kind, 4);
+            Stream& live = streams_.at(stream);
+            if (live.handle != NO_HANDLE && step != live.next_step) close(live);
+            if (kind != 0) {
+                if (live.handle != NO_HANDLE) {
+                    const u32 episode = store_.find(live.handle);
+                    for (u32 c = 0; c < store_.state_count(); ++c) row_data_[c] = row + layout.states[c];
+                    if (episode != NONE) end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, row_data_.data());
+                    live.handle = NO_HANDLE;
+                }
+                continue;
+            }
+            u32 episode = live.handle == NO_HANDLE ? NONE : store_.find(live.handle);
+            if (episode == NONE) episode = begin();
+            for (u32 c = 0; c < store_.state_count(); ++c) row_data_[c] = row + layout.states[c];
+            row_data_[columns - 3] = row + layout.action;
+            row_data_[columns - 2] = row + layout.reward;
+            row_data_[columns - 1] = row + layout.version;
+            u32 done = 0;
+            episode = append(episode, {row_data_.data(), row_stride_.data(), 1}, done);
+            live.handle = store_.episode(episode).handle;
+            live.next_step = step + 1;
+            ++recorded;
+        }
+        return recorded;
+    }
+
+    // Ends every live episode of record_rows' streams without a final state, in order of handles.
+    void cut_streams() {
+        std::lock_guard lock(mutex_);
+        std::vector<u64> handles;
+        streams_.each([&](u64, const Stream& live) { handles.push_back(live.handle); });
+        std::sort(handles.begin(), handles.end());
+        for (const u64 handle : handles)
+            if (const u32 episode = handle == NO_HANDLE ? NONE : store_.find(handle); episode != NONE) end(episode, Ending::CUT, nullptr);
+        streams_.clear();
+    }
+
+    // Priorities of picks; one whose episode was evicted, or that never was, is passed over. Returns how many were set.
+    u32 set_priority(u32 selector_handle, std::span<const u64> episode, std::span<const u32> position, std::span<const float> priority) {
+        for (const float p : priority)
+            if (!(p >= 0.0f && p <= 3.4028234e38f))
+                throw std::invalid_argument("a priority of " + std::to_string(p) + " cannot be used: priorities are finite and at least 0");
+        std::lock_guard lock(mutex_);
+        PickSelector& chosen = selector(selector_handle);
+        index_.resize(episode.size());
+        u32 set = 0;
+        for (std::size_t i = 0; i < episode.size(); ++i) {
+            index_[i] = find_pick(episode[i], position[i]);
+            set += index_[i] != NONE;
+        }
+        chosen.set_priority(index_, priority);
+        return set;
+    }
+
+    // Draws picks and resolves them, then calls copy(windows) outside the lock while their memory is held. False: nothing to draw.
+    template <class Copy>
+    bool draw(u32 selector_handle, u32 count, u64* handles, u32* positions, float* weights, Copy copy) {
+        std::vector<Window> windows;
+        u64 ticket;
+        {
+            std::lock_guard lock(mutex_);
+            PickSelector& chosen = selector(selector_handle);
+            if (!picks_.size()) return false;
+            index_.resize(count);
+            if (!chosen.draw(index_, weights ? std::span<float>(weights, count) : std::span<float>())) return false;
+            windows = take_scratch();
+            windows.resize(count);
+            resolve(windows, handles, positions);
+            ticket = enter();
+        }
+        copy(std::span<const Window>(windows));
+        std::lock_guard lock(mutex_);
+        leave(ticket);
+        scratch_.push_back(std::move(windows));
+        return true;
+    }
+
+    u64 records() const {
+        std::lock_guard lock(mutex_);
+        return store_.records();
+    }
+    u64 episodes() const {
+        std::lock_guard lock(mutex_);
+        return store_.episodes();
+    }
+    u64 pick_count() const {
+        std::lock_guard lock(mutex_);
+        return picks_.size();
+    }
+    std::size_t nbytes() const {
+        std::lock_guard lock(mutex_);
+        std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) + eviction_->nbytes() + streams_.nbytes() +
+                            (index_.capacity() + drawn_.capacity() + limbo_.size() * 4) * sizeof(u32) + moves_.capacity() * sizeof(Move);
+        for (const auto& chosen : selectors_) bytes += chosen->nbytes();
+        for (const auto& windows : scratch_) bytes += windows.capacity() * sizeof(Window);
+        return bytes;
+    }
+    // Every pick in table order, for tests and plots: handle and position.
+    void list_picks(u64* handles, u32* positions, u32 most) const {
+        std::lock_guard lock(mutex_);
+        for (u32 i = 0; i < std::min(most, picks_.size()); ++i) {
+            handles[i] = store_.episode(store_.episode_of(picks_.slot(i))).handle;
+            positions[i] = store_.position(picks_.slot(i));
+        }
+    }
+    void law(u32 selector_handle, std::span<double> probability) {
+        std::lock_guard lock(mutex_);
+        selector(selector_handle).law(probability);
+    }
+    // What is wrong with the structure, or nothing. O(everything).
+    std::string check() {
+        std::lock_guard lock(mutex_);
+        if (std::string wrong = store_.check(); !wrong.empty()) return wrong;
+        if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
+        if (store_.records() > options_.capacity) return "more records than the capacity";
+        for (u32 i = store_.oldest(); i != NONE; i = store_.episode(i).newer)
+            if (store_.episode(i).picks != picks_of(store_.episode(i))) return "an episode has the wrong number of picks";
+        for (const auto& chosen : selectors_)
+            if (std::string wrong = chosen->check(picks_.size()); !wrong.empty()) return wrong;
+        return "";
+    }
+
+    // The structure (not the records) as bytes; and back. The caller holds the lock.
+    void save_structure(Writer& out) const {
+        std::vector<u32> waiting;
+        for (const auto& [chunk, epoch] : limbo_) waiting.push_back(chunk);
+        store_.save(out, waiting), picks_.save(out), eviction_->save(out);
+        out.value<u64>(streams_.size());
+        streams_.each([&](u64 key, const Stream& live) { out.value(key), out.value(live); });
+        out.value<u64>(selectors_.size());
+        for (const auto& chosen : selectors_) chosen->save(out);
+    }
+    void load_structure(Reader& in) {
+        wait([&] { return readers_.empty(); });
+        store_.load(in), picks_.load(in), eviction_->load(in);
+        streams_.clear();
+        for (u64 left = in.value<u64>(); left--;) {
+            const u64 key = in.value<u64>();
+            streams_.at(key) = in.value<Stream>();
+        }
+        if (in.value<u64>() != selectors_.size()) throw std::runtime_error("the snapshot holds other selectors");
+        for (const auto& chosen : selectors_) chosen->load(in);
+    }
+    Store& writable_store() { return store_; }
+    // Readers of chunk memory outside the lock, for snapshots; call under the lock.
+    u64 enter() {
+        readers_.push_back(epoch_);
+        return epoch_;
+    }
+    void leave(u64 ticket) {
+        readers_.erase(std::find(readers_.begin(), readers_.end(), ticket));
+        u64 oldest = epoch_ + 1;
+        for (const u64 reader : readers_) oldest = std::min(oldest, reader);
+        while (!limbo_.empty() && limbo_.front().second < oldest) store_.give_back(limbo_.front().first), limbo_.pop_front();
+        reader_left_.notify_all();
+    }
+    // Chunks waiting for readers; a snapshot counts them as free.
+    const std::deque<std::pair<u32, u64>>& limbo() const { return limbo_; }
+    bool reading() const { return !readers_.empty(); }
+
+  private:
+    static constexpr u64 NO_HANDLE = ~u64{0};
+    struct Stream {
+        u64 handle = NO_HANDLE;
+        u32 next_step = 0, unused = 0;
+    };
+
+    u32 begin() {
+        const u32 episode = store_.begin_episode();
+        eviction_->added(episode, store_);
+        return episode;
+    }
+
+    u32 live_episode(u64 handle) {
+        const u32 episode = store_.find(handle);
+        if (episode == NONE) {
+            if (handle >= store_.next_handle())
+                throw std::invalid_argument("there is no episode " + std::to_string(handle) + ": take the handle from new_episode or record");
+            return begin();  // evicted: it goes on under a new handle
+        }
+        if (store_.episode(episode).ending != Ending::LIVE)
+            throw std::invalid_argument("episode " + std::to_string(handle) + " has ended: begin another with new_episode");
+        return episode;
+    }
+
+    void close(Stream& live) {
+        if (const u32 episode = store_.find(live.handle); episode != NONE) end(episode, Ending::CUT, nullptr);
+        live.handle = NO_HANDLE;
+    }
+
+    // Appends some of rows[done ..] and advances `done`; returns the episode, a new one where eviction took it.
+    u32 append(u32 episode, const Rows& rows, u32& done) {
+        episode = make_room(episode, 1);
+        const u64 room = options_.capacity - store_.records();
+        const u32 wanted = rows.count - done;
+        const Rows part{rows.data, rows.stride, wanted <= room ? rows.count : done + static_cast<u32>(room)};
+        done += store_.append(episode, part, done);
+        make_picks(episode);
+        return episode;
+    }
+
+    u32 end(u32 episode, Ending ending, const byte* const* final_state) {
+        if (final_state) episode = make_room(episode, 0);
+        store_.finish(episode, ending, final_state);
+        make_picks(episode);
+        return episode;
+    }
+
+    // Evicts until `records` more fit and a chunk is to be had; the episode itself may go, then a new one takes its place.
+    u32 make_room(u32 episode, u32 records) {
+        while (store_.records() + records > options_.capacity || !store_.has_room()) {
+            if (!store_.has_room() && !limbo_.empty()) {  // the chunks are there, once readers have done with them
+                const u64 handle = store_.episode(episode).handle;
+                wait([&] { return store_.has_room(); });
+                episode = store_.find(handle);
+                if (episode == NONE || store_.episode(episode).ending != Ending::LIVE) episode = begin();
+                continue;
+            }
+            const u32 victim = eviction_->victim(store_);
+            evict(victim);
+            if (victim == episode) episode = begin();
+        }
+        return episode;
+    }
+
+    // Lets go of the lock, which the caller holds, until a leaving reader made `ready` true.
+    template <class Ready>
+    void wait(Ready ready) {
+        std::unique_lock lock(mutex_, std::adopt_lock);
+        reader_left_.wait(lock, ready);
+        lock.release();
+    }
+
+    void evict(u32 victim) {
+        moves_.clear();
+        picks_.note_high_water();
+        const u32 before = picks_.size();
+        picks_.remove(store_, victim, moves_);
+        if (picks_.size() != before)
+            for (const auto& chosen : selectors_) {
+                if (!moves_.empty()) chosen->picks_moved(moves_);
+                chosen->picks_dropped(picks_.size());
+            }
+        eviction_->removed(victim, store_);
+        if (readers_.empty()) {
+            store_.remove(victim, [&](u32 chunk) { store_.give_back(chunk); });
+        } else {
+            store_.remove(victim, [&](u32 chunk) { limbo_.emplace_back(chunk, epoch_); });
+            ++epoch_;
+        }
+    }
+
+    // How many positions from 0 on can be drawn, by the length and ending of an episode (R18; see new_episode's page for the rules).
+    u32 picks_of(const Episode& episode) const {
+        const u32 n = options_.n_step, length = options_.pick_len;
+        const u32 ends = n ? episode.states() - (episode.states() > 0) : episode.records;  // records a window may use
+        if (episode.ending == Ending::LIVE) {
+            const u32 needed = length + (n ? n - 1 : 0);
+            return ends >= needed ? ends - needed + 1 : 0;
+        }
+        if (options_.short_picks || length == 1) return ends;
+        return ends >= length ? ends - length + 1 : 0;
+    }
+
+    void make_picks(u32 index) {
+        Episode& episode = store_.episode(index);
+        const u32 wanted = picks_of(episode), made = episode.picks;
+        if (wanted <= made) return;
+        const u32 first = picks_.size(), mask = store_.chunk_records() - 1;
+        u32 chunk = store_.chunk_at(index, made);
+        for (u32 position = made; position < wanted; ++position) {
+            if (position != made && (position & mask) == 0) chunk = store_.head(chunk).next;
+            picks_.add((chunk << store_.shift()) | (position & mask));
+        }
+        episode.picks = wanted;
+        for (const auto& chosen : selectors_) chosen->picks_added(first, wanted - made);
+    }
+
+    u32 find_pick(u64 handle, u32 position) const {
+        const u32 index = store_.find(handle);
+        if (index == NONE || position >= store_.episode(index).picks) return NONE;
+        return picks_.index_of((store_.chunk_at(index, position) << store_.shift()) | (position & (store_.chunk_records() - 1)));
+    }
+
+    void resolve(std::vector<Window>& windows, u64* handles, u32* positions) {
+        const bool tell = eviction_->wants_draws();
+        if (tell) drawn_.resize(windows.size());
+        for (std::size_t i = 0; i < windows.size(); ++i) {
+            const u32 slot = picks_.slot(index_[i]), index = store_.episode_of(slot);
+            const Episode& episode = store_.episode(index);
+            windows[i] = {slot, store_.position(slot), episode.records, episode.states(), episode.ending == Ending::TERMINATED};
+            if (handles) handles[i] = episode.handle;
+            if (positions) positions[i] = windows[i].position;
+            if (tell) drawn_[i] = index;
+        }
+        if (tell) eviction_->drawn(drawn_);
+    }
+
+    std::vector<Window> take_scratch() {
+        if (scratch_.empty()) return {};
+        std::vector<Window> windows = std::move(scratch_.back());
+        scratch_.pop_back();
+        return windows;
+    }
+
+    Options options_;
+    mutable std::mutex mutex_;
+    std::condition_variable reader_left_;
+    Store store_;
+    PickTable picks_;
+    std::unique_ptr<Eviction> eviction_;
+    std::vector<std::unique_ptr<PickSelector>> selectors_;
+    FlatMap<Stream> streams_;
+    std::vector<Move> moves_;
+    std::vector<u32> index_, drawn_;
+    std::vector<const byte*> row_data_;
+    std::vector<std::size_t> row_stride_;
+    std::vector<std::vector<Window>> scratch_;
+    std::vector<u64> readers_;                   // epochs in which readers entered
+    std::deque<std::pair<u32, u64>> limbo_;      // chunks of evicted episodes and the epoch of their eviction
+    u64 epoch_ = 0;
+};
+
+}  // namespace ddrl::replay

@@ -1,0 +1,50 @@
+// Second chance: an episode's flag is set when a pick of it is drawn. A pointer goes round the episodes in order of handles, takes the flag
+// from those it passes, and evicts the first without one; with all flagged that is the one it began at, after one full turn.
+#pragma once
+
+#include <vector>
+
+#include "eviction.hpp"
+
+namespace ddrl::replay {
+
+class SecondChance final : public Eviction {
+  public:
+    void added(u32 episode, const Store&) override {
+        if (flag_.size() <= episode) flag_.resize(episode + std::size_t{1});
+        flag_[episode] = 0;
+        if (pointer_ == NONE) pointer_ = episode;
+    }
+    void removed(u32 episode, const Store& store) override {
+        if (pointer_ == episode) step(store);
+        if (pointer_ == episode) pointer_ = NONE;
+    }
+    void drawn(std::span<const u32> episodes) override {
+        for (const u32 episode : episodes) flag_[episode] = 1;
+    }
+    bool wants_draws() const override { return true; }
+    u32 victim(const Store& store) override {
+        while (flag_[pointer_]) {
+            flag_[pointer_] = 0;
+            step(store);
+        }
+        return pointer_;
+    }
+    std::size_t nbytes() const override { return flag_.capacity(); }
+    void save(Writer& out) const override { out.value(pointer_), out.array(flag_.data(), flag_.size()); }
+    void load(Reader& in) override {
+        pointer_ = in.value<u32>();
+        flag_.resize(Reader(in).value<u64>());
+        in.array(flag_.data(), flag_.size());
+    }
+
+  private:
+    void step(const Store& store) {
+        pointer_ = store.episode(pointer_).newer;
+        if (pointer_ == NONE) pointer_ = store.oldest();
+    }
+    std::vector<u8> flag_;
+    u32 pointer_ = NONE;
+};
+
+}  // namespace ddrl::replay

@@ -1,0 +1,294 @@
+// The records: episodes by handle, each a chain of fixed-size chunks, and in a chunk one run of memory for each column.
+//
+//   slot = chunk * C + offset            names one record for as long as its episode lives; C is a power of two
+//   chunk = [state 0 x C | state 1 x C | .. | memory x C | action x C | reward x C | policy_version x C]
+//
+// So the consecutive records of a window lie side by side column by column, within one page or two. An episode of T records with a final
+// state uses T + 1 slots: the final state stands in slot T. Records are written once and never change; a chunk is given back whole.
+// Not thread-safe: the layer above locks. What a reader copies outside the lock (chunk memory, heads of used chunks) never moves.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "archive.hpp"
+#include "flat_map.hpp"
+#include "memory.hpp"
+
+namespace ddrl::replay {
+
+enum class Ending : u8 { LIVE = 0, TERMINATED = 1, TRUNCATED = 2, CUT = 3 };  // CUT: closed without a final state
+
+struct Episode {
+    u64 handle = 0;
+    u32 first_chunk = NONE, last_chunk = NONE;
+    u32 records = 0;               // T
+    u32 picks = 0;                 // positions 0 .. picks - 1 can be drawn
+    u32 older = NONE, newer = NONE;  // neighbors in order of handles
+    Ending ending = Ending::LIVE;
+    bool used = false;
+    u32 states() const { return records + (ending == Ending::TERMINATED || ending == Ending::TRUNCATED); }
+};
+
+struct ChunkHead {
+    u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
+};
+
+// Bytes per record of each column; the states come first, then the optional recurrent memory, then action, reward, policy_version.
+struct Columns {
+    std::vector<u32> states;
+    u32 memory = 0, action = 0;
+    std::vector<u32> all() const {
+        std::vector<u32> bytes = states;
+        if (memory) bytes.push_back(memory);
+        bytes.insert(bytes.end(), {action, u32{sizeof(float)}, u32{sizeof(u64)}});
+        return bytes;
+    }
+};
+
+// Where the columns of incoming records stand: record i of column c at data[c] + i * stride[c].
+struct Rows {
+    const byte* const* data;
+    const std::size_t* stride;
+    u32 count;
+};
+
+// Copies of a few bytes without a call: most columns are 4 to 64 bytes.
+inline void copy_record(byte* to, const byte* from, std::size_t bytes) {
+    switch (bytes) {
+        case 4: std::memcpy(to, from, 4); return;
+        case 8: std::memcpy(to, from, 8); return;
+        case 16: std::memcpy(to, from, 16); return;
+        case 32: std::memcpy(to, from, 32); return;
+        case 64: std::memcpy(to, from, 64); return;
+        default: std::memcpy(to, from, bytes);
+    }
+}
+
+class Store {
+  public:
+    Store(const Columns& columns, u64 capacity, u32 shift, const std::string& file)
+        : bytes_(columns.all()), state_count_(static_cast<u32>(columns.states.size())), shift_(shift),
+          chunk_bytes_(place_columns()), arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file), heads_(arena_.max_chunks()) {}
+
+    u32 chunk_records() const { return u32{1} << shift_; }
+    u32 shift() const { return shift_; }
+    std::size_t max_slots() const { return arena_.max_chunks() << shift_; }
+    u32 column_count() const { return static_cast<u32>(bytes_.size()); }
+    u32 state_count() const { return state_count_; }
+    u32 column_bytes(u32 column) const { return bytes_[column]; }
+    const ChunkHead& head(u32 chunk) const { return heads_[chunk]; }
+    u64 records() const { return records_; }
+    std::size_t episodes() const { return by_handle_.size(); }
+    const Episode& episode(u32 index) const { return table_[index]; }
+    Episode& episode(u32 index) { return table_[index]; }
+    std::size_t table_size() const { return table_.size(); }
+    u32 oldest() const { return oldest_; }
+    u64 next_handle() const { return next_handle_; }
+    u32 find(u64 handle) const {
+        const u32* found = by_handle_.find(handle);
+        return found ? *found : NONE;
+    }
+    const byte* column(u32 chunk, u32 column) const { return arena_.chunk(chunk) + offset_[column]; }
+    u32 position(u32 slot) const { return heads_[slot >> shift_].base + (slot & (chunk_records() - 1)); }
+    u32 episode_of(u32 slot) const { return heads_[slot >> shift_].episode; }
+
+    // The chunk that holds a position of an episode. O(1).
+    u32 chunk_at(u32 index, u32 position) const { return chunks_[index][position >> shift_]; }
+
+    // Whether a chunk is to be had.
+    bool has_room() const { return !free_.empty() || fresh_ < arena_.max_chunks(); }
+
+    u32 begin_episode() {
+        u32 index;
+        if (unused_.empty()) {
+            index = static_cast<u32>(table_.size());
+            table_.emplace_back();
+            chunks_.emplace_back();
+        } else {
+            index = unused_.back();
+            unused_.pop_back();
+            table_[index] = Episode{};
+            chunks_[index].clear();
+        }
+        Episode& episode = table_[index];
+        episode.used = true;
+        episode.handle = next_handle_++;
+        episode.older = newest_;
+        if (newest_ != NONE) table_[newest_].newer = index;
+        newest_ = index;
+        if (oldest_ == NONE) oldest_ = index;
+        by_handle_.at(episode.handle) = index;
+        return index;
+    }
+
+    // Appends up to `rows.count` records from record `first` on, as many as fit the last chunk (a new one when it is full); returns how many.
+    u32 append(u32 index, const Rows& rows, u32 first) {
+        Episode& episode = table_[index];
+        const u32 offset = place_next(index);
+        const u32 room = chunk_records() - offset, count = rows.count - first < room ? rows.count - first : room;
+        byte* chunk = arena_.chunk(episode.last_chunk);
+        for (u32 c = 0; c < column_count(); ++c) {
+            const std::size_t bytes = bytes_[c], stride = rows.stride[c];
+            byte* to = chunk + offset_[c] + offset * bytes;
+            const byte* from = rows.data[c] + first * stride;
+            if (count == 1)
+                copy_record(to, from, bytes);
+            else if (stride == bytes)
+                std::memcpy(to, from, count * bytes);
+            else
+                for (u32 i = 0; i < count; ++i) copy_record(to + i * bytes, from + i * stride, bytes);
+        }
+        episode.records += count;
+        records_ += count;
+        return count;
+    }
+
+    // Ends an episode; `state` holds one pointer per state column, or is null when ending is CUT.
+    void finish(u32 index, Ending ending, const byte* const* state) {
+        if (state) {
+            const u32 offset = place_next(index);
+            byte* chunk = arena_.chunk(table_[index].last_chunk);
+            for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
+        }
+        table_[index].ending = ending;
+    }
+
+    // Takes an episode out; `recycle` is called with each of its chunks, which `give_back` makes usable again. O(chunks).
+    template <class Recycle>
+    void remove(u32 index, Recycle recycle) {
+        Episode& episode = table_[index];
+        for (u32 chunk = episode.first_chunk; chunk != NONE;) {
+            const u32 next = heads_[chunk].next;
+            recycle(chunk);
+            chunk = next;
+        }
+        (episode.older == NONE ? oldest_ : table_[episode.older].newer) = episode.newer;
+        (episode.newer == NONE ? newest_ : table_[episode.newer].older) = episode.older;
+        by_handle_.erase(episode.handle);
+        records_ -= episode.records;
+        episode.used = false;
+        unused_.push_back(index);
+    }
+    void give_back(u32 chunk) { free_.push_back(chunk); }
+
+    std::size_t nbytes() const {
+        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead)) + table_.capacity() * (sizeof(Episode) + sizeof(std::vector<u32>)) + fresh_ * sizeof(u32) + by_handle_.nbytes() +
+               (free_.capacity() + unused_.capacity()) * sizeof(u32);
+    }
+    u32 chunks_touched() const { return fresh_; }
+    bool in_file() const { return arena_.in_file(); }
+
+    // `extra_free`: chunks that only wait for readers.
+    void save(Writer& out, const std::vector<u32>& extra_free) const {
+        std::vector<u32> all_free = free_;
+        all_free.insert(all_free.end(), extra_free.begin(), extra_free.end());
+        out.value(next_handle_), out.value(records_), out.value(oldest_), out.value(newest_), out.value(fresh_);
+        out.array(table_.data(), table_.size());
+        out.array(unused_.data(), unused_.size());
+        out.array(all_free.data(), all_free.size());
+        out.array(heads_.data(), fresh_);
+    }
+    void load(Reader& in) {
+        next_handle_ = in.value<u64>(), records_ = in.value<u64>(), oldest_ = in.value<u32>(), newest_ = in.value<u32>();
+        fresh_ = in.value<u32>();
+        load_vector(in, table_), load_vector(in, unused_), load_vector(in, free_);
+        in.array(heads_.data(), heads_.capacity());
+        arena_.commit(fresh_);
+        by_handle_.clear();
+        for (u32 i = 0; i < table_.size(); ++i)
+            if (table_[i].used) by_handle_.at(table_[i].handle) = i;
+        chunks_.assign(table_.size(), {});
+        for (u32 i = 0; i < table_.size(); ++i)
+            for (u32 chunk = table_[i].used ? table_[i].first_chunk : NONE; chunk != NONE; chunk = heads_[chunk].next) chunks_[i].push_back(chunk);
+    }
+    byte* writable_column(u32 chunk, u32 column) { return arena_.chunk(chunk) + offset_[column]; }
+
+    // What is wrong with the structure, or nothing. O(everything).
+    std::string check() const {
+        u64 records = 0;
+        std::size_t count = 0, chunks = free_.size();
+        u32 before = NONE;
+        for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer) {
+            const Episode& episode = table_[i];
+            if (!episode.used || find(episode.handle) != i) return "an episode is not found under its handle";
+            if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle)) return "the order of handles is broken";
+            records += episode.records, ++count;
+            u32 base = 0, previous = NONE;
+            for (u32 chunk = episode.first_chunk; chunk != NONE; previous = chunk, chunk = heads_[chunk].next, base += chunk_records(), ++chunks) {
+                const ChunkHead& head = heads_[chunk];
+                if (head.episode != i || head.base != base || head.previous != previous) return "a chain of chunks is broken";
+            }
+            if (chunks_[i].size() << shift_ != base) return "an episode's list of chunks is wrong";
+            if (previous != episode.last_chunk) return "an episode's last chunk is wrong";
+            if (base < episode.states() || (base && base - chunk_records() >= episode.states())) return "a chain of chunks has the wrong length";
+        }
+        if (before != newest_) return "the newest episode is wrong";
+        if (count != by_handle_.size() || count + unused_.size() != table_.size()) return "episodes are lost";
+        if (records != records_) return "records are miscounted";
+        if (chunks > fresh_) return "a chunk is in use twice";
+        return "";
+    }
+
+  private:
+    static std::size_t chunks_for(u64 capacity, u32 shift, std::size_t chunk_bytes) {
+        // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own size): beyond
+        // that episodes are evicted for want of chunks.
+        const u64 records = u64{1} << shift, full = (capacity + records) / records + 1;
+        u64 most = capacity / 2 + 64;
+        const u64 bytes = std::max<u64>((u64{1} << 39) / chunk_bytes, 4 * full);
+        most = std::min({std::max(most, 4 * full), bytes, (u64{NONE} >> shift)});
+        return std::max<u64>(most, full + 64);
+    }
+    std::size_t place_columns() {
+        std::size_t at = 0;
+        for (const u32 bytes : bytes_) {
+            offset_.push_back(at);
+            at = round_up(at + (std::size_t{bytes} << shift_), 64);
+        }
+        return at;
+    }
+    // Offset in the last chunk for the episode's next slot; takes a chunk when there is none or it is full.
+    u32 place_next(u32 index) {
+        const u32 offset = table_[index].records & (chunk_records() - 1);
+        if (offset == 0) {
+            u32 chunk;
+            if (free_.empty()) {
+                arena_.commit(fresh_ + std::size_t{1});
+                chunk = fresh_++;
+            } else {
+                chunk = free_.back();
+                free_.pop_back();
+            }
+            Episode& episode = table_[index];
+            heads_[chunk] = {index, episode.records, NONE, episode.last_chunk};
+            (episode.last_chunk == NONE ? episode.first_chunk : heads_[episode.last_chunk].next) = chunk;
+            episode.last_chunk = chunk;
+            chunks_[index].push_back(chunk);
+        }
+        return offset;
+    }
+    template <class T>
+    static void load_vector(Reader& in, std::vector<T>& items) {
+        Reader ahead = in;
+        items.resize(ahead.value<u64>() * sizeof(T) <= ahead.left() ? Reader(in).value<u64>() : 0);
+        in.array(items.data(), items.size());
+    }
+
+    std::vector<u32> bytes_;
+    u32 state_count_, shift_;
+    std::vector<std::size_t> offset_;
+    std::size_t chunk_bytes_;
+    Arena arena_;
+    Reserved<ChunkHead> heads_;
+    std::vector<u32> free_;
+    u32 fresh_ = 0;  // chunks ever taken: 0 .. fresh_ - 1
+    std::vector<Episode> table_;
+    std::vector<std::vector<u32>> chunks_;  // of each episode, in order
+    std::vector<u32> unused_;
+    FlatMap<u32> by_handle_;
+    u64 next_handle_ = 0, records_ = 0;
+    u32 oldest_ = NONE, newest_ = NONE;
+};
+
+}  // namespace ddrl::replay

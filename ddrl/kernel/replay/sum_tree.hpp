@@ -1,0 +1,135 @@
+// Masses at dense indices, their sum, and draws in proportion: a tree of fan-out 16 instead of 2, so five levels hold a million leaves.
+//
+// Leaves are float, sums double. A node is always the sum of its children, added in one fixed order: nothing drifts, and a rebuilt tree is
+// bit-equal. A write touches its leaf and marks its group of 16; the next draw repairs the marked paths, so a burst of writes costs little.
+// A batch descends level by level, all draws together: their cache misses overlap.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "memory.hpp"
+
+namespace ddrl::replay {
+
+class SumTree {
+  public:
+    static constexpr u32 FAN = 16;
+
+    explicit SumTree(std::size_t capacity) : leaves_(round_up(capacity + 1, FAN)), marked_(leaves_.capacity() / FAN) {
+        for (std::size_t width = leaves_.capacity() / FAN;; width = (width + FAN - 1) / FAN) {
+            sums_.emplace_back(round_up(width, FAN));
+            if (width == 1) break;
+        }
+    }
+
+    float mass(u32 index) const { return leaves_[index]; }
+    void set(u32 index, float mass) {
+        leaves_[index] = mass;
+        const u32 group = index / FAN;
+        if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
+    }
+    void fill(u32 first, u32 count, float mass) {
+        for (u32 i = first; i < first + count; ++i) set(i, mass);
+        if (first + count > used_) used_ = first + count;
+    }
+    double total() {
+        repair();
+        return sums_.back()[0];
+    }
+
+    // For each target in [0, total): the index whose mass spans it. Targets are used up; an index of mass 0 is never found.
+    void find(std::span<double> target, std::span<u32> index) {
+        repair();
+        for (u32& node : index) node = 0;
+        for (std::size_t level = sums_.size(); level-- > 0;) {
+            if (level) {
+                const double* children = sums_[level - 1].data();
+                for (std::size_t i = 0; i < index.size(); ++i) index[i] = descend(children, index[i], target[i]);
+            } else {
+                const float* children = leaves_.data();
+                for (std::size_t i = 0; i < index.size(); ++i) {
+                    if (i + 8 < index.size()) __builtin_prefetch(children + std::size_t{index[i + 8]} * FAN);
+                    index[i] = descend(children, index[i], target[i]);
+                }
+            }
+        }
+    }
+
+    std::size_t nbytes() const { return used_ * (sizeof(float) + sizeof(double) / 15.0 + 1.0 / FAN) + pending_.capacity() * sizeof(u32); }
+    const float* masses() const { return leaves_.data(); }
+
+    // What is wrong, or nothing; masses at and after `size` must be 0. O(size).
+    std::string check(u32 size) {
+        repair();
+        for (u32 i = 0; i < used_; ++i) {
+            if (!(leaves_[i] >= 0.0f)) return "a mass is negative";
+            if (i >= size && leaves_[i] != 0.0f) return "a pick that is gone still has mass";
+        }
+        for (std::size_t level = 0; level < sums_.size(); ++level)
+            for (std::size_t node = 0; node < (used_ >> (4 * (level + 1))) + 1; ++node)
+                if (sums_[level][node] != (level ? sum(sums_[level - 1].data(), node) : sum(leaves_.data(), node)))
+                    return "a sum differs from its parts";
+        return "";
+    }
+
+  private:
+    template <class Number>
+    static double sum(const Number* children, std::size_t node) {
+        const Number* c = children + node * FAN;
+        double quarter[4];
+        for (int k = 0; k < 4; ++k) quarter[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
+        return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+    }
+
+    // The child of `node` that spans `target`, which becomes the rest within it: first the quarter, then the child, without branches.
+    template <class Number>
+    static u32 descend(const Number* children, u32 node, double& target) {
+        const Number* c = children + std::size_t{node} * FAN;
+        double q[4];
+        for (int k = 0; k < 4; ++k) q[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
+        const double q1 = q[0], q2 = q[0] + q[1], q3 = q2 + q[2];
+        const unsigned quarter = unsigned(target >= q1) + unsigned(target >= q2) + unsigned(target >= q3);
+        const double start[4] = {0.0, q1, q2, q3};
+        double rest = target - start[quarter];
+        const Number* d = c + 4 * quarter;
+        const double d1 = double(d[0]), d2 = d1 + double(d[1]), d3 = d2 + double(d[2]);
+        const unsigned part = unsigned(rest >= d1) + unsigned(rest >= d2) + unsigned(rest >= d3);
+        const double within[4] = {0.0, d1, d2, d3};
+        rest -= within[part];
+        unsigned child = 4 * quarter + part;
+        if (!(double(c[child]) > rest)) {  // rounding at the edge: stay in the nearest child that has mass
+            for (unsigned back = child + 1; back-- > 0;)
+                if (c[back] > Number{0}) return target = double(c[back]) * 0.99999999999999, node * FAN + back;
+            while (child + 1 < FAN && !(c[child] > Number{0})) ++child;
+            rest = 0.0;
+        }
+        target = rest;
+        return node * FAN + child;
+    }
+
+    void repair() {
+        if (pending_.empty()) return;
+        for (std::size_t level = 0; level < sums_.size(); ++level) {
+            double* sums = sums_[level].data();
+            std::size_t kept = 0;
+            for (const u32 group : pending_) {
+                if (level == 0)
+                    marked_[group] = 0, sums[group] = sum(leaves_.data(), group);
+                else
+                    sums[group] = sum(sums_[level - 1].data(), group);
+                if (!kept || pending_[kept - 1] != group / FAN) pending_[kept++] = group / FAN;
+            }
+            pending_.resize(kept);
+        }
+        pending_.clear();
+    }
+
+    Reserved<float> leaves_;
+    Reserved<u8> marked_;
+    std::vector<Reserved<double>> sums_;
+    std::vector<u32> pending_;
+    u32 used_ = 0;
+};
+
+}  // namespace ddrl::replay

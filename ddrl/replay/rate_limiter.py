@@ -1,0 +1,87 @@
+"""How many transitions may be drawn for each one recorded: one flow equation, kept by whoever records and whoever draws.
+
+Pure: it answers questions and counts; nobody is blocked here. With error = samples - samples_per_insert * (inserts - min_size):
+
+    draw up to n samples   while  error + n <= tolerance * samples_per_insert     (the learner is not too far ahead)
+    insert n transitions   while  error - samples_per_insert * n >= -tolerance * samples_per_insert   (nor the rollouts)
+
+One of the two always holds for n small beside the tolerance, so nobody waits for ever (Cassirer et al. 2021, "Reverb", has the same
+equation in other words). Before min_size inserts nothing may be drawn and everything may be inserted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ddrl.core.errors import CheckpointError, ConfigError
+
+UNLIMITED = 1 << 40
+
+
+class RateLimiter:
+    """Keeps samples / inserts near samples_per_insert, within `tolerance` [transitions recorded] either way.
+
+    samples_per_insert = 0: inserts never wait, and draws only for min_size.
+    """
+
+    def __init__(self, samples_per_insert: float, min_size: int, tolerance: float) -> None:
+        if samples_per_insert < 0 or min_size < 1 or tolerance <= 0:
+            raise ConfigError(f"samples_per_insert ({samples_per_insert}) must be at least 0, min_size ({min_size}) at least 1 and "
+                              f"tolerance ({tolerance}) above 0")
+        self.samples_per_insert = float(samples_per_insert)
+        self.min_size = int(min_size)
+        self.tolerance = float(tolerance)
+        self.inserts = 0
+        self.samples = 0
+
+    @property
+    def samples_behind(self) -> float:
+        """Samples that the learner owes [transitions]; negative: it is ahead."""
+        return self.samples_per_insert * (self.inserts - self.min_size) - self.samples
+
+    def can_insert(self, count: int = 1) -> bool:
+        """Whether `count` more transitions may be recorded now.
+
+        More at once than the tolerance spans both ways may be recorded whenever one could: blocks of any size get through.
+        """
+        if self.samples_per_insert == 0 or self.inserts + count <= self.min_size:
+            return True
+        band = self.tolerance * self.samples_per_insert
+        return self.samples_behind + self.samples_per_insert * min(count, self.tolerance) <= band
+
+    def insertable(self) -> int:
+        """How many transitions may be recorded now, one at a time; a large number where nothing limits."""
+        if self.samples_per_insert == 0:
+            return UNLIMITED
+        room = self.tolerance - self.samples_behind / self.samples_per_insert
+        return max(0, math.floor(room), self.min_size - self.inserts)
+
+    def can_sample(self, count: int = 1) -> bool:
+        """Whether `count` more transitions may be drawn now."""
+        if self.inserts < self.min_size:
+            return False
+        if self.samples_per_insert == 0:
+            return True
+        band = self.tolerance * self.samples_per_insert
+        return min(count, band) - self.samples_behind <= band
+
+    def inserted(self, count: int) -> None:
+        """Count transitions recorded."""
+        self.inserts += count
+
+    def sampled(self, count: int) -> None:
+        """Count transitions drawn."""
+        self.samples += count
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"inserts": self.inserts, "samples": self.samples}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        try:
+            inserts, samples = int(state["inserts"]), int(state["samples"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the rate limiter's state {state!r} cannot be used ({error!r})") from None
+        self.inserts, self.samples = inserts, samples

@@ -1,0 +1,235 @@
+"""What ExperienceReplay promises its users, beyond agreeing with the reference."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from filled import ACTION, STATE, add_episode, fill, make_replay
+
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.replay import ExperienceReplay
+
+
+def test_no_window_crosses_an_episode_border_when_the_ring_is_full() -> None:
+    replay = make_replay(500, pick_len=5, n_step=3)
+    selector = replay.new_pick_selector("uniform")
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        add_episode(replay, int(rng.integers(1, 60)), final=bool(rng.integers(2)))
+        if replay.num_picks:
+            batch = replay.get_batch(64, selector)
+            assert (batch.batch_state[:, :, 0] == batch.batch_pick_epi[:, None]).all()
+            np.testing.assert_array_equal(batch.batch_state[:, :, 1], batch.batch_pick_pos[:, None] + np.arange(5))
+    replay.check()
+
+
+def test_every_start_of_an_episode_can_be_drawn_with_n_step_returns() -> None:
+    replay = make_replay(n_step=5)
+    selector = replay.new_pick_selector("uniform")
+    add_episode(replay, 20)
+    _, positions = replay.picks()
+    assert sorted(positions.tolist()) == list(range(20))
+    batch = replay.sample(2000, selector, 0.5)
+    for position, reward, discount, state in zip(batch.pick_pos.tolist(), batch.r_t, batch.discount_t, batch.s_t, strict=True):
+        steps = min(5, 20 - position)
+        assert reward == pytest.approx(sum(0.5**j * (position + j) for j in range(steps)))
+        assert discount == (0 if position + steps == 20 else 0.5**steps)
+        assert state[1] == position + steps
+
+
+def test_a_truncated_episode_bootstraps_from_its_final_state() -> None:
+    replay = make_replay(n_step=3)
+    selector = replay.new_pick_selector("uniform")
+    add_episode(replay, 1, truncated=True)
+    batch = replay.sample(4, selector, 0.5)
+    assert (batch.discount_t == 0.5).all()
+    assert (batch.s_t[:, 1] == 1).all()
+
+
+def test_a_running_episode_without_a_next_state_has_one_next_state_less() -> None:
+    replay = make_replay(pick_len=3, n_step=0)
+    selector = replay.new_pick_selector("uniform")
+    add_episode(replay, 3, final=False)
+    batch = replay.get_batch(2, selector)
+    assert batch.seq_len.tolist() == [3, 3]
+    assert batch.seq_len_next.tolist() == [2, 2]
+    with pytest.raises(ValueError, match="n_step"):
+        replay.sample(1, selector, 0.9)
+
+
+def test_short_picks_end_with_the_episode_and_the_rest_is_zero() -> None:
+    replay = make_replay(pick_len=4, short_picks=True)
+    selector = replay.new_pick_selector("uniform")
+    add_episode(replay, 6)
+    batch = replay.get_batch(200, selector)
+    assert set(batch.seq_len.tolist()) == {1, 2, 3, 4}
+    for length, position, states in zip(batch.seq_len, batch.batch_pick_pos, batch.batch_state, strict=True):
+        assert length == min(4, 6 - position)
+        assert not states[length:].any()
+
+
+def test_an_episode_longer_than_the_capacity_goes_on_under_a_new_handle() -> None:
+    replay = make_replay(10)
+    handle = replay.new_episode()
+    seen = {handle}
+    for step in range(35):
+        handle = replay.record(handle, np.array([handle, step], np.float32), step, 0.0)
+        seen.add(handle)
+        replay.check()
+    assert len(seen) == 4
+    assert len(replay) == 5
+
+
+def test_recording_into_a_handle_that_never_was_or_has_ended_is_refused() -> None:
+    replay = make_replay()
+    handle = add_episode(replay, 3)
+    state = np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="has ended"):
+        replay.record(handle, state, 0, 0.0)
+    with pytest.raises(ValueError, match="no episode 99"):
+        replay.record(99, state, 0, 0.0)
+
+
+def test_arrays_that_do_not_fit_are_refused_and_others_are_converted() -> None:
+    replay = make_replay()
+    handle = replay.new_episode()
+    replay.record(handle, [1, 2], np.int32(3), 1, policy_version=7)
+    replay.record(handle, np.arange(4.0)[::2], np.array(4), np.float32(2), [5, 6])
+    batch = replay.sample(8, replay.new_pick_selector("uniform"), 1.0)
+    assert set(batch.a_tm1.tolist()) == {3, 4}
+    assert set(map(tuple, batch.s_tm1.tolist())) == {(1, 2), (0, 2)}
+    for state, action in ((np.zeros(3, np.float32), 0), (np.zeros((2, 2), np.float32), 0), (np.zeros(2), 0.5), (np.zeros(2), [1, 2])):
+        with pytest.raises((ValueError, TypeError)):
+            replay.record(replay.new_episode(), state, action, 0.0)
+    with pytest.raises(TypeError, match="row dtype"):
+        replay.record_rows(np.zeros(3, np.float32))
+
+
+def test_rows_of_an_unknown_kind_are_refused_whole() -> None:
+    replay = make_replay()
+    rows = np.zeros(3, replay.row_dtype)
+    rows["step"] = range(3)
+    rows["kind"][2] = 9
+    with pytest.raises(ValueError, match="kind 9"):
+        replay.record_rows(rows)
+    assert len(replay) == 0
+
+
+def test_a_batch_keeps_its_values_while_any_of_its_arrays_is_held() -> None:
+    replay = fill(make_replay(), [50])
+    selector = replay.new_pick_selector("uniform")
+    first = replay.sample(16, selector, 0.9)
+    kept, copy = first.s_t[3:5], first.s_t.copy()
+    address = first.s_tm1.ctypes.data
+    del first
+    for _ in range(20):
+        replay.sample(16, selector, 0.9)
+    np.testing.assert_array_equal(kept, copy[3:5])
+    held = [replay.sample(16, selector, 0.9) for _ in range(20)]
+    assert len({batch.s_tm1.ctypes.data for batch in held}) == 20
+    del kept, held
+    addresses = {replay.sample(16, selector, 0.9).s_tm1.ctypes.data for _ in range(50)}
+    assert len(addresses) <= 2, "outputs nobody holds are used again"
+    assert address
+
+
+def test_frames_are_stored_once_and_stacked_when_drawn() -> None:
+    spec = EnvSpec("", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
+    replay = ExperienceReplay.for_env(spec, 3000, n_step=1)
+    rows = np.zeros(2001, replay.row_dtype)
+    rows["step"] = range(2001)
+    rows["kind"][-1] = 1
+    rows["state"] = (np.arange(2001) % 251)[:, None, None]
+    replay.record_rows(rows)
+    batch = replay.sample(64, replay.new_pick_selector("uniform"), 0.99)
+    assert batch.s_tm1.shape == (64, 4, 84, 84)
+    for position, stack, stack_next in zip(batch.pick_pos.tolist(), batch.s_tm1, batch.s_t, strict=True):
+        for state, at in ((stack, position), (stack_next, position + 1)):
+            assert (state == (np.maximum(0, np.arange(at - 3, at + 1)) % 251)[:, None, None]).all()
+    del batch
+    stacked = 2000 * 4 * 84 * 84
+    assert stacked / (replay.nbytes - 64 * 8 * 84 * 84) > 3.5
+
+
+def test_states_of_several_arrays_and_continuous_actions_come_back_as_they_were() -> None:
+    state = {"image": ArraySpec((3, 5), "uint8"), "speed": ArraySpec((), "float64")}
+    replay = ExperienceReplay(state, ArraySpec((2,), "float32"), 100, pick_len=2, frame_stack=2)
+    handle = replay.new_episode()
+    for step in range(10):
+        observation = {"speed": step / 2, "image": np.full((3, 5), step, np.uint8)}
+        final = {"image": np.full((3, 5), 10, np.uint8), "speed": 5.0} if step == 9 else None
+        replay.record(handle, observation, [step, -step], 1.0, final)
+    batch = replay.get_batch(32, replay.new_pick_selector("uniform"))
+    assert batch.batch_state["image"].shape == (32, 2, 2, 3, 5)
+    assert batch.batch_action.shape == (32, 2, 2)
+    position = batch.batch_pick_pos[:, None] + np.arange(2)
+    np.testing.assert_array_equal(batch.batch_action, np.stack([position, -position.astype(np.float32)], axis=2))
+    np.testing.assert_array_equal(batch.batch_state_next["speed"], np.stack([position, position + 1], axis=2) / 2)
+    stack = np.stack([np.maximum(position.astype(int) - 1, 0), position], axis=2)
+    np.testing.assert_array_equal(batch.batch_state["image"][..., 0, 0], stack)
+    with pytest.raises(ValueError, match="a dict of image, speed"):
+        replay.record(replay.new_episode(), {"image": np.zeros((3, 5), np.uint8)}, [0, 0], 0.0)
+
+
+def test_one_thread_records_while_another_samples_and_no_row_is_torn() -> None:
+    replay = make_replay(2000, n_step=2, eviction="lru")
+    selector = replay.new_pick_selector("prioritized")
+    fill(replay, [100] * 20)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            while not stop.is_set():
+                add_episode(replay, 100)
+        except BaseException as error:
+            failures.append(error)
+
+    def draw() -> None:
+        try:
+            for _ in range(300):
+                batch = replay.sample(512, selector, 1.0)
+                assert (batch.s_t[:, 0] == batch.s_tm1[:, 0]).all()  # one episode, whatever handle it goes on under
+                assert (batch.s_tm1[:, 1] == batch.pick_pos).all()
+                assert (batch.s_t[:, 1] == batch.pick_pos + np.where(batch.pick_pos == 99, 1, 2)).all()
+                replay.set_priority(selector, batch.pick_epi, batch.pick_pos, batch.weight)
+        except BaseException as error:
+            failures.append(error)
+
+    writers, readers = [threading.Thread(target=write) for _ in range(2)], [threading.Thread(target=draw) for _ in range(2)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in readers:
+        thread.join()
+    stop.set()
+    for thread in writers:
+        thread.join()
+    assert not failures
+    replay.check()
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"capacity": 0}, "capacity"), ({"pick_len": 0}, "pick_len"), ({"n_step": -1}, "n_step"), ({"eviction": "random"}, "eviction"),
+    ({"capacity": 5, "pick_len": 5}, "no pick could ever be drawn"), ({"frame_stack": 0}, "frame_stack"),
+])
+def test_impossible_options_are_refused(options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        ExperienceReplay(STATE, ACTION, **({"capacity": 100} | options))
+
+
+def test_memory_is_reported_and_does_not_grow_once_full() -> None:
+    replay = make_replay(5000)
+    selector = replay.new_pick_selector("prioritized")
+    rng = np.random.default_rng(2)
+
+    def churn(rounds: int) -> int:
+        for _ in range(rounds):
+            add_episode(replay, int(rng.integers(20, 400)))
+            replay.sample(64, selector, 0.9)
+        return replay.nbytes
+
+    full = churn(300)
+    assert full > 5000 * (8 + 8 + 4 + 8)
+    assert churn(1000) < 1.2 * full

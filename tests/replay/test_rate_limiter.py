@@ -1,0 +1,59 @@
+"""The flow equation between recording and drawing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.replay import RateLimiter
+
+limits = st.builds(RateLimiter, st.floats(0, 64), st.integers(1, 1000), st.floats(0.5, 500))
+
+
+@given(limits, st.lists(st.tuples(st.booleans(), st.integers(1, 5000))))
+def test_somebody_can_always_go_on(limiter: RateLimiter, steps: list[tuple[bool, int]]) -> None:
+    for insert, count in steps:
+        assert limiter.can_insert(count) or limiter.can_sample(count)
+        if insert and limiter.can_insert(count):
+            limiter.inserted(count)
+        elif limiter.can_sample(count):
+            limiter.sampled(count)
+
+
+@given(st.floats(0.1, 16), st.integers(1, 50), st.integers(1, 50))
+def test_the_ratio_stays_within_the_tolerance(samples_per_insert: float, inserts: int, samples: int) -> None:
+    limiter = RateLimiter(samples_per_insert, 100, 200.0)
+    for _ in range(500):
+        if limiter.can_insert(inserts):
+            limiter.inserted(inserts)
+        if limiter.can_sample(samples):
+            limiter.sampled(samples)
+        if limiter.inserts > 100:
+            assert abs(limiter.samples_behind) <= 200 * samples_per_insert + 1e-6 + max(0, samples - 200 * samples_per_insert)
+
+
+def test_nothing_is_drawn_before_min_size_and_nobody_waits_at_ratio_zero() -> None:
+    limiter = RateLimiter(0.0, 10, 5.0)
+    limiter.inserted(9)
+    assert not limiter.can_sample(1)
+    limiter.inserted(1)
+    assert limiter.can_sample(1_000_000)
+    assert limiter.can_insert(1_000_000)
+
+
+def test_its_state_goes_through_a_checkpoint() -> None:
+    limiter, other = RateLimiter(8.0, 10, 50.0), RateLimiter(8.0, 10, 50.0)
+    limiter.inserted(40)
+    limiter.sampled(100)
+    other.load_state(limiter.state())
+    assert other.samples_behind == limiter.samples_behind == 140
+    with pytest.raises(CheckpointError):
+        other.load_state({"inserts": 3})
+    assert other.samples == 100
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        RateLimiter(1.0, 10, 0.0)
