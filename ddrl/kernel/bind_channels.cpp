@@ -16,6 +16,7 @@
 #include "doorbell.hpp"
 #include "lane_set.hpp"
 #include "mailbox.hpp"
+#include "mapping.hpp"
 #include "ring.hpp"
 #include "step_writer.hpp"
 
@@ -255,6 +256,19 @@ struct Counter {
 }  // namespace
 
 void bind_channels(nb::module_& module) {
+    module.def("map_memory", [](int descriptor, size_t nbytes) {
+        ddrl::Mapping* mapping = nullptr;
+        try {
+            mapping = new ddrl::Mapping(descriptor, nbytes);
+        } catch (const std::system_error& error) {
+            errno = error.code().value();
+            PyErr_SetFromErrno(PyExc_OSError);
+            throw nb::python_error();
+        }
+        nb::capsule owner(mapping, [](void* held) noexcept { delete static_cast<ddrl::Mapping*>(held); });
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(mapping->memory, {nbytes}, owner);
+    }, "descriptor"_a, "nbytes"_a, "Map a file's bytes, shared (-1: anonymous memory that forks share); unmapped with the last view.");
+
     nb::class_<PyDoorbell>(module, "Doorbell", "64 bytes of shared memory that processes ring and wait on (futex).")
         .def(nb::init<Bytes, bool>(), "memory"_a, "initialize"_a = false, "View of 64 aligned bytes; `initialize` makes a fresh one of value 0.")
         .def("ring", [](PyDoorbell& self) { self.bell->ring(); }, "Add 1 to the value (modulo 2**32) and wake all who wait.")
@@ -313,7 +327,7 @@ void bind_channels(nb::module_& module) {
         .def_ro("checksum", &ddrl::Sealed::checksum)
         .def_ro("time_ns", &ddrl::Sealed::time_ns)
         .def_prop_ro("slot", [](const ddrl::Sealed& self) { return ddrl::Mailbox::slot_of(self.word); })
-        .def_prop_ro("values", [](const ddrl::Sealed& self) {
+        .def_prop_ro("values", [](const ddrl::Sealed& self) -> nb::typed<nb::tuple, double, nb::ellipsis> {
             return nb::make_tuple(self.values[0], self.values[1], self.values[2], self.values[3], self.values[4], self.values[5],
                                   self.values[6], self.values[7]);
         });
