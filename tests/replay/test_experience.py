@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from filled import ACTION, STATE, add_episode, fill, make_replay
+from tests.replay.filled import ACTION, STATE, add_episode, fill, make_replay
 
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay import ExperienceReplay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from filled import add_episode, fill, make_replay
+from tests.replay.filled import add_episode, fill, make_replay
 from scipy.stats import chisquare
 
 from ddrl.replay import ExperienceReplay

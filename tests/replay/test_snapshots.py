@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filled import add_episode, fill, make_replay
+from tests.replay.filled import add_episode, fill, make_replay
 
 from ddrl.core.errors import CheckpointError
 from ddrl.replay import ExperienceReplay
