@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from learner_cases import Transitions
+from tests.learner.learner_cases import Transitions
 from numpy.typing import NDArray
 from torch import nn
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from learner_cases import IMAGE, VECTOR, random_batch
-from learner_user_networks import Branches, Normalized, NotExportable, Plain, Tied
+from tests.learner.learner_cases import IMAGE, VECTOR, random_batch
+from tests.learner.learner_user_networks import Branches, Normalized, NotExportable, Plain, Tied
 from torch import nn
 
 from ddrl.core.config import LearnerConfig

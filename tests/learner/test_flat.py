@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from learner_cases import IMAGE, VECTOR
-from learner_user_networks import Doubles, Normalized, NothingToLearn, Plain, Tied
+from tests.learner.learner_cases import IMAGE, VECTOR
+from tests.learner.learner_user_networks import Doubles, Normalized, NothingToLearn, Plain, Tied
 from torch import nn
 
 from ddrl.core.config import LearnerConfig

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_cases import VECTOR, random_batch
-from learner_user_networks import Normalized, Plain
+from tests.learner.learner_cases import VECTOR, random_batch
+from tests.learner.learner_user_networks import Normalized, Plain
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_cases import VECTOR, random_batch
-from learner_user_networks import Normalized
+from tests.learner.learner_cases import VECTOR, random_batch
+from tests.learner.learner_user_networks import Normalized
 from safetensors.numpy import save_file
 
 from ddrl.core.config import LearnerConfig
