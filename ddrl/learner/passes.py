@@ -33,7 +33,7 @@ class Passes(Protocol):
         ...
 
     def backward(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Gradients of the parameters, given that of the loss by q_tm1 [B, A]; valid until the next backward pass."""
+        """Gradients of the parameters, contiguous, given that of the loss by q_tm1 [B, A]; valid until the next backward pass."""
         ...
 
 
@@ -64,10 +64,10 @@ class AutogradPasses:
         surrogate = torch.dot(self._q_tm1.reshape(-1), gradient.reshape(-1))
         del self._q_tm1
         gradients = torch.autograd.grad(surrogate, self._parameters, allow_unused=True)
-        if None not in gradients:
-            return gradients
+        # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may return it transposed,
+        # expanded or with channels last, and None for a parameter that was not used.
         pairs = zip(self._parameters, gradients, strict=True)
-        return [torch.zeros_like(parameter) if found is None else found for parameter, found in pairs]
+        return [torch.zeros_like(parameter) if found is None else found.contiguous() for parameter, found in pairs]
 
 
 class _Buffers(NamedTuple):

@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
-from tests.learner.learner_user_networks import Normalized, Plain, WrongWidth
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
@@ -17,7 +15,8 @@ from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, make_network
 from ddrl.learner.adam import Adam
-
+from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
+from tests.learner.learner_user_networks import Normalized, Plain, WrongWidth
 
 SCREEN = EnvSpec("Screen-v0", ArraySpec((2, 40, 44), "uint8"), 3)
 
@@ -67,7 +66,7 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1e9])
-@pytest.mark.parametrize(("network", "spec"), [("mlp", VECTOR), ("learner_user_networks:Strided", VECTOR), ("nature_cnn", SCREEN)])
+@pytest.mark.parametrize(("network", "spec"), [("mlp", VECTOR), ("tests.learner.learner_user_networks:Strided", VECTOR), ("nature_cnn", SCREEN)])
 def test_updates_are_those_of_torch_s_adam_and_clipping(network: str, spec: EnvSpec, max_grad_norm: float) -> None:
     config = LearnerConfig(network=network, hidden=[16], lr=0.001, max_grad_norm=max_grad_norm, target_period=3)
     learner = learner_of(config, spec)

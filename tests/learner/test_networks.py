@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tests.learner.learner_cases import IMAGE, VECTOR
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.networks import MLP, NatureCNN, ValueHead, dueling_values, make_network
+from tests.learner.learner_cases import IMAGE, VECTOR
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", num_actions: int = 3) -> EnvSpec:

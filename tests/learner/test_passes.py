@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.learner.learner_cases import VECTOR, random_batch
-from tests.learner.learner_user_networks import Normalized, Plain
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, make_network
 from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
+from tests.learner.learner_cases import VECTOR, random_batch
+from tests.learner.learner_user_networks import Normalized, Plain
 
 
 def pair_of(config: LearnerConfig, spec: EnvSpec) -> tuple[torch.nn.Module, torch.nn.Module]:
