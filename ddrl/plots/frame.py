@@ -30,13 +30,13 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
     layout: dict[str, Any] = {
         "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 0.97, "yanchor": "top"},
         "height": height,
-        "margin": {"l": 56, "r": 16, "t": 40, "b": 72 if legend else 44},
+        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
         "showlegend": legend,
-        "legend": {"orientation": "h", "x": 0, "y": -0.28, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "x unified",
         "uirevision": title,  # what the reader zoomed or hid stays so when new data comes
     }
