@@ -20,6 +20,7 @@ from benchmarks.harness import Timing, arguments, interleave, print_table, ratio
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, export_acting, make_network
+from ddrl.learner.adam import Adam
 from ddrl.learner.networks import NatureCNN
 from ddrl.learner.passes import AutogradPasses
 
@@ -49,7 +50,9 @@ def random_batch(spec: EnvSpec, size: int) -> Batch:
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = DQN(make_network(config, spec, seed=0), spec, config)
     if autograd:
-        learner._passes = AutogradPasses(learner.network, learner._target_network, learner._learning)
+        learner._passes = AutogradPasses(learner.parameters, learner._target_network)
+        learner._adam = Adam(*map(learner._passes.learning, (learner.parameters.vector, *learner._moments)),
+                             epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
     batch = random_batch(spec, config.batch_size)
 
     def run() -> None:
