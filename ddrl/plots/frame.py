@@ -49,6 +49,25 @@ def add_line(figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, ind
     figure.add_scatter(x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options)
 
 
+def set_up_notebook() -> str:
+    """Show figures in a notebook as live plotly figures and, where kaleido finds a browser, as pictures too.
+
+    Pictures are what code-hosting sites show of a saved notebook. Returns the renderer chosen.
+    """
+    import plotly.io as pio
+
+    renderer = "plotly_mimetype"
+    try:
+        go.Figure().to_image("png", width=16, height=16)
+        renderer += "+png"
+    except Exception:  # no kaleido, or no browser that it can drive: whatever the cause, there are no pictures
+        pass
+    pio.renderers.default = renderer
+    if "png" in renderer:
+        pio.renderers["png"].width, pio.renderers["png"].height = 900, None
+    return renderer
+
+
 def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     """Words in place of data."""
     figure.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": "#808080"})
