@@ -314,14 +314,11 @@ def run_state(path: Path) -> State:
 
 
 def find_runs(root: str | Path = "runs") -> list[Path]:
-    """Run directories under `root` (or `root` itself), newest telemetry first; an absent root is empty, unreadable ones are left out."""
+    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable ones are left out."""
     root = Path(root)
     found: list[tuple[float, Path]] = []
     for file in [root / FILE_NAME, *root.glob(f"*/{FILE_NAME}")]:
         with contextlib.suppress(OSError):
-            parts = [part for part in (file, file.with_name(file.name + "-wal")) if part.exists()]
-            if parts:
-                found.append((max(part.stat().st_mtime for part in parts), file.parent))
+            began = file.with_name("config.toml")  # written once, when the run begins
+            found.append(((began if began.exists() else file).stat().st_mtime, file.parent))
     return [path for _, path in sorted(found, reverse=True)]
-
-

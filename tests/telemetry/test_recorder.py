@@ -313,10 +313,10 @@ def test_a_port_in_use_is_named(tmp_path):
             Recorder(tmp_path, FakeCluster().table, config)
 
 
-def test_runs_are_found_newest_first(tmp_path):
+def test_runs_are_found_with_the_one_begun_last_first(tmp_path):
     for name, time in (("old", 1e9), ("new", 3e9), ("middle", 2e9)):
         record_run(tmp_path / name, records=1)
-        os.utime(tmp_path / name / "telemetry.sqlite", (time, time))
+        os.utime(tmp_path / name / "config.toml", (time, time))
     (tmp_path / "empty").mkdir()
     assert [path.name for path in find_runs(tmp_path)] == ["new", "middle", "old"]
     assert find_runs(tmp_path / "absent") == []
