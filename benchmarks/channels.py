@@ -177,7 +177,8 @@ def main() -> None:
     print_table(["drain of", "rows/s", "us when empty"],
                 [[f"{case['lanes']} lanes", case["rows_per_second"], case["empty_seconds"].median * 1e6] for case in figures["drain"]])
     print()
-    print_table(["20 MB, readers", "publish ms", "memcpy ms", "ratio", "ratio of CPU time", "checksum GB/s", "seal to pin ms", "versions read", "slots taken away"],
+    print_table(["20 MB, readers", "publish ms", "memcpy ms", "ratio", "ratio of CPU time",
+                 "checksum GB/s", "seal to pin ms", "versions read", "slots taken away"],
                 [[case["readers"], case["publish"].median * 1e3, case["memcpy"].median * 1e3, case["publish_over_memcpy"].median,
                   case["publish_cpu_over_memcpy"].median,
                   nbytes / case["checksum"].median / 1e9, case["seal_to_pin_seconds"].median * 1e3 if case["seal_to_pin_seconds"] else "",
