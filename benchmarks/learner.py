@@ -1,7 +1,8 @@
 """One learner update on the CPU: against the bare products and convolutions that it cannot do without, and against a peer's.
 
 The limit is the time of exactly those matrix products and convolutions, forward and backward, on buffers allocated before. The peer
-(Stable-Baselines3) learns without double and dueling, so ddrl is also timed with both switched off ("plain"). All cases take turns.
+(Stable-Baselines3) learns without double and dueling, so ddrl is also timed with both switched off ("plain"). All cases take turns, on
+one thread, and the clock is the processor's time of the process: the wall clock of an idle machine, and a fair one on a shared machine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.harness import Timing, arguments, interleave, print_table, ratio
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, export_acting, make_network
+from ddrl.learner.adam import Adam
 from ddrl.learner.networks import NatureCNN
 from ddrl.learner.passes import AutogradPasses
 
@@ -49,7 +51,9 @@ def random_batch(spec: EnvSpec, size: int) -> Batch:
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = DQN(make_network(config, spec, seed=0), spec, config)
     if autograd:
-        learner._passes = AutogradPasses(learner.network, learner._target_network, learner._learning)
+        learner._passes = AutogradPasses(learner.parameters, learner._target_network)
+        learner._adam = Adam(*map(learner._passes.learning, (learner.parameters.vector, *learner._moments)),
+                             epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
     batch = random_batch(spec, config.batch_size)
 
     def run() -> None:
@@ -71,9 +75,10 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
             x = torch.rand(shape)
             y = layer(x).detach()
             products += [lambda x=x, w=weight, s=layer.stride: torch.conv2d(x, w, None, s)] * forwards
+            shape = tuple(y.shape)
+            x, y = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, y))  # the faster layout backward, as in NatureCNN
             products.append(lambda x=x, w=weight, y=y, s=layer.stride, mask=(place > 0, True, True): torch.ops.aten.convolution_backward(
                 y, x, w, [w.shape[0]], s, [0, 0], [1, 1], False, [0, 0], 1, mask))
-            shape = tuple(y.shape)
             continue
         x, y = torch.rand(size, weight.shape[1]), torch.rand(size, weight.shape[0])
         out, out_x, out_w = torch.empty_like(y), torch.empty_like(x), torch.empty_like(weight)
@@ -94,8 +99,9 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
 class Peer:
     """The peer's process, told over a pipe how many updates to do."""
 
-    def __init__(self, python: str, network: str, batch_size: int, threads: int) -> None:
-        self._process = subprocess.Popen([python, "-W", "ignore", str(PEER), network, str(batch_size), str(threads)], text=True,
+    def __init__(self, python: str, network: str, batch_size: int) -> None:
+        self.seconds = 0.0  # the processor's, of all updates so far
+        self._process = subprocess.Popen([python, "-W", "ignore", str(PEER), network, str(batch_size), "1"], text=True,
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         if self._read() != "ready":
             sys.exit(f"{PEER} did not start under {python}")
@@ -109,7 +115,7 @@ class Peer:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{updates}\n")
         self._process.stdin.flush()
-        self._read()
+        self.seconds += float(self._read())
 
     def close(self) -> None:
         """End the process by the end of its input."""
@@ -118,26 +124,26 @@ class Peer:
         self._process.wait()
 
 
-def measure(network: str, batch_size: int, rounds: int, updates: int, peer_python: str | None, threads: int) -> dict[str, Any]:
+def measure(network: str, batch_size: int, rounds: int, updates: int, peer_python: str | None) -> dict[str, Any]:
     spec = IMAGE if network == "nature_cnn" else VECTOR
-    config = LearnerConfig(network=network, batch_size=batch_size, threads=threads, device="cpu")
-    plain = LearnerConfig(network=network, batch_size=batch_size, threads=threads, device="cpu", double=False, dueling="none", loss="huber")
+    config = LearnerConfig(network=network, batch_size=batch_size, device="cpu")
+    plain = LearnerConfig(network=network, batch_size=batch_size, device="cpu", double=False, dueling="none")
     cases: dict[str, Callable[[], object]] = {
         "limit": limit_case(config, spec, updates), "ddrl": learner_case(config, spec, updates),
         "limit, plain": limit_case(plain, spec, updates), "ddrl, plain": learner_case(plain, spec, updates),
     }
     if network == "mlp":
         cases["ddrl by autograd"] = learner_case(config, spec, updates, autograd=True)
-    peer = Peer(peer_python, network, batch_size, threads) if peer_python else None
+    peer = Peer(peer_python, network, batch_size) if peer_python else None
     if peer is not None:
         cases["stable-baselines3 (plain)"] = lambda: peer.run(updates)
-    seconds = interleave(cases, rounds)
+    seconds = interleave(cases, rounds, clock=lambda: time.process_time() + (peer.seconds if peer else 0.0))
     if peer is not None:
         peer.close()
     efficiency = {name: ratios(seconds["limit, plain" if "plain" in name else "limit"], seconds[name]) for name in seconds if "limit" not in name}
     rows = [[name, Timing.of(taken).median / updates * 1e6, Timing.of(taken).low / updates * 1e6, Timing.of(taken).high / updates * 1e6,
              f"{efficiency[name].median:.2f}" if name in efficiency else "1"] for name, taken in seconds.items()]
-    print(f"\n{network}, batch {batch_size}, {threads} thread(s)")
+    print(f"\n{network}, batch {batch_size}, 1 thread")
     print_table(["case", "us/update", "low", "high", "limit / measured"], rows)
     figures: dict[str, Any] = {"microseconds": {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()},
                                "limit_over_measured": efficiency}
@@ -189,12 +195,11 @@ def measure_publish(rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = arguments("learner", __doc__.splitlines()[0])
     parser.add_argument("--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch on each side (%(default)s)")
     options = parser.parse_args()
     rounds = 5 if options.short else 15
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"clock": "updates: processor time of one thread; start and publish: wall"}
     for network, batch_size, updates in (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 4)):
-        figures[f"{network} {batch_size}"] = measure(network, batch_size, rounds, updates, options.peer_python, options.threads)
+        figures[f"{network} {batch_size}"] = measure(network, batch_size, rounds, updates, options.peer_python)
     figures["start"] = measure_start(3 if options.short else 7)
     figures["publish"] = measure_publish(20)
     figures["networks"] = {"mlp": "4-256-256, dueling mean, double, huber", "nature_cnn": NatureCNN.__doc__}

@@ -12,7 +12,7 @@ from pathlib import Path
 import streamlit as st
 import watch
 
-st.set_page_config(page_title="ddrl", page_icon=":material/monitoring:", layout="wide")
+st.set_page_config(page_title="ddrl", layout="wide")
 
 pages = [
     st.Page(path, title=path.stem.partition("_")[2].capitalize(), url_path=path.stem.partition("_")[2], default=index == 0)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -106,6 +107,11 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
 
     running = any(run_state(path) == "running" for path in selection())
     st.fragment(body, run_every=period if running else None)()
+
+
+def chart(place: Any, figure: Any, key: str) -> None:
+    """Draw a figure in `place`; the same key redraws it in place when new data comes."""
+    place.plotly_chart(figure, key=key, config={"displayModeBar": False})
 
 
 def headline() -> None:

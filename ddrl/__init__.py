@@ -3,4 +3,23 @@
 The package's top imports nothing heavy: a rollout process never loads torch. See docs/architecture.md.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddrl.notebook import start, watch
+    from ddrl.telemetry import Run, attach
+
 __version__ = "0.1.0"
+__all__ = ["Run", "__version__", "attach", "start", "watch"]
+
+_HOMES = {"Run": "ddrl.telemetry", "attach": "ddrl.telemetry", "start": "ddrl.notebook", "watch": "ddrl.notebook"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ddrl' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

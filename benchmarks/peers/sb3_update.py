@@ -1,4 +1,4 @@
-"""Stable-Baselines3's DQN update alone, on a fixed batch: reads a number of updates a line, answers the seconds they took.
+"""Stable-Baselines3's DQN update alone, on a fixed batch: reads a number of updates a line, answers the processor's seconds they took.
 
 Run by the peer's own interpreter: `sb3_update.py mlp|nature_cnn BATCH THREADS`. Sampling is left out in the peer's favor (`sample` hands out one
 ready batch), and so is its target network's copy, which its `train` does not do.
@@ -42,9 +42,9 @@ def main():
     model.replay_buffer.sample = lambda *_, **__: ready
     print("ready", flush=True)
     for line in sys.stdin:
-        begin = time.perf_counter()
+        begin = time.process_time()
         model.train(gradient_steps=int(line), batch_size=batch)
-        print(time.perf_counter() - begin, flush=True)
+        print(time.process_time() - begin, flush=True)
 
 
 main()

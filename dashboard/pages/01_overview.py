@@ -40,10 +40,10 @@ def charts(runs: watch.Runs) -> None:
     names = ["env_steps", "updates", "return_mean", "loss", "td_error", "q_mean", "env_steps_per_s", "updates_per_s", "lag_p99", "epsilon"]
     tables = {name: run.series(names, points=watch.POINTS) for name, run in runs.items()}
     evaluations = {name: run.evaluations() for name, run in runs.items()}
-    st.plotly_chart(plots.learning_curve(tables, evaluations, x=x), key="return")
+    watch.chart(st, plots.learning_curve(tables, evaluations, x=x), "return")
     for row in (("loss", "td_error", "q_mean"), ("env_steps_per_s", "updates_per_s", "lag_p99")):
         for column, name in zip(st.columns(3), row, strict=True):
-            column.plotly_chart(plots.series_over(tables, name, x=x), key=name)
+            watch.chart(column, plots.series_over(tables, name, x=x), name)
 
 
 watch.live(figures)

@@ -1,5 +1,6 @@
 """Replay: what it holds, how it is drawn from, and who waits for whom."""
 
+import numpy as np
 import streamlit as st
 import watch
 
@@ -14,18 +15,20 @@ def charts(runs: watch.Runs) -> None:
              "learn_share", "sample_share", "record_share", "publish_share", "checkpoint_share"]
     table = run.series(names, points=watch.POINTS)
     left, right = st.columns(2)
-    left.plotly_chart(plots.replay_fill(table, replay.capacity), key="fill")
-    right.plotly_chart(plots.sample_balance(table, replay.samples_per_insert), key="balance")
-    left.plotly_chart(plots.who_waits(table), key="waits")
-    right.plotly_chart(plots.trainer_time(table), key="time")
-    left.plotly_chart(plots.recording_rates(table), key="rates")
-    law = run.snapshot("priorities")
+    watch.chart(left, plots.replay_fill(table, replay.capacity), "fill")
+    watch.chart(right, plots.sample_balance(table, replay.samples_per_insert), "balance")
+    watch.chart(left, plots.who_waits(table), "waits")
+    watch.chart(right, plots.trainer_time(table), "time")
+    watch.chart(left, plots.recording_rates(table), "rates")
+    law = run.snapshot("replay")
     if replay.selector == "uniform":
         right.info("replay.selector = uniform: every transition is drawn alike, there is no priority law to show.")
     elif law is None:
         right.info("Priorities of this run have not been reported yet.")
     else:
-        right.plotly_chart(plots.priority_law(law["priorities"], replay.priority_exponent), key="law")
+        # The law gives masses; any multiple of the priorities behind them draws the same curve.
+        priorities = np.asarray(law["law"]) ** (1 / max(replay.priority_exponent, 1e-6))
+        watch.chart(right, plots.priority_law(priorities, replay.priority_exponent), "law")
 
 
 watch.live(charts)

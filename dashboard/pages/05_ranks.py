@@ -23,7 +23,7 @@ def health(runs: watch.Runs) -> None:
         st.caption(f"All {len(table['rank'])} ranks are alive.")
     left, right = st.columns([3, 2])
     left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
-    right.plotly_chart(plots.heartbeat_ages(latest, now, height=420), key="beats")
+    watch.chart(right, plots.heartbeat_ages(latest, now, height=420), "beats")
 
 
 def happened(runs: watch.Runs) -> None:

@@ -9,14 +9,14 @@ from ddrl.core.errors import DdrlError
 
 differing = st.toggle("Only what differs (between the runs, or from the defaults)", value=len(watch.selection()) > 1)
 with watch.opened(watch.selection()) as opened:
-    configs = {}
+    settings = {}
     for name, run in opened.items():
         try:
-            configs[name] = run.config
+            settings[name] = run.settings
         except DdrlError as error:
             st.warning(str(error), icon=":material/folder_off:")
-table = plots.settings_table(configs, differing=differing)
+table = plots.settings_table(settings, differing=differing)
 if len(table["setting"]):
     st.dataframe(pd.DataFrame(table), hide_index=True, height=700)
-elif configs:
-    st.info("All settings are alike." if len(configs) > 1 else "This run uses the defaults throughout.")
+elif settings:
+    st.info("All settings are alike." if len(settings) > 1 else "This run uses the defaults throughout.")

@@ -21,6 +21,7 @@ from ddrl.core.errors import ChannelError
 
 KIND = "mailbox"
 NUM_VALUES = 8
+_DEAD_PERIOD = 1.0  # [s] between looks for dead readers, when slots are short
 
 
 def checksum(buffer: NDArray[Any]) -> int:
@@ -117,6 +118,7 @@ class Mailbox:
         self.readers = self.kernel.readers
         self.nbytes = self.kernel.data_nbytes
         self.bell: _kernel.Doorbell | None = None
+        self._look_at_dead = 0.0
 
     @classmethod
     def create(cls, name: str | None, nbytes: int, slots: int, readers: int) -> Mailbox:
@@ -176,8 +178,10 @@ class Mailbox:
         if version < 0:
             raise ValueError(f"versions count from 0, got {version}")
         index = self.kernel.begin(False)
-        if index < 0 and self.release_dead():
-            index = self.kernel.begin(False)
+        if index < 0 and time.monotonic() >= self._look_at_dead:  # their pins are not worth revoking, but looking costs a file per reader
+            self._look_at_dead = time.monotonic() + _DEAD_PERIOD
+            if self.release_dead():
+                index = self.kernel.begin(False)
         if index < 0 and revoke:
             index = self.kernel.begin(True)
         return None if index < 0 else MailboxSlot(self, index, version)

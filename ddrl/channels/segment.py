@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import struct
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl import _kernel
 from ddrl.core.errors import ChannelError
 
 SHM = Path("/dev/shm")
@@ -55,12 +55,11 @@ def is_alive(pid: int, started: int) -> bool:
 class Segment:
     """One mapped segment; `array` is the payload, uint8 [nbytes], 64-byte aligned."""
 
-    def __init__(self, name: str | None, kind: str, memory: mmap.mmap, nbytes: int) -> None:
+    def __init__(self, name: str | None, kind: str, memory: NDArray[np.uint8]) -> None:
         self.name = name
         self.kind = kind
-        self.nbytes = nbytes
-        self._memory: mmap.mmap | None = memory
-        self._array: NDArray[np.uint8] | None = np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=HEADER_NBYTES)
+        self.nbytes = memory.nbytes - HEADER_NBYTES
+        self._memory: NDArray[np.uint8] | None = memory
 
     @classmethod
     def create(cls, name: str | None, kind: str, nbytes: int, initialize: Callable[[NDArray[np.uint8]], object] | None = None) -> Segment:
@@ -73,7 +72,7 @@ class Segment:
             raise ValueError(f"segment {name}: {nbytes} bytes of kind {kind!r} is no segment (at least 1 byte, kind at most 16 letters)")
         _need_linux()
         if name is None:
-            segment = cls(None, kind, mmap.mmap(-1, HEADER_NBYTES + nbytes), nbytes)
+            segment = cls(None, kind, _kernel.map_memory(-1, HEADER_NBYTES + nbytes))
             segment._fill(initialize)
             return segment
         if not name.startswith(PREFIX) or "/" in name or "~" in name:
@@ -81,7 +80,7 @@ class Segment:
         draft = SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}"  # swept by what its name says, should this process die here
         draft.unlink(missing_ok=True)
         try:
-            segment = cls(name, kind, _map_new(draft, name, HEADER_NBYTES + nbytes), nbytes)
+            segment = cls(name, kind, _map_new(draft, name, HEADER_NBYTES + nbytes))
             segment._fill(initialize)
             _give_name(draft, name)
         finally:
@@ -114,32 +113,31 @@ class Segment:
             if size != HEADER_NBYTES + nbytes:
                 raise ChannelError(f"shared memory {name} has {size} bytes where its header says {HEADER_NBYTES + nbytes}: "
                                    f"it is corrupt; remove {SHM / name}")
-            return cls(name, kind, mmap.mmap(descriptor, size), nbytes)
+            return cls(name, kind, _kernel.map_memory(descriptor, size))
         finally:
             os.close(descriptor)
 
     @property
     def array(self) -> NDArray[np.uint8]:
         """The payload, uint8 [nbytes]."""
-        if self._array is None:
-            raise ChannelError(f"shared memory {self.name} was closed in this process")
-        return self._array
+        return self._mapped[HEADER_NBYTES:]
 
     @property
     def owner(self) -> tuple[int, int]:
         """Process id and start time of who made it."""
-        assert self._memory is not None
-        header = _parse(self._memory[: _HEADER.size])
+        header = _parse(self._mapped[: _HEADER.size].tobytes())
         assert header is not None
         return header[3], header[4]
 
     def close(self) -> None:
-        """Unmap it here, or as soon as the last view into it is gone. Others keep theirs."""
-        self._array = None
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            with contextlib.suppress(BufferError):  # views are alive: the mapping goes with the last of them
-                memory.close()
+        """Let it go in this process; it is unmapped with the last view of it."""
+        self._memory = None
+
+    @property
+    def _mapped(self) -> NDArray[np.uint8]:
+        if self._memory is None:
+            raise ChannelError(f"shared memory {self.name} was closed in this process")
+        return self._memory
 
     def unlink(self) -> None:
         """Remove the name; the memory goes when the last process has unmapped it. A name already gone is no error."""
@@ -147,12 +145,12 @@ class Segment:
             (SHM / self.name).unlink(missing_ok=True)
 
     def _fill(self, initialize: Callable[[NDArray[np.uint8]], object] | None) -> None:
-        assert self._memory is not None
         self.array.fill(POISON)
         if initialize is not None:
             initialize(self.array)
         pid = os.getpid()
-        self._memory[: _HEADER.size] = _HEADER.pack(_MAGIC, LAYOUT_VERSION, self.kind.encode(), self.nbytes, pid, start_time(pid))
+        header = _HEADER.pack(_MAGIC, LAYOUT_VERSION, self.kind.encode(), self.nbytes, pid, start_time(pid))
+        self._mapped[: len(header)] = np.frombuffer(header, np.uint8)
 
 
 def sweep_dead() -> list[str]:
@@ -202,7 +200,7 @@ def _parse(data: bytes) -> tuple[int, str, int, int, int] | None:
     return (version, kind.rstrip(b"\0").decode("ascii", "replace"), nbytes, pid, started) if magic == _MAGIC else None
 
 
-def _map_new(draft: Path, name: str, size: int) -> mmap.mmap:
+def _map_new(draft: Path, name: str, size: int) -> NDArray[np.uint8]:
     """A fresh file of `size` bytes, every page of it reserved, mapped."""
     statistics = os.statvfs(SHM)
     free = statistics.f_bavail * statistics.f_frsize
@@ -211,7 +209,7 @@ def _map_new(draft: Path, name: str, size: int) -> mmap.mmap:
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)
-        return mmap.mmap(descriptor, size)
+        return _kernel.map_memory(descriptor, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise _no_room(name, size, os.statvfs(SHM).f_bavail * statistics.f_frsize) from None
@@ -222,7 +220,7 @@ def _map_new(draft: Path, name: str, size: int) -> mmap.mmap:
 
 def _no_room(name: str, size: int, free: int) -> ChannelError:
     return ChannelError(f"shared memory {name} needs {size / 2**20:.1f} MiB, {SHM} has {free / 2**20:.1f} MiB free: enlarge it (in a "
-                        "container: --shm-size), or lower channels.lane_bytes, channels.mailbox_slots or the number of rollouts")
+                        "container: --shm-size), or lower channels.lane_rows, channels.mailbox_slots or the number of rollouts")
 
 
 def _give_name(draft: Path, name: str) -> None:

@@ -37,6 +37,8 @@ class StepWriter(_kernel.StepWriter):
         offsets = [fields[name][1] for name in _FIELDS]
         state = np.empty((0, *spec.observation.shape), spec.observation.dtype)
         action = np.empty((0, *spec.action.shape), spec.action.dtype)
-        super().__init__(lane.ring, dtype.itemsize, offsets, spec.frame.nbytes, state, action, first_stream)
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            lane.ring, dtype.itemsize, offsets, spec.frame.nbytes, state, action, first_stream
+        )
         self.lane = lane
         self.spec = spec

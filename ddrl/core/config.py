@@ -68,7 +68,7 @@ class ClusterConfig:
 class ChannelConfig:
     """Shared memory inside a host."""
 
-    lane_bytes: int = setting(1 << 20, "bytes", "Size of one lane's ring; at least 64 rows are always held.", ge=4096)
+    lane_rows: int = setting(512, "rows", "Rows that one lane holds: more hides pauses of the drain, fewer keep experience fresh.", ge=8)
     lane_full: str = setting("wait", "", "What a producer does at a full lane: wait, or drop the new row (counted).", choices=("wait", "drop"))
     mailbox_slots: int = setting(4, "slots", "Parameter vectors held per host: newest, being written, and pinned ones.", ge=3)
 

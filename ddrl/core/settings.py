@@ -38,8 +38,8 @@ def describe_settings() -> list[SettingInfo]:
         for item in fields(component):
             default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
             kind = hints[item.name]
-            described.append(SettingInfo(f"{section}.{item.name}", getattr(kind, "__name__", str(kind)) if not hasattr(kind, "__args__") else str(kind),
-                                         default, item.metadata["unit"], item.metadata["doc"]))
+            name = str(kind).replace("typing.", "") if hasattr(kind, "__args__") else kind.__name__
+            described.append(SettingInfo(f"{section}.{item.name}", name, default, item.metadata["unit"], item.metadata["doc"]))
     return described
 
 

@@ -8,6 +8,7 @@ literature use; `sharded` is the method of patent CN113780554B, with chunks forw
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -168,7 +169,7 @@ def _whole(name: str, hosts: int, nbytes: int, edges: Edges, **parameters: Any) 
 def _merge(edges: list[int]) -> tuple[list[int], list[int]]:
     """Chunk boundaries without the empty shards, and the chunk of each shard (-1: empty)."""
     bounds, chunk_of = [0], list[int]()
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         chunk_of.append(len(bounds) - 1 if stop > start else -1)
         if stop > start:
             bounds.append(stop)
@@ -186,7 +187,7 @@ def _striped(name: str, hosts: int, nbytes: int, trees: list[Edges], chunk_bytes
 def _shards(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: int, **parameters: Any) -> Plan:
     """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; one past the hosts the root serves itself."""
     bounds, pieces = [0], list[tuple[int, int, int]]()  # (turn, shard, chunk)
-    for shard, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for shard, (start, stop) in enumerate(itertools.pairwise(edges)):
         ends = cut_chunks(start, stop, chunk_bytes)
         pieces += [(turn, shard, len(bounds) - 1 + turn) for turn in range(len(ends))]
         bounds += ends

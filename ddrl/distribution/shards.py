@@ -7,6 +7,7 @@ Written by the root, verified by every receiver, read by nobody else.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ def describe_shards(model: Bytes, version: int, bounds: list[int], checksum: Che
     """The shards of a model as records, checksums taken."""
     count = len(bounds) - 1
     return [Shard(version, index, count, start, stop - start, checksum(model[start:stop]))
-            for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))]
+            for index, (start, stop) in enumerate(itertools.pairwise(bounds))]
 
 
 def write_headers(headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, *, epoch: int, sequence: int,
@@ -107,7 +108,7 @@ def write_headers(headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64]
     headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = version, model_checksum, time_ns, values
     edges, heads = bounds.tolist(), headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
     headers["checksum"] = [checksum(model[start:stop]) ^ checksum(heads[index, :_BEFORE_CHECKSUM])
-                           for index, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))]
+                           for index, (start, stop) in enumerate(itertools.pairwise(edges))]
 
 
 class Assembly:

@@ -7,6 +7,7 @@ child of exactly one edge.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -37,7 +38,7 @@ def level_tree(hosts: int, fanout: int, depth: int) -> Edges:
         levels.append(list(range(placed + 1, placed + 1 + size)))
         placed += size
     edges: Edges = []
-    for parents, children in zip(levels, levels[1:], strict=False):
+    for parents, children in itertools.pairwise(levels):
         edges += [(parents[index % len(parents)], child) for index, child in enumerate(children)]
     return edges
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "ring.hpp"
@@ -20,30 +21,36 @@ public:
         return rows;
     }
 
-    // Move at most `count` rows to `out`; returns how many. Every ring gets an equal share of the space; what some leave free goes to the
-    // others, and the ring that is asked first changes with each call. O(rings + bytes).
+    // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, what some leave free goes to the
+    // others, and the ring that is asked first changes with each call. O(rings + bytes): each round fills `out` or empties a ring.
     size_t drain(std::byte* out, size_t count) {
         if (rings_.empty() || count == 0) return 0;
-        size_t moved = 0;
-        const size_t first = cursor_;
-        cursor_ = (cursor_ + 1) % rings_.size();
         const size_t row_bytes = rings_[0]->row_bytes();
-        for (bool any = true; any && moved < count;) {
-            any = false;
-            const size_t share = std::max<size_t>(1, (count - moved) / rings_.size());
-            for (size_t turn = 0; turn < rings_.size() && moved < count; ++turn) {
-                Ring* ring = rings_[(first + turn) % rings_.size()];
-                const size_t taken = ring->pop(out + moved * row_bytes, std::min(share, count - moved));
+        holding_.clear();
+        for (size_t turn = 0; turn < rings_.size(); ++turn) {
+            Ring* ring = rings_[(first_ + turn) % rings_.size()];
+            if (ring->filled(count) > 0) holding_.push_back(ring);
+        }
+        first_ = (first_ + 1) % rings_.size();
+        size_t moved = 0;
+        while (!holding_.empty() && moved < count) {
+            const size_t share = std::max<size_t>(1, (count - moved) / holding_.size());
+            size_t kept = 0;
+            for (Ring* ring : holding_) {
+                const size_t wanted = std::min(share, count - moved);
+                const size_t taken = ring->pop(out + moved * row_bytes, wanted);
                 moved += taken;
-                any = any || taken > 0;
+                if (taken == wanted) holding_[kept++] = ring;
             }
+            holding_.resize(kept);
         }
         return moved;
     }
 
 private:
     std::vector<Ring*> rings_;
-    size_t cursor_ = 0;
+    std::vector<Ring*> holding_;  // rings with rows left, within one drain
+    size_t first_ = 0;            // who is asked first
 };
 
 }  // namespace ddrl

@@ -102,6 +102,7 @@ public:
     // Producer: copy in as many rows as fit; returns how many. O(bytes), at most two copies.
     size_t push_fitting(const std::byte* rows, size_t count) {
         const size_t taken = std::min(count, room(count));
+        if (taken == 0) return 0;
         const size_t begin = static_cast<size_t>(header_->tail.load(std::memory_order_relaxed) % capacity_);
         const size_t first = std::min(taken, capacity_ - begin);
         std::memcpy(data_ + begin * row_bytes_, rows, first * row_bytes_);

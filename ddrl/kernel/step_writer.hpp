@@ -47,7 +47,7 @@ public:
                  const std::byte* next_state, uint64_t policy_version) {
         const size_t count = rows_of(terminated, truncated);
         const size_t room = ring_->room(count);
-        const bool straight = pending() == 0 && room >= count;
+        const bool straight = pending() == 0 && room >= count && !ring_->closed();
         if (!straight) {
             staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(staged_begin_));
             staged_begin_ = 0;
@@ -80,17 +80,16 @@ public:
         return made;
     }
 
-    // Move staged rows into the ring as far as they fit; a ring that drops, or is closed, takes or refuses all of them.
+    // Move staged rows into the ring as far as they fit; a ring that drops turns the others away, a closed one all.
     // Returns whether none is left.
     bool flush() {
         const size_t count = pending();
         if (count == 0) return true;
-        const size_t taken = ring_->push_fitting(staged_.data() + staged_begin_, count);
+        const bool closed = ring_->closed();
+        const size_t taken = closed ? 0 : ring_->push_fitting(staged_.data() + staged_begin_, count);
         staged_begin_ += taken * format_.row_bytes;
-        if (taken < count && (ring_->drops() || ring_->closed())) {
-            if (ring_->drops()) ring_->count_dropped(count - taken);
-            staged_begin_ = staged_.size();
-        }
+        if (ring_->drops() && !closed) ring_->count_dropped(count - taken);
+        if (ring_->drops() || closed) staged_begin_ = staged_.size();
         if (pending() == 0) {
             staged_.clear();
             staged_begin_ = 0;

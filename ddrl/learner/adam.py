@@ -14,10 +14,7 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 class Adam:
-    """The two moments of every parameter, each set of moments a flat vector laid out as the parameters are.
-
-    `parameters`, `first` and `second` are lists of equal length: the parameters and the views of the two moment vectors.
-    """
+    """Steps `parameters` in place; `first` and `second` are their moments, lists of the same lengths and shapes."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], *,
                  epsilon: float, max_grad_norm: float) -> None:
@@ -30,7 +27,7 @@ class Adam:
     def step(self, gradients: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
         """Move every parameter by one step of size `lr` along gradients scaled down to the norm; returns their norm before that, []."""
         norms = torch._foreach_norm(gradients)
-        norm = torch.linalg.vector_norm(torch.stack(norms))
+        norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
         shrink = (norm / self._max_grad_norm).clamp_(min=1.0)  # gradients are divided by it inside the kernel
         self._count += 1
         torch._fused_adam_(self._parameters, list(gradients), self._first, self._second, [], self._steps, lr=lr, beta1=BETA1, beta2=BETA2,

@@ -59,13 +59,10 @@ class DQN:
         self.parameters = FlatParameters(network, self.device)
         self._target_network = target.eval().requires_grad_(False)
         self._target = FlatParameters(target, self.device)
-        learning = self.parameters.parameters()
-        self._learning = list(learning.values())
+        self._passes = make_passes(self.parameters, target)
         self._moments = torch.zeros((2, self.parameters.layout.nbytes), dtype=torch.uint8, device=self.device)
-        places = [index for index, entry in enumerate(self.parameters.layout.entries) if entry.name in learning]
-        first, second = ([views[place] for place in places] for views in map(self.parameters.split, self._moments))
-        self._passes = make_passes(network, target, self._learning)
-        self._adam = Adam(self._learning, first, second, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+        self._adam = Adam(*map(self._passes.learning, (self.parameters.vector, *self._moments)), epsilon=config.adam_epsilon,
+                          max_grad_norm=config.max_grad_norm)
         self._loader = BatchLoader(self.device)
 
     def anneal(self, progress: float) -> None:
@@ -146,7 +143,7 @@ class DQN:
         self._target.check()
         assert self.parameters.layout == self._target.layout
         assert self._adam.steps == self.updates
-        assert all(parameter.grad is None for parameter in self._learning)
+        assert all(parameter.grad is None for parameter in self.network.parameters())
 
     def _vectors(self) -> dict[str, torch.Tensor]:
         return {"online": self.parameters.vector, "target": self._target.vector, "first_moment": self._moments[0],

@@ -71,9 +71,10 @@ def _trace(acting: nn.Module, spec: EnvSpec, what: str) -> bytes:
         warnings.filterwarnings("ignore", "The feature will be removed", DeprecationWarning)
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # what it warns of is what `_check` tests
         try:
-            torch.onnx.export(acting, (example,), file, dynamo=False, keep_initializers_as_inputs=True, do_constant_folding=False,
-                              opset_version=OPSET, input_names=["observation"], output_names=["q"],
-                              dynamic_axes={"observation": {0: "batch"}, "q": {0: "batch"}})
+            with torch.no_grad():
+                torch.onnx.export(acting, (example,), file, dynamo=False, keep_initializers_as_inputs=True, do_constant_folding=False,
+                                  opset_version=OPSET, input_names=["observation"], output_names=["q"],
+                                  dynamic_axes={"observation": {0: "batch"}, "q": {0: "batch"}})
         except torch.onnx.OnnxExporterError as error:
             raise _export_error(what, error) from error
         except ModuleNotFoundError as error:

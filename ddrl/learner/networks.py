@@ -125,13 +125,16 @@ class NatureCNN(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """q [B, num_actions]."""
-        x = observation.float()
-        if self.scale != 1.0:
-            x = x * self.scale
+        x = observation
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
-        if self.add_channel:
+        elif self.add_channel:
             x = x.unsqueeze(1)
+        # The CPU's convolutions are differentiated a sixth faster where a pixel's channels lie together.
+        together = x.device.type == "cpu" and torch.is_grad_enabled()
+        x = x.to(torch.float32, memory_format=torch.channels_last if together else torch.preserve_format)
+        if self.scale != 1.0:
+            x = x * self.scale
         return self.head(self.trunk(x))
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from ddrl.learner.flat import FlatParameters
 from ddrl.learner.networks import MLP
 
 
@@ -33,22 +34,31 @@ class Passes(Protocol):
         ...
 
     def backward(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Gradients of the parameters, given that of the loss by q_tm1 [B, A]; valid until the next backward pass."""
+        """Gradients, contiguous, given that of the loss by q_tm1 [B, A]; valid until the next backward pass."""
+        ...
+
+    def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a flat vector (uint8, in the online network's layout) that the gradients of `backward` belong to, in their order."""
         ...
 
 
-def make_passes(online: nn.Module, target: nn.Module, parameters: Sequence[nn.Parameter]) -> Passes:
-    """The faster of the passes that can serve these networks; `parameters` are those of `online` that learn."""
-    written_out = (type(online) is MLP and online.head.form != "policy" and parameters[0].device.type == "cpu"
-                   and len(parameters) == len(list(online.parameters())) and not _has_hooks(online))
-    return MLPPasses(online, target) if written_out and isinstance(target, MLP) else AutogradPasses(online, target, parameters)
+def make_passes(online: FlatParameters, target: nn.Module) -> Passes:
+    """The faster of the passes that can serve these networks."""
+    network = online.module
+    plain = type(network) is MLP and network.head.form != "policy" and not _has_hooks(network)
+    if plain and isinstance(target, MLP) and not online.vector.is_cuda and all(part.requires_grad for part in network.parameters()):
+        return MLPPasses(online, target)
+    return AutogradPasses(online, target)
 
 
 class AutogradPasses:
     """Passes through any two modules."""
 
-    def __init__(self, online: nn.Module, target: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        self._online, self._target, self._parameters = online, target, list(parameters)
+    def __init__(self, online: FlatParameters, target: nn.Module) -> None:
+        self._online, self._target, self._split = online.module, target, online.split
+        learning = online.parameters()
+        self._parameters = list(learning.values())
+        self._places = [place for place, entry in enumerate(online.layout.entries) if entry.name in learning]
 
     def forward(self, s_tm1: torch.Tensor, s_t: torch.Tensor, *, select_online: bool) -> Values:
         """See `Passes`."""
@@ -64,10 +74,15 @@ class AutogradPasses:
         surrogate = torch.dot(self._q_tm1.reshape(-1), gradient.reshape(-1))
         del self._q_tm1
         gradients = torch.autograd.grad(surrogate, self._parameters, allow_unused=True)
-        if None not in gradients:
-            return gradients
+        # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may return it transposed,
+        # expanded or with channels last, and None for a parameter that was not used.
         pairs = zip(self._parameters, gradients, strict=True)
-        return [torch.zeros_like(parameter) if found is None else found for parameter, found in pairs]
+        return [torch.zeros_like(parameter) if found is None else found.contiguous() for parameter, found in pairs]
+
+    def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """See `Passes`: one part a parameter."""
+        views = self._split(vector)
+        return [views[place] for place in self._places]
 
 
 class _Buffers(NamedTuple):
@@ -80,19 +95,23 @@ class _Buffers(NamedTuple):
 
 
 class MLPPasses:
-    """Passes through two networks of class `MLP` with the same layers; `online` must learn all its parameters.
+    """Passes through two networks of class `MLP` with the same layers; `online` must learn all its parameters. Gradients form one flat vector.
 
     Layer l of a net: h_l = relu(h_{l-1} W_l^T + b_l), the last one without relu; then Q = h_L M^T with M the mean dueling form as a matrix
     (rows: actions; columns: V, then the advantages), or the identity for a single head.
     """
 
-    def __init__(self, online: MLP, target: MLP) -> None:
-        self._inputs = online.inputs
-        self._online, self._target = _tensors(online), _tensors(target)
-        self._gradients = [(torch.empty_like(weight), torch.empty_like(bias)) for weight, bias in self._online]
-        actions = self._online[-1][0].shape[0] - (online.head.form == "mean")
+    def __init__(self, online: FlatParameters, target: MLP) -> None:
+        network: MLP = online.module
+        self._inputs = network.inputs
+        self._online, self._target = _tensors(network), _tensors(target)
+        gradient = torch.zeros_like(online.vector)
+        views = dict(zip((id(parameter) for parameter in online.parameters().values()), online.split(gradient), strict=True))
+        self._gradient = self.learning(gradient)
+        self._gradients = [(views[id(layer.weight)], views[id(layer.bias)]) for layer in network.layers()]
+        actions = self._online[-1][0].shape[0] - (network.head.form == "mean")
         mean = torch.cat([torch.ones(actions, 1), torch.eye(actions) - 1.0 / actions], dim=1)
-        self._mixing = mean if online.head.form == "mean" else torch.eye(actions)
+        self._mixing = mean if network.head.form == "mean" else torch.eye(actions)
         self._buffers: dict[int, _Buffers] = {}
 
     def forward(self, s_tm1: torch.Tensor, s_t: torch.Tensor, *, select_online: bool) -> Values:
@@ -122,7 +141,11 @@ class MLPPasses:
                 if place:
                     slope = torch.mm(slope, self._online[place][0], out=buffers.slopes[place - 1])
                     slope.mul_(below > 0)  # relu's derivative
-        return [gradient for pair in self._gradients for gradient in pair]
+        return self._gradient
+
+    def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """See `Passes`: the whole vector, whose padding stays zero."""
+        return [vector.view(torch.float32)]
 
     def _run(self, layers: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor, outputs: list[torch.Tensor]) -> torch.Tensor:
         rows, last = x.shape[0], len(layers) - 1

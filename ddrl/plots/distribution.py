@@ -30,6 +30,8 @@ def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: in
         return say_nothing_yet(figure, "no relay has sent bytes over MPI" if len(processes) else "no records yet")
     hosts = processes.column("host")[-1, relays]
     if len(relays) <= _MOST_LINES:
+        if len(relays) > 3:
+            figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
         for index, column in enumerate(np.argsort(hosts)):
             add_line(figure, x[1:], values[:, column], f"host {hosts[column]:.0f}" + (" (root)" if hosts[column] == 0 else ""), index)
         return figure
@@ -103,11 +105,11 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
     names, values, colors = [], [], []
     for index in order:
         if hosts[index] == 0:
-            names.append("root sends")
+            names.append("root out")
             values.append(sent[index])
             colors.append(COLORS[1])
         else:
-            names.append(f"host {hosts[index]:.0f} receives")
+            names.append(f"host {hosts[index]:.0f}")
             values.append(received[index])
             colors.append(COLORS[0])
     finite = np.isfinite(values)
@@ -115,7 +117,7 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
         return say_nothing_yet(figure, "one host: nothing travels" if len(relays) < 2 else "no version has been sent yet")
     if len(names) > _MOST_LINES + 1:
         others = np.array(values[1:])[finite[1:]]
-        names, colors = ["root sends", "least", "median", "most"], [COLORS[1], *[COLORS[0]] * 3]
+        names, colors = ["root out", "least", "median", "most"], [COLORS[1], *[COLORS[0]] * 3]
         values = [values[0], *np.quantile(others, (0.0, 0.5, 1.0))]
     figure.add_bar(x=names, y=values, marker={"color": colors}, hovertemplate="%{x}: %{y:.3f} S<extra></extra>")
     figure.add_hline(y=1.0, line={"dash": "dash", "color": COLORS[5]}, annotation_text="bound: S")

@@ -30,13 +30,13 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
     layout: dict[str, Any] = {
         "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 0.97, "yanchor": "top"},
         "height": height,
-        "margin": {"l": 56, "r": 16, "t": 40, "b": 72 if legend else 44},
+        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
         "showlegend": legend,
-        "legend": {"orientation": "h", "x": 0, "y": -0.28, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "x unified",
         "uirevision": title,  # what the reader zoomed or hid stays so when new data comes
     }
@@ -47,6 +47,25 @@ def add_line(figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, ind
     """One line; `index` chooses its color and dash."""
     style = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)], "width": 2}
     figure.add_scatter(x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options)
+
+
+def set_up_notebook() -> str:
+    """Show figures in a notebook as live plotly figures and, where kaleido finds a browser, as pictures too.
+
+    Pictures are what code-hosting sites show of a saved notebook. Returns the renderer chosen.
+    """
+    import plotly.io as pio
+
+    renderer = "plotly_mimetype"
+    try:
+        go.Figure().to_image("png", width=16, height=16)
+        renderer += "+png"
+    except Exception:  # no kaleido, or no browser that it can drive: whatever the cause, there are no pictures
+        pass
+    pio.renderers.default = renderer
+    if "png" in renderer:
+        pio.renderers["png"].width, pio.renderers["png"].height = 900, None
+    return renderer
 
 
 def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:

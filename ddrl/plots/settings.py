@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
+from ddrl.core.settings import describe_settings
+
+_ABSENT = "-"
 
 
-def settings_table(configs: Mapping[str, Config], *, differing: bool = False) -> dict[str, NDArray[Any]]:
-    """One row a setting: its name, its value in every run, unit and meaning, and whether it is not the default.
+def settings_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, differing: bool = False) -> dict[str, NDArray[Any]]:
+    """One row a setting: its name, its value in every run, the default, unit and meaning.
 
-    `differing`: only the settings in which the runs are not all alike (with one run: in which it departs from the defaults).
+    `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not all alike (with one
+    run: in which it departs from the defaults). Settings that this version does not know are listed last.
     """
-    default = asdict(Config())
-    trees = {name: asdict(config) for name, config in configs.items()}
-    rows: list[dict[str, Any]] = []
-    for component in fields(Config):
-        for item in fields(getattr(Config(), component.name)):
-            values = {name: tree[component.name][item.name] for name, tree in trees.items()}
-            usual = default[component.name][item.name]
-            changed = any(value != usual for value in values.values())
-            unlike = len({str(value) for value in values.values()}) > 1
-            if differing and not (unlike or (len(values) == 1 and changed)):
-                continue
-            rows.append({"setting": f"{component.name}.{item.name}", **{name: _text(value) for name, value in values.items()},
-                         "default": _text(usual), "unit": item.metadata["unit"], "meaning": item.metadata["doc"]})
-    names = ["setting", *trees, "default", "unit", "meaning"]
+    default = _flat(asdict(Config()))
+    meanings = {info.name: info for info in describe_settings()}
+    values = {name: _flat(tree) for name, tree in runs.items()}
+    foreign = sorted({setting for tree in values.values() for setting in tree} - set(default))
+    rows: list[dict[str, str]] = []
+    for setting in [*default, *foreign]:
+        texts = {name: tree.get(setting, _ABSENT) for name, tree in values.items()}
+        usual = default.get(setting, _ABSENT)
+        unlike = len(set(texts.values())) > 1 or (len(texts) == 1 and usual not in texts.values())
+        if unlike or not differing:
+            info = meanings.get(setting)
+            rows.append({"setting": setting, **texts, "default": usual, "unit": info.unit if info else "",
+                         "meaning": info.doc if info else "not known to this version of ddrl"})
+    names = ["setting", *runs, "default", "unit", "meaning"]
     return {name: np.array([row[name] for row in rows], object) for name in names}
+
+
+def _flat(tree: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {f"{section}.{name}": _text(value) for section, values in tree.items() for name, value in values.items()}
 
 
 def _text(value: Any) -> str:

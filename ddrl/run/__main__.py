@@ -47,11 +47,8 @@ def mpi_environment() -> tuple[int, int]:
 
 def _print_only(arguments: list[str]) -> int:
     command = parse(arguments)  # --help ends here
-    if command.resume is not None:
-        config = apply_overrides(RunDirectory.open(command.resume)[1], command.overrides)
-    else:
-        config = command.config()
-    print(config_to_toml(config), end="")
+    saved = RunDirectory.open(command.resume)[1] if command.resume is not None else None
+    print(config_to_toml(apply_overrides(saved, command.overrides) if saved else command.config()), end="")
     return 0
 
 

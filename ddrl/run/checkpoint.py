@@ -84,7 +84,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"the checkpoint {path} is damaged: {STATE} cannot be read ({error}); {advice}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("digests"), dict):
         found = state.get("format") if isinstance(state, dict) else None
-        raise CheckpointError(f"the checkpoint {path} has format {found}, this ddrl reads format {FORMAT}: it was written by another version; {advice}")
+        raise CheckpointError(f"the checkpoint {path} has format {found}, this ddrl reads format {FORMAT}: another version wrote it; {advice}")
     for name, digest in state["digests"].items():
         try:
             actual = _digest(path / name)

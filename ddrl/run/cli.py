@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import describe_settings, load_config
 
+TASKS = Path(__file__).parents[1] / "tasks"
 DEFAULT_TASK = "cartpole"
 EXAMPLES = """\
 examples:
@@ -44,8 +44,7 @@ class Command:
 
 def tasks() -> dict[str, Path]:
     """Tasks that ship with ddrl, by name."""
-    folder = Path(str(resources.files("ddrl"))) / "tasks"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted(TASKS.glob("*.toml"))}
 
 
 def parse(arguments: list[str]) -> Command:
@@ -53,7 +52,8 @@ def parse(arguments: list[str]) -> Command:
     parser = argparse.ArgumentParser(prog="python -m ddrl.run", description="Train a policy with one trainer and many rollouts.",
                                      epilog=_settings_table() + "\n" + EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: {DEFAULT_TASK})")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting; may be repeated")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE",
+                        help="change one setting; may be repeated")
     parser.add_argument("--serial", action="store_true", help="everything in one process, reproducible bit for bit by run.seed")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run from its newest checkpoint")
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")

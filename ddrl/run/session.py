@@ -75,8 +75,7 @@ class Session:
         if resume is not None:
             state = self._restore(resume)
         mailbox = channels.create_policy(self.model)
-        self._evaluations = channels.create_evaluations(mailbox.nbytes) if config.evaluation.period else None
-        self._results = self._evaluations.reader(0) if self._evaluations else None
+        self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._results_seen = -1
         lanes = channels.drained_lanes()
         self.trainer = Trainer(config, self._learner, self.replay, self._selector, self._limiter, LaneSet(lanes), mailbox, self.board, self._counters,
@@ -148,11 +147,8 @@ class Session:
         self.target_reached = self.target_reached or reached
 
     def _read_evaluations(self) -> None:
-        if self._evaluations is None or self._evaluations.newest <= self._results_seen:
-            return
-        assert self._results is not None
-        pin = self._results.pin()
-        if pin is None:
+        pin = self._results.pin() if self._results is not None else None
+        if self._results is None or pin is None or pin.version <= self._results_seen:
             return
         vector = np.array(pin.data)
         if pin.valid():
@@ -189,7 +185,7 @@ class Session:
                                 {"learner.safetensors": self._learner.save, "replay.snapshot": self.replay.save}, self.config.run.keep_checkpoints)
         self._next_checkpoint = self._checkpoint_after(trainer.state.env_steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
-        self.recorder.record_event("checkpoint", path.name, env_steps=trainer.state.env_steps)
+        self.recorder.record_event("checkpoint", f"checkpoint {path.name}", env_steps=trainer.state.env_steps)
         return path
 
     def _checkpoint_after(self, env_steps: int) -> float:
@@ -200,7 +196,7 @@ class Session:
         self._learner.load(checkpoint.path / "learner.safetensors")
         self.replay.load(checkpoint.path / "replay.snapshot")
         self.replay.cut_streams()
-        self._limiter.restore(checkpoint.state["limiter"])
+        self._limiter.load_state(checkpoint.state["limiter"])
         self.best = checkpoint.state["best"]
         return TrainerState(**checkpoint.state["trainer"])
 

@@ -31,7 +31,6 @@ from ddrl.distribution.relay import readers_needed, slots_needed
 
 CHANNELS = 1
 POLICY = 2
-MIN_LANE_ROWS = 64
 EVALUATION_SLOTS = 3
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
@@ -100,7 +99,7 @@ class Topology:
 
     def lane_rows(self) -> int:
         """Rows that one lane holds."""
-        return max(MIN_LANE_ROWS, 4 * self.config.env.num_envs, self.config.channels.lane_bytes // row_dtype(self.spec).itemsize)
+        return max(self.config.channels.lane_rows, 4 * self.config.env.num_envs)  # room for two vector steps, ends included
 
     def creator(self, host: int) -> Assignment:
         """The rank that makes a host's channels."""
@@ -118,6 +117,7 @@ class HostChannels:
         self._closing: list[Board | Blob | Lane | Mailbox | Counters] = [board]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
+        self.evaluations: Mailbox | None = None
         dtype = row_dtype(topology.spec)
         ranks = topology.on_host(host)
         full = topology.config.channels.lane_full
@@ -180,10 +180,12 @@ class HostChannels:
         """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
         config = self.topology.config
         readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
-        if self.any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+        if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
             readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
         self.model = model
         self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
+        if self.host == 0 and config.evaluation.period:
+            self.evaluations = self._keep(Mailbox.create(self._name("evaluations"), model.layout.nbytes, EVALUATION_SLOTS, 1))
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
         self.board.ready = POLICY
         return self.mailbox
@@ -200,12 +202,8 @@ class HostChannels:
         self.mailbox = self._keep(Mailbox.attach(self._name("mailbox")))
         return self.model, self.mailbox
 
-    def create_evaluations(self, nbytes: int) -> Mailbox:
-        """The evaluator's mailbox: a policy it has played, with its result in the values."""
-        return self._keep(Mailbox.create(self._name("evaluations"), nbytes, EVALUATION_SLOTS, 1))
-
     def attach_evaluations(self) -> Mailbox:
-        """The evaluator's end."""
+        """The mailbox that the evaluator writes: a policy it has played, with its result in the values."""
         return self._keep(Mailbox.attach(self._name("evaluations")))
 
     def counters_row(self, assignment: Assignment) -> CounterRow:

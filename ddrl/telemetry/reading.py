@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
@@ -117,13 +119,25 @@ class Run:
         return self.path.name
 
     @cached_property
-    def config(self) -> Config:
-        """The effective config of the run."""
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """RUN/config.toml as it stands: section -> name -> value."""
         path = self.path / "config.toml"
         try:
-            return config_from_toml(path.read_text(), str(path))
+            return tomllib.loads(path.read_text())
         except OSError as error:
             raise RunDirError(f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunDirError(f"{path} is half-written ({error})") from None
+
+    @cached_property
+    def config(self) -> Config:
+        """The effective config; of a run that another version made, the settings that this version knows."""
+        known = {section.name: {item.name for item in fields(getattr(Config(), section.name))} for section in fields(Config)}
+        tree = {section: {name: value for name, value in values.items() if name in known[section]}
+                for section, values in self.settings.items() if section in known}
+        path = self.path / "config.toml"
+        try:
+            return config_from_toml(tomli_w.dumps(tree), str(path))
         except ConfigError as error:
             raise RunDirError(f"{error}: the run was made by another version of ddrl") from None
 
@@ -300,14 +314,11 @@ def run_state(path: Path) -> State:
 
 
 def find_runs(root: str | Path = "runs") -> list[Path]:
-    """Run directories under `root` (or `root` itself), newest telemetry first; an absent root is empty, unreadable ones are left out."""
+    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable ones are left out."""
     root = Path(root)
     found: list[tuple[float, Path]] = []
     for file in [root / FILE_NAME, *root.glob(f"*/{FILE_NAME}")]:
         with contextlib.suppress(OSError):
-            parts = [part for part in (file, file.with_name(file.name + "-wal")) if part.exists()]
-            if parts:
-                found.append((max(part.stat().st_mtime for part in parts), file.parent))
+            began = file.with_name("config.toml")  # written once, when the run begins
+            found.append(((began if began.exists() else file).stat().st_mtime, file.parent))
     return [path for _, path in sorted(found, reverse=True)]
-
-

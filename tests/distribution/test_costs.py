@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from ddrl.distribution import costs
 
 MODEL, HOSTS = 20e6, 298

@@ -43,6 +43,20 @@ class Tied(nn.Module):
         return self.last(torch.relu(self.second(torch.relu(self.first(observation)))))
 
 
+class Strided(nn.Module):
+    """Parameters whose gradients autograd returns transposed, expanded, or with channels last."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 2)
+        self.matrix = nn.Parameter(torch.randn(spec.num_actions, 12))
+        self.scale = nn.Parameter(torch.rand(2, 3))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        screen = observation.view(-1, 1, 2, 2).expand(-1, 1, 2, 2).repeat(1, 1, 1, 2).contiguous(memory_format=torch.channels_last)
+        return self.convolution(screen).flatten(1) @ self.matrix.t() * self.scale.sum()
+
+
 class WrongWidth(Plain):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return self.layers(observation)[:, :1]

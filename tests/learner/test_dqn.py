@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from learner_cases import IMAGE, VECTOR, Transitions, random_batch
-from learner_user_networks import Normalized, Plain, WrongWidth
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
@@ -17,6 +15,10 @@ from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, make_network
 from ddrl.learner.adam import Adam
+from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
+from tests.learner.learner_user_networks import Normalized, Plain, WrongWidth
+
+SCREEN = EnvSpec("Screen-v0", ArraySpec((2, 40, 44), "uint8"), 3)
 
 
 def learner_of(config: LearnerConfig, spec: EnvSpec = VECTOR, seed: int = 1) -> DQN:
@@ -26,7 +28,7 @@ def learner_of(config: LearnerConfig, spec: EnvSpec = VECTOR, seed: int = 1) -> 
 def reference_loss(online: nn.Module, target: nn.Module, batch: Transitions, config: LearnerConfig) -> torch.Tensor:
     """Equation by equation, in the networks' own precision."""
     precision = next(online.parameters()).dtype
-    s_tm1, s_t = (torch.from_numpy(s).to(precision) for s in (batch.s_tm1, batch.s_t))
+    s_tm1, s_t = (torch.from_numpy(s) if s.dtype == np.uint8 else torch.from_numpy(s).to(precision) for s in (batch.s_tm1, batch.s_t))
     with torch.no_grad():
         best = (online if config.double else target)(s_t).argmax(1)
         bootstrap = target(s_t)[torch.arange(len(best)), best]
@@ -51,7 +53,8 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
     monkeypatch.setattr(Adam, "step", lambda self, gradients, lr: (used.extend(gradients), torch.zeros(()))[1])
     learner.update(batch)
     step, generator = 1e-6, np.random.default_rng(0)
-    for parameter, gradient in zip(online.parameters(), used, strict=True):
+    gradients = learner.parameters.split(used[0].view(torch.uint8)) if len(used) == 1 else used  # the mlp's come as one flat vector
+    for parameter, gradient in zip(online.parameters(), gradients, strict=True):
         flat = parameter.data.view(-1)
         for place in generator.choice(flat.numel(), min(flat.numel(), 6), replace=False):
             at = flat[place].item()
@@ -64,13 +67,14 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1e9])
-def test_updates_are_those_of_torch_s_adam_and_clipping(max_grad_norm: float) -> None:
-    config = LearnerConfig(hidden=[16], lr=0.01, max_grad_norm=max_grad_norm, target_period=3)
-    learner = learner_of(config)
+@pytest.mark.parametrize(("network", "spec"), [("mlp", VECTOR), ("tests.learner.learner_user_networks:Strided", VECTOR), ("nature_cnn", SCREEN)])
+def test_updates_are_those_of_torch_s_adam_and_clipping(network: str, spec: EnvSpec, max_grad_norm: float) -> None:
+    config = LearnerConfig(network=network, hidden=[16], lr=0.001, max_grad_norm=max_grad_norm, target_period=3)
+    learner = learner_of(config, spec)
     online, target = copy.deepcopy(learner.network), copy.deepcopy(learner.network)
     optimizer = torch.optim.Adam(online.parameters(), lr=config.lr, eps=config.adam_epsilon)
     for turn in range(1, 11):
-        batch = random_batch(VECTOR, 32, turn)
+        batch = random_batch(spec, 32, turn)
         optimizer.zero_grad()
         loss = reference_loss(online, target, batch, config)
         loss.backward()
@@ -210,7 +214,7 @@ def test_networks_and_environments_that_do_not_suit_are_refused() -> None:
 def test_the_first_update_loads_neither_torch_s_compiler_nor_sympy() -> None:
     code = """
 import sys
-from learner_cases import VECTOR, random_batch
+from tests.learner.learner_cases import VECTOR, random_batch
 from ddrl.core.config import LearnerConfig
 from ddrl.learner import DQN, export_acting, make_network
 network = make_network(LearnerConfig(), VECTOR)

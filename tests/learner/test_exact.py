@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from learner_cases import Transitions
 from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, make_network
+from tests.learner.learner_cases import Transitions
 
 DISCOUNT = 0.9
 

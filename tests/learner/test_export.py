@@ -4,14 +4,14 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from learner_cases import IMAGE, VECTOR, random_batch
-from learner_user_networks import Branches, Normalized, NotExportable, Plain, Tied
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, ActingModel, FlatParameters, export_acting, make_network
+from tests.learner.learner_cases import IMAGE, VECTOR, random_batch
+from tests.learner.learner_user_networks import Branches, Normalized, NotExportable, Plain, Tied
 
 
 def act(model: ActingModel, vector: np.ndarray, observation: np.ndarray) -> np.ndarray:

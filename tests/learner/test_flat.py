@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from learner_cases import IMAGE, VECTOR
-from learner_user_networks import Doubles, Normalized, NothingToLearn, Plain, Tied
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import CheckpointError, NetworkError
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import FlatParameters, make_network
+from tests.learner.learner_cases import IMAGE, VECTOR
+from tests.learner.learner_user_networks import Doubles, Normalized, NothingToLearn, Plain, Tied
 
 
 @pytest.mark.parametrize(("kind", "spec"), [(Plain, VECTOR), (Normalized, VECTOR), (Tied, VECTOR), (None, VECTOR), (None, IMAGE)])

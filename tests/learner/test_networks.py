@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from learner_cases import IMAGE, VECTOR
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.networks import MLP, NatureCNN, ValueHead, dueling_values, make_network
+from tests.learner.learner_cases import IMAGE, VECTOR
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", num_actions: int = 3) -> EnvSpec:
@@ -95,17 +95,17 @@ def test_the_same_seed_gives_the_same_network() -> None:
 
 
 def test_a_user_s_module_is_called_with_the_spec() -> None:
-    network = make_network(LearnerConfig(network="learner_user_networks:Plain"), VECTOR)
+    network = make_network(LearnerConfig(network="tests.learner.learner_user_networks:Plain"), VECTOR)
     assert network(torch.from_numpy(np.zeros((2, 4), np.float32))).shape == (2, 3)
 
 
 @pytest.mark.parametrize(("network", "words"), [
-    ("learner_user_networks:WrongWidth", r"WrongWidth returns \[2, 1\].*\[2, 3\] float32"),
-    ("learner_user_networks:ReturnsTuple", r"returns a tuple.*\[2, 3\]"),
-    ("learner_user_networks:Fails", r"Fails fails on observations \[2, 4\] float32"),
-    ("learner_user_networks:CannotBeBuilt", r"CannotBeBuilt\(spec\) fails: ValueError: needs a pretrained file"),
-    ("learner_user_networks:NotAModule", r"must be a torch.nn.Module"),
-    ("learner_user_networks:Plane", r"learner_user_networks has no Plane"),
+    ("tests.learner.learner_user_networks:WrongWidth", r"WrongWidth returns \[2, 1\].*\[2, 3\] float32"),
+    ("tests.learner.learner_user_networks:ReturnsTuple", r"returns a tuple.*\[2, 3\]"),
+    ("tests.learner.learner_user_networks:Fails", r"Fails fails on observations \[2, 4\] float32"),
+    ("tests.learner.learner_user_networks:CannotBeBuilt", r"CannotBeBuilt\(spec\) fails: ValueError: needs a pretrained file"),
+    ("tests.learner.learner_user_networks:NotAModule", r"must be a torch.nn.Module"),
+    ("tests.learner.learner_user_networks:Plane", r"tests.learner.learner_user_networks has no Plane"),
     ("no_such_package:Net", r"cannot import no_such_package.*PYTHONPATH"),
     ("mpl", r"mpl is not a network: choose auto, mlp, nature_cnn"),
     ("nature_cnn", r"nature_cnn needs an image"),

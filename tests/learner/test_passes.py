@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_cases import VECTOR, random_batch
-from learner_user_networks import Normalized, Plain
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import DQN, make_network
+from ddrl.learner import DQN, FlatParameters, make_network
 from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
+from tests.learner.learner_cases import VECTOR, random_batch
+from tests.learner.learner_user_networks import Normalized, Plain
 
 
 def pair_of(config: LearnerConfig, spec: EnvSpec) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -27,8 +27,8 @@ def test_written_out_passes_compute_what_autograd_computes(hidden: list[int], sh
                                                            sizes: list[int], select: bool) -> None:
     spec = EnvSpec("Any-v0", ArraySpec(shape, dtype), actions)
     online, target = pair_of(LearnerConfig(network="mlp", hidden=hidden, dueling=form), spec)
-    parameters = list(online.parameters())
-    written, reference = make_passes(online, target, parameters), AutogradPasses(online, target, parameters)
+    flat = FlatParameters(online)
+    written, reference = make_passes(flat, target), AutogradPasses(flat, target)
     assert isinstance(written, MLPPasses)
     for turn, size in enumerate(sizes):
         batch = random_batch(spec, size, turn)
@@ -36,7 +36,9 @@ def test_written_out_passes_compute_what_autograd_computes(hidden: list[int], sh
         slope = torch.randn(size, actions)
         for ours, theirs in zip(written.forward(s_tm1, s_t, select_online=select), reference.forward(s_tm1, s_t, select_online=select), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-        for ours, theirs in zip(written.backward(slope), reference.backward(slope), strict=True):
+        (whole,) = written.backward(slope)
+        assert whole.shape == written.learning(flat.vector)[0].shape
+        for ours, theirs in zip(flat.split(whole.view(torch.uint8)), reference.backward(slope), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -58,15 +60,17 @@ def test_anything_but_the_plain_mlp_goes_through_autograd() -> None:
     for parameter in frozen.trunk.parameters():
         parameter.requires_grad_(False)
     for network in (hooked, frozen, policy, Plain(VECTOR), Normalized(VECTOR)):
-        learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        assert isinstance(make_passes(network, copy.deepcopy(network), learning), AutogradPasses)
+        assert isinstance(make_passes(FlatParameters(network), copy.deepcopy(network)), AutogradPasses)
 
 
 @pytest.mark.parametrize("form", ["mean", "none"])
 def test_learning_by_either_passes_leads_to_the_same_parameters(form: str) -> None:
     config = LearnerConfig(hidden=[16, 16], dueling=form, target_period=3)
-    written, reference = (DQN(make_network(config, VECTOR, seed=1), VECTOR, config) for _ in range(2))
-    reference._passes = AutogradPasses(reference.network, reference._target_network, reference._learning)
+    written = DQN(make_network(config, VECTOR, seed=1), VECTOR, config)
+    network = make_network(config, VECTOR, seed=1)
+    network.trunk[0].register_forward_hook(lambda *_: None)
+    reference = DQN(network, VECTOR, config)
+    assert type(written._passes) is not type(reference._passes)
     for turn in range(10):
         batch = random_batch(VECTOR, 32, turn)
         assert written.update(batch).loss == pytest.approx(reference.update(batch).loss, rel=1e-3)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_cases import VECTOR, random_batch
-from learner_user_networks import Normalized
 from safetensors.numpy import save_file
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import CheckpointError
 from ddrl.learner import DQN, make_network
+from tests.learner.learner_cases import VECTOR, random_batch
+from tests.learner.learner_user_networks import Normalized
 
 CONFIG = LearnerConfig(hidden=[16], target_period=3, lr_end_fraction=0.1)
 

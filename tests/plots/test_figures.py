@@ -1,6 +1,7 @@
 import json
 import threading
 import warnings
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_forty_relays_are_drawn_as_root_median_and_extremes(large):
 
 def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(small):
     figure = plots.bytes_against_bound(small.processes)
-    assert list(figure.data[0].x) == ["root sends", "host 1 receives", "host 2 receives"]
+    assert list(figure.data[0].x) == ["root out", "host 1", "host 2"]
     assert np.allclose(figure.data[0].y, 1.0)
 
 
@@ -164,9 +165,19 @@ def test_a_rank_that_went_quiet_is_listed_first_and_called_late(small):
 
 
 def test_settings_are_compared_and_only_differences_stay():
-    runs = {"a": Config(), "b": Config(learner=LearnerConfig(lr=0.01))}
+    runs = {"a": asdict(Config()), "b": asdict(Config(learner=LearnerConfig(lr=0.01)))}
     assert plots.settings_table(runs, differing=True)["setting"].tolist() == ["learner.lr"]
     whole = plots.settings_table(runs)
     row = whole["setting"].tolist().index("learner.lr")
     assert (whole["a"][row], whole["b"][row]) == ("0.001", "0.01")
     assert plots.settings_table({"b": runs["b"]}, differing=True)["setting"].tolist() == ["learner.lr"]
+
+
+def test_settings_of_another_version_are_shown_and_called_unknown():
+    old = asdict(Config())
+    old["learner"]["momentum"] = 0.9
+    del old["replay"]["n_step"]
+    table = plots.settings_table({"old": old}, differing=True)
+    assert table["setting"].tolist() == ["replay.n_step", "learner.momentum"]
+    assert table["old"].tolist() == ["-", "0.9"]
+    assert "not known" in table["meaning"][1]

@@ -53,7 +53,7 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
     else:
         done = ddrl(*arguments, *(["--serial"] if mode == "serial" else []))
     assert done.returncode != 0
-    assert done.stderr.count("the corridor collapsed") == 1, done.stderr
+    assert done.stderr.count("RuntimeError: the corridor collapsed") == 1, done.stderr
     assert "tests/run/environments.py" in done.stderr
     assert our_segments() == []
 

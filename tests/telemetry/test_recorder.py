@@ -268,6 +268,22 @@ def test_unusable_run_directories_are_refused_with_what_and_where(tmp_path):
         Run(tmp_path)
 
 
+def test_the_settings_of_a_run_of_another_version_are_read_as_far_as_they_are_known(tmp_path):
+    record_run(tmp_path, records=1)
+    path = tmp_path / "config.toml"
+    text = path.read_text().replace("[learner]", "[learner]\nmomentum = 0.9").replace("[replay]", "[reward_shaping]\nscale = 2\n\n[replay]")
+    path.write_text(text)
+    with Run(tmp_path) as run:
+        assert run.config == CONFIG
+        assert run.settings["learner"]["momentum"] == 0.9
+    path.write_text(text[: len(text) // 2] + "\n[[")
+    with Run(tmp_path) as run, pytest.raises(RunDirError, match="half-written"):
+        _ = run.config
+    path.unlink()
+    with Run(tmp_path) as run, pytest.raises(RunDirError, match="cannot read"):
+        _ = run.settings
+
+
 def test_an_unwritable_run_directory_is_refused_at_once(tmp_path):
     with pytest.raises(RunDirError, match="cannot write"):
         Recorder(tmp_path / "absent", FakeCluster().table, CONFIG)
@@ -297,10 +313,10 @@ def test_a_port_in_use_is_named(tmp_path):
             Recorder(tmp_path, FakeCluster().table, config)
 
 
-def test_runs_are_found_newest_first(tmp_path):
+def test_runs_are_found_with_the_one_begun_last_first(tmp_path):
     for name, time in (("old", 1e9), ("new", 3e9), ("middle", 2e9)):
         record_run(tmp_path / name, records=1)
-        os.utime(tmp_path / name / "telemetry.sqlite", (time, time))
+        os.utime(tmp_path / name / "config.toml", (time, time))
     (tmp_path / "empty").mkdir()
     assert [path.name for path in find_runs(tmp_path)] == ["new", "middle", "old"]
     assert find_runs(tmp_path / "absent") == []

@@ -1,0 +1,193 @@
+"""What the channels cost: each figure beside the physical limit it is compared with, measured in turn with it.
+
+Lanes move rows against the two copies no lane can do without; a mailbox publishes 20 MB, checksum included, against one memcpy, with and
+without 36 processes that read it (they share the cores with the writer, so its own CPU time stands beside the wall time); counters and the
+step writer are timed per call.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from ddrl.channels import Counters, Lane, LaneSet, Mailbox, StepWriter, checksum, segment_name, sweep_dead, unlink_run
+from ddrl.core.layouts import row_dtype
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
+ATARI = EnvSpec("ALE/Pong-v5", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
+
+READER = """
+import sys, time
+from ddrl.channels import Mailbox, checksum
+mailbox = Mailbox.attach(sys.argv[1])
+reader = mailbox.reader(int(sys.argv[2]))
+print("up", flush=True)
+version, lags, wrong = -1, [], 0
+while True:
+    newest = mailbox.wait_newer(version, None)
+    begin = time.time_ns()
+    pin = reader.pin()
+    version = pin.version
+    if pin.values[0]:
+        break
+    lags.append((begin - pin.time_ns) * 1e-9)
+    if len(lags) % 8 == 1:
+        total = checksum(pin.data)
+        wrong += pin.valid() and total != pin.checksum
+lags.sort()
+print(len(lags), lags[len(lags) // 2] if lags else 0.0, wrong, flush=True)
+"""
+
+
+def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
+    """Push and pop `count` rows at once, against the two memcpy (in and out) that no lane can do without."""
+    dtype = row_dtype(spec)
+    lane = Lane.create(None, dtype, count)
+    rows, out = np.zeros(count, dtype), np.zeros(count, dtype)
+    source, between, target = rows.view(np.uint8), np.ones(rows.nbytes, np.uint8), out.view(np.uint8)
+    repeat = max(1, (4 << 20) // rows.nbytes)
+
+    def move() -> None:
+        for _ in range(repeat):
+            lane.push(rows)
+            lane.pop(out)
+
+    def copy() -> None:
+        for _ in range(repeat):
+            np.copyto(between, source)
+            np.copyto(target, between)
+
+    seconds = interleave({"lane": move, "memcpy": copy}, rounds, warmup=3)
+    lane_time = Timing.of(seconds["lane"])
+    return {"row_bytes": dtype.itemsize, "rows_at_once": count, "rows_per_second": count * repeat / lane_time.median,
+            "gigabytes_per_second": count * repeat * dtype.itemsize / lane_time.median / 1e9, "seconds": lane_time,
+            "over_two_memcpy": ratios(seconds["lane"], seconds["memcpy"])}
+
+
+def drain(lanes: int, rounds: int) -> dict[str, Any]:
+    """Drain `lanes` lanes of 64 CartPole rows each through a set, and look at them when they are empty."""
+    dtype = row_dtype(CARTPOLE)
+    made = [Lane.create(None, dtype, 64) for _ in range(lanes)]
+    lane_set, rows, out = LaneSet(made), np.zeros(64, dtype), np.zeros(64 * lanes, dtype)
+    full, empty = [], []
+    for _ in range(rounds):
+        for lane in made:
+            lane.push(rows)
+        begin = time.perf_counter()
+        moved = lane_set.drain(out)
+        middle = time.perf_counter()
+        lane_set.drain(out)
+        empty.append(time.perf_counter() - middle)
+        full.append(middle - begin)
+        assert moved == 64 * lanes
+    return {"lanes": lanes, "rows_per_second": 64 * lanes / Timing.of(full).median, "empty_seconds": Timing.of(empty)}
+
+
+def per_call(call: Callable[[], object], calls: int, rounds: int, reset: Callable[[], object] = lambda: None) -> Timing:
+    """Seconds a call, the loop around it included."""
+    seconds = []
+    for _ in range(rounds + 1):
+        reset()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        seconds.append((time.perf_counter() - begin) / calls)
+    return Timing.of(seconds[1:])
+
+
+def step_writer(spec: EnvSpec, num_envs: int, rounds: int) -> Timing:
+    """One write of `num_envs` environments, none of which ends."""
+    calls = 256
+    lane = Lane.create(None, row_dtype(spec), calls * num_envs)
+    writer, out = StepWriter(lane, spec, 0), np.zeros(calls * num_envs, row_dtype(spec))
+    state = np.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
+    action, reward, no = np.zeros(num_envs, np.int64), np.ones(num_envs, np.float32), np.zeros(num_envs, bool)
+    return per_call(lambda: writer.write(state, action, reward, no, no, state, 1), calls, rounds, lambda: lane.pop(out))
+
+
+def publish(nbytes: int, readers: int, rounds: int) -> dict[str, Any]:
+    """Publish vectors, checksum included, against one memcpy; `readers` processes wait for each, pin it, and sum every eighth."""
+    run_id = f"bench{os.getpid()}"
+    name = segment_name(run_id, 0, "mailbox")
+    mailbox = Mailbox.create(name, nbytes, 4, max(readers, 1))
+    children = [subprocess.Popen([sys.executable, "-c", READER, name, str(i)], stdout=subprocess.PIPE, text=True) for i in range(readers)]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "up\n"
+        vector = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+        target = np.ones_like(vector)
+        version = -1
+        cpu: list[float] = []
+
+        def send() -> None:
+            nonlocal version
+            version += 1
+            begin = time.thread_time()
+            assert mailbox.publish(vector, version)
+            cpu.append(time.thread_time() - begin)
+
+        seconds = interleave({"publish": send, "memcpy": lambda: np.copyto(target, vector), "checksum": lambda: checksum(vector)},
+                             rounds, warmup=5)
+        mailbox.publish(vector, version + 1, (1.0,))
+        reports = [child.communicate()[0].split() for child in children]
+    finally:
+        for child in children:
+            child.kill()
+        unlink_run(run_id)
+    assert not any(int(wrong) for _, _, wrong in reports)
+    return {"nbytes": nbytes, "readers": readers, "publish": Timing.of(seconds["publish"]), "memcpy": Timing.of(seconds["memcpy"]),
+            "checksum": Timing.of(seconds["checksum"]), "publish_over_memcpy": ratios(seconds["publish"], seconds["memcpy"]),
+            "publish_cpu_over_memcpy": ratios(cpu[-rounds:], seconds["memcpy"]),
+            "versions_read": sum(int(read) for read, _, _ in reports), "slots_taken_away": mailbox.revoked,
+            "seal_to_pin_seconds": Timing.of([float(lag) for _, lag, _ in reports]) if reports else None}
+
+
+def main() -> None:
+    options = arguments("channels", __doc__ or "").parse_args()
+    rounds, nbytes = (15, 20_000_000) if options.short else (60, 20_000_000)
+    sweep_dead()
+    figures: dict[str, Any] = {}
+    figures["lane"] = [lane_moves(CARTPOLE, 1024, rounds), lane_moves(CARTPOLE, 8, rounds), lane_moves(ATARI, 64, rounds)]
+    figures["drain"] = [drain(lanes, 5 * rounds) for lanes in (36, 300)]
+    figures["publish"] = [publish(nbytes, readers, rounds) for readers in (0, 36)]
+    counter = Counters.create(None, 4).row(0)["env_steps"]
+    mailbox = Mailbox.create(None, 1000, 3, 1)
+    mailbox.publish(np.zeros(1000, np.uint8), 0)
+    reader = mailbox.reader(0)
+    figures["seconds_per_call"] = {
+        "an empty Python call": per_call(lambda: None, 20_000, rounds),
+        "counter add": per_call(lambda: counter.add(1.0), 20_000, rounds),
+        "mailbox pin, nothing newer": per_call(reader.pin, 20_000, rounds),
+        "step writer, 8 CartPole environments": step_writer(CARTPOLE, 8, rounds),
+        "step writer, 8 Atari environments": step_writer(ATARI, 8, rounds),
+    }
+    print_table(["lane", "rows at once", "rows/s", "GB/s", "time / (2 x memcpy)"],
+                [[f"{case['row_bytes']} B rows", case["rows_at_once"], case["rows_per_second"], case["gigabytes_per_second"],
+                  case["over_two_memcpy"].median] for case in figures["lane"]])
+    print()
+    print_table(["drain of", "rows/s", "us when empty"],
+                [[f"{case['lanes']} lanes", case["rows_per_second"], case["empty_seconds"].median * 1e6] for case in figures["drain"]])
+    print()
+    print_table(["20 MB, readers", "publish ms", "memcpy ms", "ratio", "ratio of CPU time",
+                 "checksum GB/s", "seal to pin ms", "versions read", "slots taken away"],
+                [[case["readers"], case["publish"].median * 1e3, case["memcpy"].median * 1e3, case["publish_over_memcpy"].median,
+                  case["publish_cpu_over_memcpy"].median,
+                  nbytes / case["checksum"].median / 1e9, case["seal_to_pin_seconds"].median * 1e3 if case["seal_to_pin_seconds"] else "",
+                  case["versions_read"], case["slots_taken_away"]] for case in figures["publish"]])
+    print()
+    print_table(["call", "ns", "low", "high"], [[name, case.median * 1e9, case.low * 1e9, case.high * 1e9]
+                                                for name, case in figures["seconds_per_call"].items()])
+    save(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

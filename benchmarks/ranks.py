@@ -1,0 +1,120 @@
+"""Hundreds of ranks on one machine: start-up, memory, env steps/s and policy lag while the trainer learns, CartPole, under mpirun.
+
+Start-up is from starting mpirun until every rollout has taken a step; memory is the sum of PSS over all processes of the job; steps/s is over
+the time from then to the end. The trainer learns all the while; samples_per_insert is left free so that rollouts are not held back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import arguments, print_table, save
+from ddrl.core.errors import DdrlError
+from ddrl.core.roles import Role
+from ddrl.telemetry import Run
+
+LAUNCHER = Path(__file__).parent.parent / "mpi_launch" / "local"
+ROLLOUT = float(list(Role).index(Role.ROLLOUT))
+
+
+def memory_of(processes: list[int]) -> dict[str, float]:
+    """Sums over processes [GiB]: proportional set size, private memory."""
+    pss = private = 0
+    for pid in processes:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue  # ended meanwhile
+        fields = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
+        pss += fields["Pss"]
+        private += fields["Private_Clean"] + fields["Private_Dirty"]
+    return {"pss_gib": pss / 2**20, "private_gib": private / 2**20}
+
+
+def ranks_of(marker: str) -> list[int]:
+    """Process ids whose command line holds `marker`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+class Watch(threading.Thread):
+    """Samples the newest table of counters until every rollout has stepped, then the memory now and then."""
+
+    def __init__(self, run: Path, rollouts: int) -> None:
+        super().__init__(daemon=True)
+        self.run_path, self.rollouts, self.begin = run, rollouts, time.perf_counter()
+        self.startup: float | None = None
+        self.memory: list[dict[str, float]] = []
+        self.rates: list[tuple[float, float]] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Until `ended` is set."""
+        while not self.ended.wait(1.0):
+            try:
+                with Run(self.run_path) as recorded:
+                    latest = recorded.latest()
+            except DdrlError:
+                continue  # the job has not come so far
+            if not len(latest):
+                continue
+            steps = latest.column("env_steps")[-1][latest.column("role")[-1] == ROLLOUT]
+            if self.startup is None and np.count_nonzero(steps > 0) == self.rollouts:
+                self.startup = time.perf_counter() - self.begin
+            if self.startup is not None:
+                self.rates.append((time.perf_counter(), float(np.nansum(steps))))
+                if len(self.rates) % 10 == 1:
+                    self.memory.append(memory_of(ranks_of(str(self.run_path))))
+
+
+def main() -> None:
+    parser = arguments("ranks", __doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, help="ranks to start (300; --short: 40)")
+    parser.add_argument("--seconds", type=float, help="run.max_seconds (120; --short: 20)")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
+    options = parser.parse_args()
+    ranks, seconds = options.ranks or (40 if options.short else 300), options.seconds or (20 if options.short else 120)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        settings = [f"run.dir={run}", f"run.max_seconds={seconds}", "run.max_env_steps=1000000000", "run.target_return=inf",
+                    "replay.samples_per_insert=0", "rollout.epsilon_decay_steps=2000000", *options.overrides]
+        command = [str(LAUNCHER), str(ranks), "cartpole", *(word for setting in settings for word in ("--set", setting))]
+        watch = Watch(run, ranks - 3)
+        watch.start()
+        done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable})
+        total = time.perf_counter() - watch.begin
+        watch.ended.set()
+        watch.join()
+        if done.returncode:
+            sys.exit(f"the job ended with status {done.returncode}")
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    rates = watch.rates
+    steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else float("nan")
+    figures = {"ranks": ranks, "startup_seconds": watch.startup, "total_seconds": total, "env_steps_per_s": steps_per_s,
+               "memory": max(watch.memory, key=lambda sample: sample["pss_gib"], default=None), "summary": summary}
+    print_table(["figure", "value", "wanted"], [
+        ["ranks", ranks, ""], ["start-up [s]", watch.startup or float("nan"), "under 150 at 300"],
+        ["PSS of all ranks [GiB]", figures["memory"]["pss_gib"] if figures["memory"] else float("nan"), "under 14 at 300"],
+        ["env steps/s, all rollouts", steps_per_s, "at least 40,000 at 300"], ["updates", summary["updates"], ""],
+        ["policy lag p50/p99 [versions]", f"{summary['policy_lag']['p50']}/{summary['policy_lag']['p99']}", ""], ["whole job [s]", total, ""]])
+    save(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Running a plan over MPI, version after version, straight out of and into mailbox slots.
+
+One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Nothing here blocks: `progress`
+starts what can be started and returns. Receives of the next versions are posted ahead, so data never waits for a buffer. A host always sends
+the ready message that stands earliest, old versions before new ones, and keeps only a window of bytes handed to MPI, so that precedence is
+ours and not the socket's. A relay forwards a chunk as soon as it is there, but acts on a version only when all its chunks are verified.
+Written by the relay alone; must not know tensors. mpi4py objects are handed in.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import PlanError
+from ddrl.distribution.plan import HEADER_BYTES, Plan
+from ddrl.distribution.shards import HEADER, Assembly, Bytes, Checksum, write_headers
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Held(Protocol):
+    """A sealed version kept from being overwritten while it is sent on."""
+
+    version: int
+    data: Bytes
+    checksum: int
+    time_ns: int
+    values: NDArray[np.float64]
+
+    def valid(self) -> bool:
+        """Whether it has stayed whole."""
+        ...
+
+    def release(self) -> None:
+        """Let it be overwritten."""
+        ...
+
+
+class Opened(Protocol):
+    """Memory for one version that is still coming."""
+
+    data: Bytes
+
+    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> Held | None:
+        """Hand the version to the readers of this host; `hold` keeps it from being overwritten until released."""
+        ...
+
+    def abandon(self) -> None:
+        """Give the memory back unread."""
+        ...
+
+
+class Inbox(Protocol):
+    """Where versions land on this host; `inbox.MailboxInbox` is the real one."""
+
+    def open(self, urgent: bool) -> Opened | None:
+        """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader if need be."""
+        ...
+
+
+@dataclass
+class Report:
+    """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
+
+    sequence: int
+    version: int
+    problem: str
+    seconds: float
+
+
+@dataclass
+class Flight:
+    """One version on its way through this host."""
+
+    sequence: int
+    data: Bytes
+    headers: NDArray[Any]
+    assembly: Assembly | None  # None at the root, which holds everything
+    missing: list[int]  # chunks each own message still waits for
+    opened: Opened | None = None
+    held: Held | None = None
+    unsent: int = 0
+    unreceived: int = 0
+    done: bool = False  # sealed or refused
+
+
+@dataclass
+class Traffic:
+    """Counters of one executor; bytes include headers."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    sealed: int = 0
+    refused: int = 0
+    trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])  # (ns, what, sequence, message, peer)
+
+
+class Executor:
+    """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
+
+    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: four chunks, at least
+    256 KiB. `trace` records every send and arrival. `first_sequence`: the number of the first model (all hosts alike).
+    """
+
+    def __init__(self, comm: MPI.Comm, plan: Plan, inbox: Inbox | None, checksum: Checksum, *, epoch: int = 0, versions_in_flight: int = 2,
+                 window_bytes: int = 0, trace: bool = False) -> None:
+        from mpi4py import MPI
+
+        if comm.size != plan.hosts + 1:
+            raise PlanError(f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew")
+        self.plan, self.epoch, self.versions_in_flight, self.traffic = plan, epoch, versions_in_flight, Traffic()
+        self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
+        self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, trace
+        self._host = comm.rank
+        self._window = window_bytes or max(4 * int(plan.payload().max(initial=0)), 1 << 18)
+        self._payload: list[int] = (plan.payload() + plan.count * HEADER_BYTES).tolist()
+        self._source: list[int] = plan.source.tolist()
+        self._target: list[int] = plan.target.tolist()
+        self._first: list[int] = plan.first.tolist()
+        self._count: list[int] = plan.count.tolist()
+        self._mine: list[int] = plan.sent_by(self._host).tolist()
+        self._incoming: list[int] = plan.sent_to(self._host).tolist()
+        self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
+        for place, message in enumerate(self._mine):
+            for chunk in range(self._first[message], self._first[message] + self._count[message]):
+                self._waiters[chunk].append(place)
+        self._flights: dict[int, Flight] = {}
+        self._ready: list[tuple[int, int]] = []  # (sequence, place in `_mine`)
+        self._outstanding = 0
+        self._requests: list[Any] = []
+        self._what: list[tuple[Flight, int, bool]] = []  # (flight, message, is a send), beside `_requests`
+        self._types: dict[tuple[int, int, int], Any] = {}
+        self._headers: dict[int, NDArray[Any]] = {}
+        self._next = 0
+        if self._host and not self._incoming:
+            raise PlanError(f"plan {plan.scheme} sends nothing to host {self._host}")
+        self._open_ahead()
+
+    # -- what the relay sees
+
+    @property
+    def next_sequence(self) -> int:
+        """Models started (root) or opened (others) so far."""
+        return self._next
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way on this host: every version here is over, or was only opened ahead."""
+        return all(flight.assembly is not None and flight.unreceived == len(self._incoming) for flight in self._flights.values())
+
+    def start(self, held: Held) -> int:
+        """Root: begin to send a version; returns its sequence number. The version is released when its last byte has left."""
+        sequence, self._next = self._next, self._next + 1
+        headers = self._headers_of(held.data)
+        write_headers(headers, held.data, self.plan.bounds, self._checksum, epoch=self.epoch, sequence=sequence, version=held.version,
+                      model_checksum=held.checksum, time_ns=held.time_ns, values=held.values)
+        flight = Flight(sequence, held.data, headers, None, [], held=held, unsent=len(self._mine), done=True)
+        self._flights[sequence] = flight
+        for place in range(len(self._mine)):
+            heapq.heappush(self._ready, (sequence, place))
+        self._issue()
+        self._retire(flight)
+        return sequence
+
+    def progress(self) -> bool:
+        """Move whatever can be moved, without waiting; True if anything moved."""
+        moved = self._open_ahead()
+        if self._requests:
+            indices = self._mpi.Request.Testsome(self._requests)
+            if indices:
+                moved = True
+                self._complete(indices)
+        return self._issue() or moved
+
+    def close(self) -> None:
+        """Withdraw the receives posted ahead; call it only when all versions started by the root have ended everywhere."""
+        for request, (_, _, is_send) in zip(self._requests, self._what, strict=True):
+            if not is_send:
+                request.Cancel()
+        self._mpi.Request.Waitall(self._requests)
+        for flight in self._flights.values():
+            if flight.held is not None:
+                flight.held.release()
+            if flight.opened is not None and not flight.done:
+                flight.opened.abandon()
+        for datatype in self._types.values():
+            datatype.Free()
+        self._requests, self._what, self._flights, self._types, self._ready = [], [], {}, {}, []
+
+    # -- receiving
+
+    def _open_ahead(self) -> bool:
+        """Keep receives posted for as many versions as the root may have on their way."""
+        if not self._host or self._inbox is None:
+            return False
+        opened_any = False
+        while (ahead := sum(not flight.done for flight in self._flights.values())) < self.versions_in_flight:
+            opened = self._inbox.open(urgent=ahead == 0)
+            if opened is None:
+                break
+            sequence, self._next = self._next, self._next + 1
+            headers = self._headers_of(opened.data)
+            assembly = Assembly(opened.data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
+            flight = Flight(sequence, opened.data, headers, assembly, [self._count[message] for message in self._mine], opened,
+                            unsent=len(self._mine), unreceived=len(self._incoming))
+            self._flights[sequence] = flight
+            for message in self._incoming:
+                self._requests.append(self._comm.Irecv(self._memory(flight, message), self._source[message], self._tag(sequence, message)))
+                self._what.append((flight, message, False))
+            opened_any = True
+        return opened_any
+
+    def _complete(self, indices: list[int]) -> None:
+        finished = [self._what[index] for index in indices]
+        for index in sorted(indices, reverse=True):
+            last_request, last_what = self._requests.pop(), self._what.pop()
+            if index < len(self._requests):
+                self._requests[index], self._what[index] = last_request, last_what
+        for flight, message, is_send in finished:
+            if is_send:
+                self._outstanding -= self._payload[message]
+                flight.unsent -= 1
+                self._note("sent", flight, message, self._target[message])
+            else:
+                self._received(flight, message)
+            self._retire(flight)
+
+    def _received(self, flight: Flight, message: int) -> None:
+        assembly = flight.assembly
+        assert assembly is not None
+        self.traffic.bytes_received += self._payload[message]
+        self.traffic.messages_received += 1
+        self._note("received", flight, message, self._source[message])
+        for chunk in range(self._first[message], self._first[message] + self._count[message]):
+            for place in self._waiters[chunk]:  # first pass on, then look
+                flight.missing[place] -= 1
+                if not flight.missing[place]:
+                    heapq.heappush(self._ready, (flight.sequence, place))
+        self._issue()
+        for chunk in range(self._first[message], self._first[message] + self._count[message]):
+            healthy = not assembly.problem
+            assembly.arrived(chunk)
+            if healthy and assembly.problem:
+                assembly.problem += f", as received from host {self._source[message]}"
+        flight.unreceived -= 1
+        if not flight.unreceived:
+            self._conclude(flight, assembly)
+
+    def _conclude(self, flight: Flight, assembly: Assembly) -> None:
+        """All chunks are here: seal the version, or refuse it."""
+        header, opened = flight.headers[0], flight.opened
+        assert opened is not None
+        flight.done = True
+        seconds = 0.0
+        if assembly.problem:
+            self.traffic.refused += 1
+        else:
+            flight.held = opened.seal(assembly.version, header["values"].copy(), int(header["model_checksum"]), int(header["time_ns"]),
+                                      flight.unsent > 0)
+            flight.opened = None if flight.held is not None or not flight.unsent else opened
+            self.traffic.sealed += 1
+            seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
+        self.reports.append(Report(flight.sequence, assembly.version, assembly.problem, seconds))
+        self._note("refused" if assembly.problem else "sealed", flight, 0, self._host)
+
+    # -- sending
+
+    def _issue(self) -> bool:
+        """Hand ready messages to MPI, earliest first, while the window has room; True if any went."""
+        issued = False
+        while self._ready and (self._outstanding < self._window):
+            sequence, place = heapq.heappop(self._ready)
+            flight, message = self._flights[sequence], self._mine[place]
+            self._requests.append(self._comm.Isend(self._memory(flight, message), self._target[message], self._tag(sequence, message)))
+            self._what.append((flight, message, True))
+            self._outstanding += self._payload[message]
+            self.traffic.bytes_sent += self._payload[message]
+            self.traffic.messages_sent += 1
+            self._note("send", flight, message, self._target[message])
+            issued = True
+        return issued
+
+    def _retire(self, flight: Flight) -> None:
+        """Give a version's memory back once it has ended here and its last byte has left."""
+        if not flight.done or flight.unsent or self._flights.pop(flight.sequence, None) is None:
+            return
+        if flight.held is not None:
+            flight.held.release()
+        elif flight.opened is not None:
+            flight.opened.abandon()
+
+    # -- memory and tags
+
+    def _tag(self, sequence: int, message: int) -> int:
+        return sequence % (2 * self.versions_in_flight) * self.plan.chunks + self._first[message]
+
+    def _headers_of(self, data: Bytes) -> NDArray[Any]:
+        return self._headers.setdefault(data.ctypes.data, np.zeros(self.plan.chunks, HEADER))
+
+    def _memory(self, flight: Flight, message: int) -> list[Any]:
+        """Headers and payload of a message as one MPI message, out of or into two places."""
+        address, first, count = flight.data.ctypes.data, self._first[message], self._count[message]
+        datatype = self._types.get((address, first, count))
+        if datatype is None:
+            start, stop = int(self.plan.bounds[first]), int(self.plan.bounds[first + count])
+            heads = flight.headers.ctypes.data + first * HEADER_BYTES
+            datatype = self._mpi.BYTE.Create_hindexed([count * HEADER_BYTES, stop - start], [heads, address + start]).Commit()
+            self._types[address, first, count] = datatype
+        return [self._mpi.BOTTOM, 1, datatype]
+
+    def _note(self, what: str, flight: Flight, message: int, peer: int) -> None:
+        if self._tracing:
+            self.traffic.trace.append((time.perf_counter_ns(), what, flight.sequence, message, peer))

