@@ -53,18 +53,14 @@ class ReferenceReplay:
         self.max_priority = 1.0
         self.next_handle = 0
         self.pointer = 0  # second chance: a handle
-        self.clock = 0  # lru: time; lfu: key of the last victim
+        self.clock = 0  # lru: time; lfu: the highest count so far
         self.streams: dict[int, tuple[int | None, int]] = {}
 
     def new_episode(self) -> int:
         """As ExperienceReplay.new_episode."""
         handle = self.next_handle
         self.next_handle += 1
-        if self.eviction == "lru":
-            self.clock += 1
-        if not self.episodes:
-            self.pointer = handle
-        self.episodes[handle] = ReferenceEpisode(handle, last_use=self.clock, uses=self.clock)
+        self.episodes[handle] = ReferenceEpisode(handle)
         return handle
 
     def record(self, handle: int, state: NDArray[Any], action: Any, reward: float, final_state: NDArray[Any] | None = None, *,
@@ -83,16 +79,26 @@ class ReferenceReplay:
         episode.actions.append(action)
         episode.rewards.append(float(np.float32(reward)))
         episode.versions.append(policy_version)
+        if self.pointer not in self.episodes:
+            self.pointer = handle
         self.make_picks(episode)
         if final_state is not None:
             self.finish(episode, final_state, not truncated)
         return handle
 
     def finish(self, episode: ReferenceEpisode, final_state: NDArray[Any] | None, terminal: bool) -> None:
-        """End an episode, with a final state or without."""
+        """End an episode, with a final state or without; one without records is forgotten."""
+        if not episode.actions:
+            if self.pointer == episode.handle:
+                self.step_pointer()
+            del self.episodes[episode.handle]
+            return
         if final_state is not None:
             episode.states.append(np.array(final_state))
         episode.ended, episode.terminal = True, terminal
+        if self.eviction == "lru":
+            self.clock += 1
+        episode.last_use = episode.uses = self.clock
         self.make_picks(episode)
 
     def record_row(self, stream: int, step: int, kind: int, state: NDArray[Any], action: Any, reward: float, policy_version: int) -> None:
@@ -136,23 +142,22 @@ class ReferenceReplay:
 
     def victim(self) -> int:
         """The episode that goes next."""
-        handles = sorted(self.episodes)
-        if self.eviction == "fifo":
-            return handles[0]
+        held = [episode for handle, episode in sorted(self.episodes.items()) if episode.actions]
+        ended = [episode for episode in held if episode.ended]
+        if self.eviction == "fifo" or (self.eviction in ("lru", "lfu") and not ended):
+            return held[0].handle
         if self.eviction == "lru":
-            return min(handles, key=lambda handle: (self.episodes[handle].last_use, handle))
+            return min(ended, key=lambda episode: (episode.last_use, episode.handle)).handle
         if self.eviction == "lfu":
-            return min(handles, key=lambda handle: (self.episodes[handle].uses, handle))
-        self.settle_pointer()
-        while self.episodes[self.pointer].flag:
+            return min(ended, key=lambda episode: (episode.uses, episode.handle)).handle
+        while not self.episodes[self.pointer].actions or self.episodes[self.pointer].flag:
             self.episodes[self.pointer].flag = False
-            self.pointer += 1
-            self.settle_pointer()
+            self.step_pointer()
         return self.pointer
 
-    def settle_pointer(self) -> None:
+    def step_pointer(self) -> None:
         """Bring the second-chance pointer to the next episode held, going round."""
-        later = [handle for handle in self.episodes if handle >= self.pointer]
+        later = [handle for handle in self.episodes if handle > self.pointer]
         self.pointer = min(later) if later else min(self.episodes)
 
     def evict(self, victim: int) -> None:
@@ -165,11 +170,8 @@ class ReferenceReplay:
                 self.table[self.table.index(pick)] = self.table[-1]
                 self.table.pop()
         self.priority = {pick: value for pick, value in self.priority.items() if pick[0] != victim}
-        if self.eviction == "lfu":
-            self.clock = max(self.clock, self.episodes[victim].uses)
-        if self.eviction == "second_chance" and self.pointer == victim:
-            later = [handle for handle in self.episodes if handle > victim]
-            self.pointer = min(later) if later else min(self.episodes)
+        if self.pointer == victim:
+            self.step_pointer()
         del self.episodes[victim]
 
     def drawn(self, handles: NDArray[np.uint64]) -> None:
@@ -179,9 +181,11 @@ class ReferenceReplay:
         for handle in handles.tolist():
             episode = self.episodes[handle]
             episode.flag = True
-            episode.last_use = self.clock
-            if self.eviction == "lfu":
+            if episode.ended:
+                episode.last_use = self.clock
+            if episode.ended and self.eviction == "lfu":
                 episode.uses += 1
+                self.clock = max(self.clock, episode.uses)
 
     def set_priority(self, picks: list[Pick], priority: list[float]) -> None:
         """Priorities; picks that are gone are passed over, and count for the maximum all the same."""

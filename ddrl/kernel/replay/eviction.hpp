@@ -1,5 +1,5 @@
-// Which episode goes when the replay is full. A strategy hears of episodes added, drawn and removed, a batch of draws at a time, and names
-// the victim. All calls come under the replay's lock. To add one: derive from Eviction in a header of its own (docs/replay.md).
+// Which episode goes when the replay is full. A strategy hears of episodes added, ended, drawn (a batch of draws at a time) and removed, and
+// names the victim. All calls come under the replay's lock. To add one: derive from Eviction in a header of its own (docs/replay.md).
 #pragma once
 
 #include <span>
@@ -11,13 +11,15 @@ namespace ddrl::replay {
 class Eviction {
   public:
     virtual ~Eviction() = default;
+    // An episode got its first records; one without records is never a victim.
     virtual void added(u32 episode, const Store& store) = 0;
-    // Before the episode leaves the store.
+    virtual void ended(u32 episode) = 0;
+    // Before the episode leaves the store; it may never have been added.
     virtual void removed(u32 episode, const Store& store) = 0;
     // Episodes whose picks were drawn, one entry a pick; not called when wants_draws() is false.
     virtual void drawn(std::span<const u32> episodes) = 0;
     virtual bool wants_draws() const = 0;
-    // The episode to evict; the store holds at least one.
+    // The episode to evict, one that was added; there is at least one.
     virtual u32 victim(const Store& store) = 0;
     virtual std::size_t nbytes() const = 0;
     virtual void save(Writer& out) const = 0;

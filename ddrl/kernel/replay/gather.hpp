@@ -10,7 +10,7 @@
 
 #include "replay.hpp"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DDRL_REPLAY_WIDE 1
 #else
 #define DDRL_REPLAY_WIDE 0

@@ -1,8 +1,9 @@
 // Least recently used and least frequently used: the episode with the lowest key goes, the lowest handle among equals.
 //
-// Lru: the key is the time (batches drawn, episodes begun) of the last batch that drew from the episode, at first of its beginning.
-// Lfu: the key counts the picks drawn; a new episode starts at the key of the last victim, so that old fame fades (dynamic aging,
-// Arlitt et al. 2000) and a fresh episode is not the next victim at once.
+// Only episodes that have ended compete; while all are running, the lowest handle goes. (A running episode is drawn less the younger it is:
+// it would go first, piece by piece, while it is being recorded.)
+// Lru: the key is the time (batches drawn, episodes ended) of the last batch that drew from the episode, at first of its end.
+// Lfu: the key counts the picks drawn; an episode that ends starts level with the most used one, or it would be the next victim at once.
 // A tournament over groups of 16 keys holds the lowest; a draw only writes a key and marks its group, the next victim() repairs marks.
 #pragma once
 
@@ -16,11 +17,15 @@ class RankedEviction : public Eviction {
   public:
     void added(u32 episode, const Store& store) override {
         if (entries_.size() <= episode) grow(episode);
-        entries_[episode] = {first_key(), store.episode(episode).handle};
+        entries_[episode] = {RUNNING, store.episode(episode).handle};
+        mark(episode);
+    }
+    void ended(u32 episode) override {
+        entries_[episode].key = first_key();
         mark(episode);
     }
     void removed(u32 episode, const Store&) override {
-        on_removed(entries_[episode].key);
+        if (entries_.size() <= episode) return;  // it never held a record
         entries_[episode] = {};
         mark(episode);
     }
@@ -51,13 +56,13 @@ class RankedEviction : public Eviction {
         u64 key = ~u64{0}, handle = ~u64{0};
         bool before(const Entry& other) const { return key != other.key ? key < other.key : handle < other.handle; }
     };
+    static constexpr u64 RUNNING = ~u64{0} - 1;  // after every other key but that of no episode
     virtual u64 first_key() = 0;
-    virtual void on_removed(u64 key) = 0;
     void mark(u32 episode) {
         const u32 group = episode / GROUP;
         if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
     }
-    u64 clock_ = 0;
+    u64 clock_ = 0;  // lru: the time; lfu: the highest key so far
     std::vector<Entry> entries_;
 
   private:
@@ -101,23 +106,26 @@ class Lru final : public RankedEviction {
   public:
     void drawn(std::span<const u32> episodes) override {
         ++clock_;
-        for (const u32 episode : episodes) entries_[episode].key = clock_, mark(episode);
+        for (const u32 episode : episodes)
+            if (entries_[episode].key < clock_) entries_[episode].key = clock_, mark(episode);
     }
 
   private:
     u64 first_key() override { return ++clock_; }
-    void on_removed(u64) override {}
 };
 
 class Lfu final : public RankedEviction {
   public:
     void drawn(std::span<const u32> episodes) override {
-        for (const u32 episode : episodes) ++entries_[episode].key, mark(episode);
+        for (const u32 episode : episodes) {
+            if (entries_[episode].key == RUNNING) continue;
+            clock_ = std::max(clock_, ++entries_[episode].key);
+            mark(episode);
+        }
     }
 
   private:
     u64 first_key() override { return clock_; }
-    void on_removed(u64 key) override { clock_ = std::max(clock_, key); }
 };
 
 }  // namespace ddrl::replay

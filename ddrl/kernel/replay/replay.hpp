@@ -58,7 +58,7 @@ class Replay {
 
     u64 new_episode() {
         std::lock_guard lock(mutex_);
-        return store_.episode(begin()).handle;
+        return store_.episode(store_.begin_episode()).handle;
     }
 
     // A selector sees all picks, those made before it too. Returns its handle.
@@ -86,8 +86,7 @@ class Replay {
         std::lock_guard lock(mutex_);
         u32 episode = live_episode(handle);
         for (u32 done = 0; done < rows.count;) episode = append(episode, rows, done);
-        if (ending != Ending::LIVE) episode = end(episode, ending, final_state);
-        return store_.episode(episode).handle;
+        return ending == Ending::LIVE ? store_.episode(episode).handle : end(episode, ending, final_state);
     }
 
     // Ends a live episode without a final state.
@@ -121,7 +120,7 @@ class Replay {
                 continue;
             }
             u32 episode = live.handle == NO_HANDLE ? NONE : store_.find(live.handle);
-            if (episode == NONE) episode = begin();
+            if (episode == NONE) episode = store_.begin_episode();
             for (u32 c = 0; c < store_.state_count(); ++c) row_data_[c] = row + layout.states[c];
             row_data_[columns - 3] = row + layout.action;
             row_data_[columns - 2] = row + layout.reward;
@@ -277,18 +276,12 @@ class Replay {
         u32 next_step = 0, unused = 0;
     };
 
-    u32 begin() {
-        const u32 episode = store_.begin_episode();
-        eviction_->added(episode, store_);
-        return episode;
-    }
-
     u32 live_episode(u64 handle) {
         const u32 episode = store_.find(handle);
         if (episode == NONE) {
             if (handle >= store_.next_handle())
                 throw std::invalid_argument("there is no episode " + std::to_string(handle) + ": take the handle from new_episode or record");
-            return begin();  // evicted: it goes on under a new handle
+            return store_.begin_episode();  // evicted: it goes on under a new handle
         }
         if (store_.episode(episode).ending != Ending::LIVE)
             throw std::invalid_argument("episode " + std::to_string(handle) + " has ended: begin another with new_episode");
@@ -306,16 +299,26 @@ class Replay {
         const u64 room = options_.capacity - store_.records();
         const u32 wanted = rows.count - done;
         const Rows part{rows.data, rows.stride, wanted <= room ? rows.count : done + static_cast<u32>(room)};
+        const bool first = store_.episode(episode).records == 0;
         done += store_.append(episode, part, done);
+        if (first) eviction_->added(episode, store_);
         make_picks(episode);
         return episode;
     }
 
-    u32 end(u32 episode, Ending ending, const byte* const* final_state) {
+    // Ends an episode; returns its handle. One without records is forgotten.
+    u64 end(u32 episode, Ending ending, const byte* const* final_state) {
         if (final_state) episode = make_room(episode, 0);
+        const u64 handle = store_.episode(episode).handle;
+        if (store_.episode(episode).records == 0) {
+            eviction_->removed(episode, store_);
+            store_.remove(episode, [](u32) {});
+            return handle;
+        }
         store_.finish(episode, ending, final_state);
+        eviction_->ended(episode);
         make_picks(episode);
-        return episode;
+        return handle;
     }
 
     // Evicts until `records` more fit and a chunk is to be had; the episode itself may go, then a new one takes its place.
@@ -325,12 +328,12 @@ class Replay {
                 const u64 handle = store_.episode(episode).handle;
                 wait([&] { return store_.has_room(); });
                 episode = store_.find(handle);
-                if (episode == NONE || store_.episode(episode).ending != Ending::LIVE) episode = begin();
+                if (episode == NONE || store_.episode(episode).ending != Ending::LIVE) episode = store_.begin_episode();
                 continue;
             }
             const u32 victim = eviction_->victim(store_);
             evict(victim);
-            if (victim == episode) episode = begin();
+            if (victim == episode) episode = store_.begin_episode();
         }
         return episode;
     }

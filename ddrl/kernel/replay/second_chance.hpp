@@ -15,6 +15,7 @@ class SecondChance final : public Eviction {
         flag_[episode] = 0;
         if (pointer_ == NONE) pointer_ = episode;
     }
+    void ended(u32) override {}
     void removed(u32 episode, const Store& store) override {
         if (pointer_ == episode) step(store);
         if (pointer_ == episode) pointer_ = NONE;
@@ -24,10 +25,8 @@ class SecondChance final : public Eviction {
     }
     bool wants_draws() const override { return true; }
     u32 victim(const Store& store) override {
-        while (flag_[pointer_]) {
-            flag_[pointer_] = 0;
-            step(store);
-        }
+        for (; !store.episode(pointer_).records || flag_[pointer_]; step(store))
+            if (store.episode(pointer_).records) flag_[pointer_] = 0;
         return pointer_;
     }
     std::size_t nbytes() const override { return flag_.capacity(); }

@@ -56,7 +56,7 @@ class SumTree {
         }
     }
 
-    std::size_t nbytes() const { return used_ * (sizeof(float) + sizeof(double) / 15.0 + 1.0 / FAN) + pending_.capacity() * sizeof(u32); }
+    std::size_t nbytes() const { return used_ * sizeof(float) + used_ / (FAN - 1) * sizeof(double) + used_ / FAN + pending_.capacity() * sizeof(u32); }
     const float* masses() const { return leaves_.data(); }
 
     // What is wrong, or nothing; masses at and after `size` must be 0. O(size).
