@@ -13,12 +13,11 @@
 
 #include "replay/fifo.hpp"
 #include "replay/gather.hpp"
-#include "replay/prioritized.hpp"
 #include "replay/ranked_eviction.hpp"
 #include "replay/replay.hpp"
 #include "replay/second_chance.hpp"
+#include "replay/selector_kinds.hpp"
 #include "replay/snapshot.hpp"
-#include "replay/uniform.hpp"
 
 namespace nb = nanobind;
 using namespace ddrl::replay;
@@ -280,9 +279,12 @@ class ReplayCore {
         replay_.cut_streams();
     }
 
-    u32 add_uniform() { return add(std::make_unique<Uniform>(random())); }
-    u32 add_prioritized(double priority_exponent, double importance_exponent, bool stratified) {
-        return add(std::make_unique<Prioritized>(random(), replay_.options().capacity, priority_exponent, importance_exponent, stratified));
+    // The parameters of a kind of selector with their defaults.
+    static Parameters selector_defaults(const std::string& kind) { return find_kind(kind).defaults; }
+    u32 add_selector(const std::string& kind, const Parameters& parameters) {
+        auto selector = find_kind(kind).make(Random(seed_, 1 + replay_.selector_count()), replay_.options().capacity, parameters);
+        nb::gil_scoped_release release;
+        return replay_.add_selector(std::move(selector));
     }
     void keep_selectors(u32 count) {
         nb::gil_scoped_release release;
@@ -439,11 +441,14 @@ class ReplayCore {
         throw std::invalid_argument("no pick can be drawn yet: record more steps, or episodes of at least pick_len (and some priority above 0)");
     }
     static Teller teller(const nb::object& progress) { return {progress.is_none() ? nullptr : progress.ptr()}; }
-    u32 add(std::unique_ptr<PickSelector> selector) {
-        nb::gil_scoped_release release;
-        return replay_.add_selector(std::move(selector));
+    static const SelectorKind& find_kind(const std::string& name) {
+        std::string names;
+        for (const SelectorKind& kind : selector_kinds()) {
+            if (kind.name == name) return kind;
+            names += (names.empty() ? "" : ", ") + kind.name;
+        }
+        throw std::invalid_argument("there is no pick selector '" + name + "': choose one of " + names);
     }
-    Random random() { return Random(seed_, 1 + replay_.selector_count()); }
     const byte* read(PyObject* object, View& view, const Field& field, Py_ssize_t count) {
         if (!view.open(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count)) throw nb::type_error("an array does not fit");
         return view.data();
@@ -486,8 +491,8 @@ void bind_replay(nb::module_& module) {
              nb::arg("reward"), nb::arg("kind"), nb::arg("action"), nb::arg("states"))
         .def("record_rows", &ReplayCore::record_rows, nb::arg("rows"))
         .def("cut_streams", &ReplayCore::cut_streams)
-        .def("add_uniform", &ReplayCore::add_uniform)
-        .def("add_prioritized", &ReplayCore::add_prioritized, nb::arg("priority_exponent"), nb::arg("importance_exponent"), nb::arg("stratified"))
+        .def_static("selector_defaults", &ReplayCore::selector_defaults, nb::arg("kind"))
+        .def("add_selector", &ReplayCore::add_selector, nb::arg("kind"), nb::arg("parameters"))
         .def("keep_selectors", &ReplayCore::keep_selectors, nb::arg("count"))
         .def("set_importance_exponent", &ReplayCore::set_importance_exponent, nb::arg("selector"), nb::arg("exponent"))
         .def("get_batch", &ReplayCore::get_batch, nb::arg("batch_size"), nb::arg("selector"), nb::arg("make"))

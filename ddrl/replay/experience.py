@@ -155,22 +155,19 @@ class ExperienceReplay:
     def new_pick_selector(self, kind: str, **options: Any) -> int:
         """Make a way of drawing picks; its handle. It sees all picks, those recorded before it too.
 
-        "uniform". "prioritized": priority_exponent=0.6 (alpha), importance_exponent=0.4 (beta), stratified=False.
+        "uniform": each alike. "prioritized": P = p^alpha / sum (priority_exponent=0.6). "rank_based": P = rank^-alpha / sum
+        (priority_exponent=0.7). "recency": P halves with every half_life=10000 picks made later. All but uniform take importance_exponent
+        (beta of the weights (N P)^-beta / max, 0.4, 0.5 and 0) and stratified=False.
         """
-        makers: dict[str, tuple[Callable[..., int], dict[str, Any]]] = {
-            "uniform": (self._core.add_uniform, {}),
-            "prioritized": (self._core.add_prioritized, {"priority_exponent": 0.6, "importance_exponent": 0.4, "stratified": False}),
-        }
-        if kind not in makers:
-            raise ValueError(f"there is no pick selector {kind!r}: choose one of {', '.join(makers)}")
-        make, defaults = makers[kind]
+        defaults = dict(self._core.selector_defaults(kind))
         if unknown := set(options) - set(defaults):
             raise ValueError(f"a {kind} selector takes no {', '.join(sorted(unknown))}; it takes {', '.join(defaults) or 'no options'}")
-        chosen = defaults | options
-        for name in ("priority_exponent", "importance_exponent"):
-            if name in chosen and not 0 <= chosen[name] <= 10:
-                raise ValueError(f"{name} ({chosen[name]}) must be at least 0 and at most 10")
-        handle = make(**chosen)
+        chosen = {name: float(options.get(name, default)) for name, default in defaults.items()}
+        for name, value in chosen.items():
+            least = 1e-6 if name == "half_life" else 0.0
+            if not least <= value < float("inf"):
+                raise ValueError(f"{name} ({value:g}) must be finite and at least {least:g}")
+        handle = self._core.add_selector(kind, list(chosen.items()))
         self._selectors.append({"kind": kind, **chosen})
         return handle
 

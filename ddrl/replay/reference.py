@@ -51,6 +51,8 @@ class ReferenceReplay:
         self.table: list[Pick] = []
         self.priority: dict[Pick, float] = {}
         self.max_priority = 1.0
+        self.birth: dict[Pick, int] = {}  # its number among all picks ever made
+        self.births = 0
         self.next_handle = 0
         self.pointer = 0  # second chance: a handle
         self.clock = 0  # lru: time; lfu: the highest count so far
@@ -129,6 +131,8 @@ class ReferenceReplay:
             pick = (episode.handle, episode.picks)
             self.table.append(pick)
             self.priority[pick] = self.max_priority
+            self.birth[pick] = self.births
+            self.births += 1
             episode.picks += 1
 
     def available(self, episode: ReferenceEpisode, position: int) -> bool:
@@ -223,4 +227,16 @@ class ReferenceReplay:
     def proportional_law(self, priority_exponent: float) -> NDArray[np.float64]:
         """P of each pick of the table."""
         mass = np.array([self.priority[pick] ** priority_exponent if self.priority[pick] > 0 else 0.0 for pick in self.table])
+        return mass / mass.sum()
+
+    def rank_law(self, priority_exponent: float) -> NDArray[np.float64]:
+        """P of each pick by its rank; the lower index ranks higher among equal priorities."""
+        order = np.argsort([-self.priority[pick] for pick in self.table], kind="stable")
+        mass = np.empty(len(order))
+        mass[order] = np.arange(1, len(order) + 1, dtype=np.float64) ** -priority_exponent
+        return mass / mass.sum()
+
+    def recency_law(self, half_life: float) -> NDArray[np.float64]:
+        """P of each pick by its age."""
+        mass = np.array([0.5 ** ((self.births - 1 - self.birth[pick]) / half_life) for pick in self.table])
         return mass / mass.sum()

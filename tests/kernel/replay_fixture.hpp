@@ -6,10 +6,9 @@
 #include "expect.hpp"
 #include "replay/fifo.hpp"
 #include "replay/gather.hpp"
-#include "replay/prioritized.hpp"
 #include "replay/ranked_eviction.hpp"
 #include "replay/second_chance.hpp"
-#include "replay/uniform.hpp"
+#include "replay/selector_kinds.hpp"
 
 namespace fixture {
 

@@ -18,15 +18,14 @@ void random_histories_keep_every_invariant() {
         Options chosen = options(16 + random.below(100), 1 + random.below(5), random.below(4), random.below(4));
         chosen.short_picks = round % 3 == 0;
         Replay replay(chosen, make_eviction(round % 4));
-        const u32 uniform = replay.add_selector(std::make_unique<Uniform>(Random(1, 1)));
-        const u32 prioritized = replay.add_selector(std::make_unique<Prioritized>(Random(1, 2), chosen.capacity, 0.6, 0.4, round % 2 == 0));
+        for (const SelectorKind& kind : selector_kinds()) replay.add_selector(kind.make(Random(1, replay.selector_count()), chosen.capacity, kind.defaults));
         Batch batch;
         for (u32 step = 0; step < 60; ++step) {
             if (random.below(3)) {
                 add_episode(replay, step + 1, 1 + random.below(30), static_cast<Ending>(random.below(4)));
-            } else if (batch.draw(replay, random.below(2) ? uniform : prioritized, 1 + random.below(20), true)) {
+            } else if (batch.draw(replay, random.below(replay.selector_count()), 1 + random.below(20), true)) {
                 for (float& priority : batch.weight) priority = static_cast<float>(random.unit() * 3);
-                replay.set_priority(prioritized, batch.handle, batch.position, batch.weight);
+                for (u32 selector = 0; selector < replay.selector_count(); ++selector) replay.set_priority(selector, batch.handle, batch.position, batch.weight);
             }
             expect_sound(replay);
         }

@@ -45,6 +45,8 @@ class Pair:
         self.kernel = self.make()
         self.uniform = self.kernel.new_pick_selector("uniform")
         self.prioritized = self.kernel.new_pick_selector("prioritized", priority_exponent=0.7, importance_exponent=0.5)
+        self.ranked = self.kernel.new_pick_selector("rank_based", priority_exponent=0.8)
+        self.recent = self.kernel.new_pick_selector("recency", half_life=3.0)
         self.reference = ReferenceReplay(**self.settings)  # type: ignore[arg-type]
         self.count = 0
         self.handles: dict[int, int] = {}
@@ -131,6 +133,7 @@ class Pair:
         values = [value for _, _, value in updates]
         set_ = self.kernel.set_priority(self.prioritized, [pick[0] for pick in picks], [pick[1] for pick in picks], values)
         assert set_ == sum(pick in self.reference.priority for pick in picks)
+        assert self.kernel.set_priority(self.ranked, [pick[0] for pick in picks], [pick[1] for pick in picks], values) == set_
         self.reference.set_priority(picks, values)
 
     def cut_streams(self) -> None:
@@ -149,6 +152,8 @@ class Pair:
         handles, positions = self.kernel.picks()
         assert list(zip(handles.tolist(), positions.tolist(), strict=True)) == self.reference.table
         if self.reference.table:
+            np.testing.assert_allclose(self.kernel.law(self.ranked), self.reference.rank_law(0.8), rtol=1e-9)
+            np.testing.assert_allclose(self.kernel.law(self.recent), self.reference.recency_law(3.0), rtol=1e-4, atol=1e-12)
             wanted = np.array([self.reference.priority[pick] for pick in self.reference.table])
             if wanted.any():
                 np.testing.assert_allclose(self.kernel.law(self.prioritized), self.reference.proportional_law(0.7), rtol=1e-5, atol=1e-30)

@@ -60,6 +60,72 @@ def test_prioritized_draws_follow_priority_to_the_alpha(stratified: bool) -> Non
         assert_follows(counts, law)
 
 
+def test_rank_based_draws_follow_the_rank_to_the_minus_alpha() -> None:
+    replay = fill(make_replay(300), [50, 60, 70, 80, 90])
+    selector = replay.new_pick_selector("rank_based", priority_exponent=0.7)
+    rng = np.random.default_rng(3)
+    handles, positions = replay.picks()
+    priority = rng.permutation(len(handles)) + 1.0
+    replay.set_priority(selector, handles, positions, priority)
+    rank = len(handles) + 1 - priority
+    law = rank**-0.7 / (rank**-0.7).sum()
+    np.testing.assert_allclose(replay.law(selector), law, rtol=1e-9)
+    assert_follows(drawn_counts(replay, selector), law)
+    batch = replay.sample(64, selector, 0.9)
+    index = {pick: i for i, pick in enumerate(zip(handles.tolist(), positions.tolist(), strict=True))}
+    drawn = law[[index[pick] for pick in zip(batch.pick_epi.tolist(), batch.pick_pos.tolist(), strict=True)]]
+    np.testing.assert_allclose(batch.weight, (drawn / drawn.min()) ** -0.5, rtol=1e-4)
+
+
+def test_recency_draws_halve_with_every_half_life() -> None:
+    replay = fill(make_replay(300), [100] * 7)
+    selector = replay.new_pick_selector("recency", half_life=50)
+    handles, positions = replay.picks()
+    age = 299 - ((handles - 4) * 100 + positions).astype(np.float64)
+    law = 0.5 ** (age / 50) / (0.5 ** (age / 50)).sum()
+    late = replay.law(selector)  # made late, it knows the order of the table alone
+    np.testing.assert_allclose(late.sum(), 1)
+    early = make_replay(300)
+    selector = early.new_pick_selector("recency", half_life=50)
+    fill(early, [100] * 7)
+    np.testing.assert_allclose(early.law(selector), law, rtol=1e-4)
+    assert_follows(drawn_counts(early, selector), early.law(selector))
+
+
+def test_a_recency_selector_survives_many_half_lives() -> None:
+    replay = make_replay(1000)
+    selector = replay.new_pick_selector("recency", half_life=0.5)
+    fill(replay, [100] * 300)
+    handles, positions = replay.picks()
+    newest = np.argmax(handles * 1000 + positions)
+    np.testing.assert_allclose(replay.law(selector)[newest], 0.75, rtol=1e-4)
+    replay.check()
+
+
+def test_ranks_stay_exact_through_thousands_of_updates_and_evictions() -> None:
+    replay = make_replay(5000)
+    selector = replay.new_pick_selector("rank_based", priority_exponent=1.0)
+    rng = np.random.default_rng(4)
+    known: dict[tuple[int, int], float] = {}
+    highest = 1.0
+    for turn in range(60):
+        handle = add_episode(replay, int(rng.integers(100, 400)))
+        known |= {(handle, position): highest for position in range(400)}
+        handles, positions = replay.picks()
+        chosen = rng.integers(len(handles), size=200)
+        values = rng.integers(1, 50, 200) / 8
+        replay.set_priority(selector, handles[chosen], positions[chosen], values)
+        known |= dict(zip(zip(handles[chosen].tolist(), positions[chosen].tolist(), strict=True), values.tolist(), strict=True))
+        highest = max(highest, values.max())
+        if turn % 10 == 9:
+            replay.check()
+    handles, positions = replay.picks()
+    priority = np.array([known[pick] for pick in zip(handles.tolist(), positions.tolist(), strict=True)])
+    rank = np.empty(len(priority))
+    rank[np.argsort(-priority, kind="stable")] = np.arange(1, len(priority) + 1)
+    np.testing.assert_allclose(replay.law(selector), 1 / rank / (1 / rank).sum(), rtol=1e-9)
+
+
 def test_stratified_draws_fall_one_into_each_part_of_the_mass() -> None:
     replay = fill(make_replay(64), [64])
     selector = replay.new_pick_selector("prioritized", stratified=True)

@@ -21,6 +21,22 @@ inline void draw_targets(Random& random, double total, bool stratified, std::spa
         target[i] = stratified ? (static_cast<double>(i) + random.unit()) * part : random.unit() * total;
 }
 
+// `index.size()` draws in proportion to the tree's masses, and the weights (N P)^-beta / max; false where there is no mass.
+inline bool draw_by_mass(Random& random, SumTree& tree, bool stratified, float beta, std::vector<double>& target, std::span<u32> index,
+                         std::span<float> weight) {
+    const double total = tree.total();
+    if (!(total > 0.0)) return false;
+    target.resize(index.size());
+    draw_targets(random, total, stratified, target);
+    tree.find(target, index);
+    if (beta == 0.0f) std::fill(weight.begin(), weight.end(), 1.0f);
+    if (weight.empty() || beta == 0.0f) return true;
+    float least = FLT_MAX;
+    for (std::size_t i = 0; i < index.size(); ++i) least = std::min(least, weight[i] = tree.mass(index[i]));
+    for (float& w : weight) w = std::pow(least / w, beta);
+    return true;
+}
+
 class Prioritized final : public PickSelector {
   public:
     Prioritized(Random random, std::size_t capacity, double priority_exponent, double importance_exponent, bool stratified)
@@ -45,20 +61,11 @@ class Prioritized final : public PickSelector {
         }
     }
     bool draw(std::span<u32> index, std::span<float> weight) override {
-        const double total = tree_.total();
-        if (!(total > 0.0)) return false;
-        target_.resize(index.size());
-        draw_targets(random_, total, stratified_, target_);
-        tree_.find(target_, index);
-        if (weight.empty()) return true;
-        float least = FLT_MAX;
-        for (std::size_t i = 0; i < index.size(); ++i) least = std::min(least, weight[i] = tree_.mass(index[i]));
-        for (float& w : weight) w = std::pow(least / w, beta_);
-        return true;
+        return draw_by_mass(random_, tree_, stratified_, beta_, target_, index, weight);
     }
     void law(std::span<double> probability) override {
         const double total = tree_.total();
-        for (u32 i = 0; i < probability.size(); ++i) probability[i] = tree_.mass(i) / total;
+        for (u32 i = 0; i < probability.size(); ++i) probability[i] = static_cast<double>(tree_.mass(i)) / total;
     }
     void set_importance_exponent(double beta) override { beta_ = static_cast<float>(beta); }
     std::size_t nbytes() const override { return sizeof *this + tree_.nbytes() + target_.capacity() * sizeof(double); }
@@ -69,10 +76,7 @@ class Prioritized final : public PickSelector {
     void load(Reader& in) override {
         picks_dropped(0);
         random_ = in.value<Random>(), beta_ = in.value<float>(), max_priority_ = in.value<float>();
-        std::vector<float> masses(Reader(in).value<u64>());
-        size_ = static_cast<u32>(in.array(masses.data(), masses.size()));
-        tree_.fill(0, size_, 0.0f);
-        for (u32 i = 0; i < size_; ++i) tree_.set(i, masses[i]);
+        size_ = tree_.load(in);
     }
     std::string check(u32 size) override { return size == size_ ? tree_.check(size) : "a prioritized selector has lost picks"; }
 

@@ -5,9 +5,11 @@
 // A batch descends level by level, all draws together: their cache misses overlap.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
+#include "archive.hpp"
 #include "memory.hpp"
 
 namespace ddrl::replay {
@@ -58,6 +60,15 @@ class SumTree {
 
     std::size_t nbytes() const { return used_ * sizeof(float) + used_ / (FAN - 1) * sizeof(double) + used_ / FAN + pending_.capacity() * sizeof(u32); }
     const float* masses() const { return leaves_.data(); }
+
+    // Masses written by Writer::array into an empty tree; returns their number.
+    u32 load(Reader& in) {
+        const auto count = static_cast<u32>(in.array(leaves_.data(), leaves_.capacity()));
+        for (u32 group = 0; group * FAN < count; ++group)
+            if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
+        used_ = std::max(used_, count);
+        return count;
+    }
 
     // What is wrong, or nothing; masses at and after `size` must be 0. O(size).
     std::string check(u32 size) {

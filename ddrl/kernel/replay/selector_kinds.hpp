@@ -1,0 +1,45 @@
+// The selectors that new_pick_selector knows by name: the one list to extend when a selector is to be had from Python.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "prioritized.hpp"
+#include "rank_based.hpp"
+#include "recency.hpp"
+#include "uniform.hpp"
+
+namespace ddrl::replay {
+
+// Parameters by name, in the order of the kind's defaults; a yes-or-no is 1 or 0.
+using Parameters = std::vector<std::pair<std::string, double>>;
+
+struct SelectorKind {
+    std::string name;
+    Parameters defaults;
+    std::unique_ptr<PickSelector> (*make)(Random random, std::size_t capacity, const Parameters& chosen);
+};
+
+inline const std::vector<SelectorKind>& selector_kinds() {
+    using Made = std::unique_ptr<PickSelector>;
+    static const std::vector<SelectorKind> kinds = {
+        {"uniform", {}, [](Random random, std::size_t, const Parameters&) -> Made { return std::make_unique<Uniform>(random); }},
+        {"prioritized", {{"priority_exponent", 0.6}, {"importance_exponent", 0.4}, {"stratified", 0}},
+         [](Random random, std::size_t capacity, const Parameters& p) -> Made {
+             return std::make_unique<Prioritized>(random, capacity, p[0].second, p[1].second, p[2].second != 0);
+         }},
+        {"rank_based", {{"priority_exponent", 0.7}, {"importance_exponent", 0.5}, {"stratified", 0}},
+         [](Random random, std::size_t capacity, const Parameters& p) -> Made {
+             return std::make_unique<RankBased>(random, capacity, p[0].second, p[1].second, p[2].second != 0);
+         }},
+        {"recency", {{"half_life", 10000}, {"importance_exponent", 0}, {"stratified", 0}},
+         [](Random random, std::size_t capacity, const Parameters& p) -> Made {
+             return std::make_unique<Recency>(random, capacity, p[0].second, p[1].second, p[2].second != 0);
+         }},
+    };
+    return kinds;
+}
+
+}  // namespace ddrl::replay
