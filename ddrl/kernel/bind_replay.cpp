@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <deque>
 #include <map>
 
 #include "replay/fifo.hpp"
@@ -126,16 +127,38 @@ class OutputPool {
     std::map<u32, std::vector<Entry>> by_size_;
 };
 
+// Where a snapshot goes: a Python bytes object of its size.
+class BytesSink {
+  public:
+    void begin(std::size_t bytes) {
+        nb::gil_scoped_acquire acquire;
+        bytes_ = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+        if (!bytes_.is_valid()) throw nb::python_error();
+        to_ = PyBytes_AS_STRING(bytes_.ptr());
+    }
+    void put(const void* data, std::size_t bytes) {
+        std::memcpy(to_, data, bytes);
+        to_ += bytes;
+    }
+    void finish() {}
+    nb::object take() { return std::move(bytes_); }
+
+  private:
+    nb::object bytes_;
+    char* to_ = nullptr;
+};
+
+// Or a file, through a buffer.
 class FileSink {
   public:
-    explicit FileSink(const std::string& path) : path_(path) {
-        file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    explicit FileSink(const std::string& path) : file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
         if (file_ < 0) fail();
         held_.reserve(LIMIT);
     }
     ~FileSink() {
         if (file_ >= 0) ::close(file_);
     }
+    void begin(std::size_t) {}
     void put(const void* data, std::size_t bytes) {
         const auto* from = static_cast<const char*>(data);
         if (held_.size() + bytes > LIMIT) flush();
@@ -151,7 +174,7 @@ class FileSink {
 
   private:
     static constexpr std::size_t LIMIT = std::size_t{1} << 20;
-    [[noreturn]] void fail() { throw std::runtime_error("it cannot be written (" + std::string(std::strerror(errno)) + ")"); }
+    [[noreturn]] static void fail() { throw std::runtime_error("it cannot be written (" + std::string(std::strerror(errno)) + ")"); }
     void flush() { send(held_.data(), held_.size()), held_.clear(); }
     void send(const char* from, std::size_t bytes) {
         while (bytes) {
@@ -161,9 +184,37 @@ class FileSink {
             from += sent, bytes -= static_cast<std::size_t>(sent);
         }
     }
-    std::string path_;
-    int file_ = -1;
+    int file_;
     std::vector<char> held_;
+};
+
+// A file as memory.
+class MappedFile {
+  public:
+    explicit MappedFile(const std::string& path) {
+        const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        struct stat info {};
+        if (file < 0 || fstat(file, &info) != 0) {
+            const std::string reason = std::strerror(errno);
+            if (file >= 0) close(file);
+            throw std::runtime_error(path + " cannot be read (" + reason + ")");
+        }
+        bytes_ = static_cast<std::size_t>(info.st_size);
+        data_ = bytes_ ? mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+        close(file);
+        if (data_ == MAP_FAILED) throw std::runtime_error(path + " is empty or cannot be mapped");
+        madvise(data_, bytes_, MADV_SEQUENTIAL);
+    }
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+    ~MappedFile() {
+        if (data_ != MAP_FAILED) munmap(data_, bytes_);
+    }
+    std::span<const byte> bytes() const { return {static_cast<const byte*>(data_), bytes_}; }
+
+  private:
+    void* data_ = MAP_FAILED;
+    std::size_t bytes_ = 0;
 };
 
 // A progress function for the kernel, which runs without the GIL: calls a Python one, or does nothing.
@@ -388,48 +439,32 @@ class ReplayCore {
         return replay_.check();
     }
 
-    nb::bytes serialize(const std::string& configuration, nb::object progress) {
-        std::vector<char> bytes;
+    nb::object serialize(const std::string& configuration, nb::object progress) {
+        BytesSink sink;
         {
             nb::gil_scoped_release release;
-            Snapshot::write(replay_, configuration, [&](const void* data, std::size_t count) {
-                const auto* from = static_cast<const char*>(data);
-                bytes.insert(bytes.end(), from, from + count);
-            }, teller(progress));
+            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, teller(progress));
         }
-        return nb::bytes(bytes.data(), bytes.size());
+        return sink.take();
     }
     void unserialize(nb::handle data, const std::string& configuration, nb::object progress) {
         View view;
         if (!view.open(data.ptr(), PyBUF_C_CONTIGUOUS)) throw nb::type_error("a snapshot is bytes");
         nb::gil_scoped_release release;
-        Snapshot::read(replay_, configuration, view.data(), view.bytes(), teller(progress));
+        const std::span<const byte> source(view.data(), view.bytes());
+        Snapshot::read(replay_, configuration, {&source, 1}, teller(progress));
     }
-    void save(const std::string& path, const std::string& configuration, nb::object progress) {
+    void save(const std::string& path, const std::string& configuration, bool increment, nb::object progress) {
         nb::gil_scoped_release release;
         FileSink sink(path);
-        Snapshot::write(replay_, configuration, [&](const void* data, std::size_t count) { sink.put(data, count); }, teller(progress));
-        sink.finish();
+        Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink, teller(progress));
     }
-    void load(const std::string& path, const std::string& configuration, nb::object progress) {
+    void load(const std::vector<std::string>& paths, const std::string& configuration, nb::object progress) {
         nb::gil_scoped_release release;
-        const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        struct stat info {};
-        if (file < 0 || fstat(file, &info) != 0) {
-            const std::string reason = std::strerror(errno);
-            if (file >= 0) close(file);
-            throw std::runtime_error("it cannot be read (" + reason + ")");
-        }
-        const auto bytes = static_cast<std::size_t>(info.st_size);
-        void* mapped = bytes ? mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_POPULATE, file, 0) : MAP_FAILED;
-        close(file);
-        if (mapped == MAP_FAILED) throw std::runtime_error("it is empty or cannot be mapped");
-        struct Unmap {
-            void* data;
-            std::size_t bytes;
-            ~Unmap() { munmap(data, bytes); }
-        } unmap{mapped, bytes};
-        Snapshot::read(replay_, configuration, static_cast<const byte*>(mapped), bytes, teller(progress));
+        std::deque<MappedFile> files;
+        std::vector<std::span<const byte>> sources;
+        for (const std::string& path : paths) sources.push_back(files.emplace_back(path).bytes());
+        Snapshot::read(replay_, configuration, sources, teller(progress));
     }
 
   private:
@@ -508,6 +543,6 @@ void bind_replay(nb::module_& module) {
         .def("check", &ReplayCore::check)
         .def("serialize", &ReplayCore::serialize, nb::arg("configuration"), nb::arg("progress").none())
         .def("unserialize", &ReplayCore::unserialize, nb::arg("data"), nb::arg("configuration"), nb::arg("progress").none())
-        .def("save", &ReplayCore::save, nb::arg("path"), nb::arg("configuration"), nb::arg("progress").none())
-        .def("load", &ReplayCore::load, nb::arg("path"), nb::arg("configuration"), nb::arg("progress").none());
+        .def("save", &ReplayCore::save, nb::arg("path"), nb::arg("configuration"), nb::arg("increment"), nb::arg("progress").none())
+        .def("load", &ReplayCore::load, nb::arg("paths"), nb::arg("configuration"), nb::arg("progress").none());
 }

@@ -253,26 +253,30 @@ class ExperienceReplay:
         """
         self._restore(data[:1 << 16], "the snapshot", lambda configuration: self._core.unserialize(data, configuration, progress))
 
-    def save(self, path: str | Path, progress: Progress | None = None) -> None:
-        """`serialize` into a file, whole or not at all (a temporary file is renamed)."""
+    def save(self, path: str | Path, progress: Progress | None = None, *, increment: bool = False) -> None:
+        """A snapshot in a file, whole or not at all (a temporary file is renamed).
+
+        With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and is loaded after it:
+        load(first, *increments). Raises CheckpointError where it cannot be written, or there is nothing to build on.
+        """
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
         try:
-            self._core.save(str(partial), self._describe(self._selectors), progress)
+            self._core.save(str(partial), self._describe(self._selectors), increment, progress)
             partial.replace(path)
         except (RuntimeError, OSError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         finally:
             partial.unlink(missing_ok=True)
 
-    def load(self, path: str | Path, progress: Progress | None = None) -> None:
-        """`unserialize` from a file."""
+    def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
+        """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as `unserialize`."""
         try:
             with Path(path).open("rb") as file:
                 head = file.read(1 << 16)
         except OSError as error:
             raise CheckpointError(f"cannot read the snapshot {path}: {error.strerror or error}") from None
-        self._restore(head, str(path), lambda configuration: self._core.load(str(path), configuration, progress))
+        self._restore(head, str(path), lambda configuration: self._core.load([str(each) for each in (path, *increments)], configuration, progress))
 
     def _restore(self, head: bytes, source: str, read: Callable[[str], None]) -> None:
         before = len(self._selectors)

@@ -9,6 +9,16 @@ using namespace fixture;
 
 namespace {
 
+struct MemorySink {
+    std::vector<byte> bytes;
+    void begin(std::size_t size) { bytes.reserve(size); }
+    void put(const void* data, std::size_t size) {
+        const auto* from = static_cast<const byte*>(data);
+        bytes.insert(bytes.end(), from, from + size);
+    }
+    void finish() { EXPECT(bytes.size() == bytes.capacity()); }
+};
+
 void many_writers_and_readers_leave_no_torn_record() {
     Replay replay(options(3000, 4, 2), std::make_unique<Lru>());
     const u32 selectors[] = {replay.add_selector(std::make_unique<Uniform>(Random(1, 1))),
@@ -23,22 +33,20 @@ void many_writers_and_readers_leave_no_torn_record() {
     for (u32 reader = 0; reader < 2; ++reader)
         readers.emplace_back([&, reader] {
             Batch batch;
-            for (int i = 0; i < 200; ++i) {
+            for (int i = 0; i < 1000; ++i) {
                 EXPECT(batch.draw(replay, selectors[reader], 64, true));
                 replay.set_priority(selectors[1], batch.handle, batch.position, std::vector<float>(64, 2.0f));
             }
         });
     std::thread saver([&] {
         for (int i = 0; i < 10; ++i) {
-            std::vector<byte> bytes;
-            Snapshot::write(replay, "x", [&](const void* data, std::size_t size) {
-                const auto* from = static_cast<const byte*>(data);
-                bytes.insert(bytes.end(), from, from + size);
-            }, [](u64, u64) {});
+            MemorySink sink;
+            Snapshot::write(replay, "x", SnapshotKind::COPY, sink, [](u64, u64) {});
             Replay other(options(3000, 4, 2), std::make_unique<Lru>());
             const u32 uniform = other.add_selector(std::make_unique<Uniform>(Random(1, 1)));
             other.add_selector(std::make_unique<Prioritized>(Random(1, 2), 3000, 0.6, 0.4, false));
-            Snapshot::read(other, "x", bytes.data(), bytes.size(), [](u64, u64) {});
+            const std::span<const byte> source(sink.bytes);
+            Snapshot::read(other, "x", {&source, 1}, [](u64, u64) {});
             expect_sound(other);
             Batch batch;
             EXPECT(batch.draw(other, uniform, 256, true));  // checks every record it sees

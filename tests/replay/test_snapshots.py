@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,99 @@ def test_progress_is_reported_up_to_the_whole() -> None:
     assert len(told) >= 4
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
+
+
+def test_a_chain_of_increments_restores_what_the_last_one_saw(tmp_path: Path) -> None:
+    replay, selectors = filled()
+    selectors += [replay.new_pick_selector("rank_based"), replay.new_pick_selector("recency", half_life=30)]
+    rng = np.random.default_rng(5)
+    files = [tmp_path / str(number) for number in range(7)]
+    handle = replay.new_episode()
+    for number, path in enumerate(files):
+        replay.save(path, increment=number > 0)
+        for _ in range(int(rng.integers(0, 4))):
+            add_episode(replay, int(rng.integers(1, 150)), final=bool(rng.integers(2)))
+        for step in range(int(rng.integers(0, 9))):
+            handle = replay.record(handle, np.array([handle, step], np.float32), step, 0.0)
+        handles, positions = replay.picks()
+        for selector in (selectors[1], selectors[2]):
+            replay.set_priority(selector, handles[::3], positions[::3], rng.exponential(size=len(handles[::3])))
+        replay.sample(32, selectors[1], 0.9)
+    replay.save(tmp_path / "last", increment=True)
+    restored = make_replay(400, n_step=3, eviction="second_chance")
+    restored.load(*files, tmp_path / "last")
+    restored.check()
+    for _ in range(3):
+        for mine, other in zip(draw(replay, selectors), draw(restored, selectors), strict=True):
+            np.testing.assert_array_equal(mine, other)
+        for each in (replay, restored):
+            add_episode(each, 60)
+    restored.save(tmp_path / "goes on", increment=True)  # a restored replay goes on with the chain
+    again = make_replay(400, n_step=3, eviction="second_chance")
+    again.load(*files, tmp_path / "last", tmp_path / "goes on")
+    for mine, other in zip(draw(restored, selectors), draw(again, selectors), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_increments_out_of_order_or_without_their_base_are_refused(tmp_path: Path) -> None:
+    replay, _ = filled()
+    with pytest.raises(CheckpointError, match="save a whole one first"):
+        replay.save(tmp_path / "0", increment=True)
+    for number in range(3):
+        replay.save(tmp_path / str(number), increment=number > 0)
+        add_episode(replay, 10)
+    other = make_replay(400, n_step=3, eviction="second_chance")
+    for order in ("1", "12", "02", "010"):
+        with pytest.raises(CheckpointError, match="whole|build on"):
+            other.load(*(tmp_path / name for name in order))
+    assert len(other) == 0
+    other.load(*(tmp_path / name for name in "012"))
+    assert len(other) > 0
+
+
+def test_an_increment_costs_what_is_new(tmp_path: Path) -> None:
+    replay = fill(make_replay(400_000), [1000] * 300)
+    replay.new_pick_selector("prioritized")
+    replay.save(tmp_path / "whole")
+    add_episode(replay, 1000)
+    replay.save(tmp_path / "new", increment=True)
+    replay.save(tmp_path / "nothing", increment=True)
+    whole, new, nothing = ((tmp_path / name).stat().st_size for name in ("whole", "new", "nothing"))
+    assert whole > 300_000 * 28
+    assert new < 1000 * 28 + 80 * 301 + 40_000  # the records, a list of episodes, a few blocks of structure
+    assert nothing < 80 * 301 + 2_000
+
+
+def test_a_failed_save_cannot_be_built_on(tmp_path: Path) -> None:
+    replay, _ = filled()
+    replay.save(tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        replay.save(tmp_path / "new", lambda done, total: 1 // 0, increment=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole"]
+    with pytest.raises(CheckpointError, match="save a whole one first"):
+        replay.save(tmp_path / "new", increment=True)
+
+
+def test_a_snapshot_taken_while_recording_goes_on_is_one_moment(tmp_path: Path) -> None:
+    replay = make_replay(20_000)
+    fill(replay, [100] * 100)
+    begun, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            add_episode(replay, 100)
+            begun.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    begun.wait()
+    snapshots = [replay.serialize() for _ in range(20)]
+    done.set()
+    writer.join()
+    for data in snapshots:
+        restored = make_replay(20_000)
+        restored.unserialize(data)
+        restored.check()
+        batch = restored.sample(500, restored.new_pick_selector("uniform"), 0.9)
+        assert (batch.s_tm1[:, 0] == batch.pick_epi).all()
+        assert (batch.s_tm1[:, 1] == batch.pick_pos).all()

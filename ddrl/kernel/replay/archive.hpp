@@ -1,6 +1,7 @@
 // Bytes of a snapshot's structure: what is written in one order is read in the same order, and reading past the end throws.
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>

@@ -26,7 +26,7 @@ class PickTable {
     u32 index_of(u32 slot) const { return index_of_[slot]; }
 
     void add(u32 slot) {
-        table_[size_] = slot;
+        table_.set(size_, slot);
         index_of_[slot] = size_++;
     }
 
@@ -41,7 +41,7 @@ class PickTable {
                 const u32 hole = index_of_[slot];
                 if (hole == NONE) continue;
                 const u32 moved = table_[--size_];
-                table_[hole] = moved;
+                table_.set(hole, moved);
                 index_of_[moved] = hole;
                 moves.push_back({size_, hole});
             }
@@ -53,9 +53,10 @@ class PickTable {
     u32 high_water() const { return most_ > size_ ? most_ : size_; }
     void note_high_water() { most_ = high_water(); }
 
-    void save(Writer& out) const { out.array(table_.data(), size_); }
+    void save(Writer& out, bool whole) const { table_.save(out, size_, whole); }
+    void mark_saved() { table_.forget(); }
     void load(Reader& in) {
-        size_ = static_cast<u32>(in.array(table_.data(), table_.capacity()));
+        size_ = static_cast<u32>(table_.load(in));
         for (u32 i = 0; i < size_; ++i) index_of_[table_[i]] = i;
     }
 
@@ -72,7 +73,8 @@ class PickTable {
     }
 
   private:
-    Reserved<u32> table_, index_of_;
+    Tracked<u32> table_;
+    Reserved<u32> index_of_;
     u32 size_ = 0, most_ = 0;
 };
 

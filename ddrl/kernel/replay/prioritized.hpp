@@ -69,12 +69,12 @@ class Prioritized final : public PickSelector {
     }
     void set_importance_exponent(double beta) override { beta_ = static_cast<float>(beta); }
     std::size_t nbytes() const override { return sizeof *this + tree_.nbytes() + target_.capacity() * sizeof(double); }
-    void save(Writer& out) const override {
+    void save(Writer& out, bool whole) const override {
         out.value(random_), out.value(beta_), out.value(max_priority_);
-        out.array(tree_.masses(), size_);
+        tree_.save(out, size_, whole);
     }
+    void mark_saved() override { tree_.mark_saved(); }
     void load(Reader& in) override {
-        picks_dropped(0);
         random_ = in.value<Random>(), beta_ = in.value<float>(), max_priority_ = in.value<float>();
         size_ = tree_.load(in);
     }

@@ -93,13 +93,13 @@ class RankBased final : public PickSelector {
 
     void picks_added(u32 first, u32 count) override {
         if (size_ == 0 && count > 1024) {  // a selector made late
-            for (u32 i = 0; i < count; ++i) priority_[i] = max_priority_;
+            for (u32 i = 0; i < count; ++i) priority_.set(i, max_priority_);
             size_ = count;
             rebuild();
             return;
         }
         for (u32 i = first; i < first + count; ++i) {
-            priority_[i] = max_priority_;
+            priority_.set(i, max_priority_);
             keys_.insert(key(i));
         }
         size_ = first + count;
@@ -107,7 +107,7 @@ class RankBased final : public PickSelector {
     void picks_moved(std::span<const Move> moves) override {
         for (const Move& move : moves) {
             keys_.erase(key(move.to));
-            priority_[move.to] = priority_[move.from];
+            priority_.set(move.to, priority_[move.from]);
             keys_.insert(key(move.to));
         }
     }
@@ -119,7 +119,7 @@ class RankBased final : public PickSelector {
             max_priority_ = std::max(max_priority_, priority[i]);
             if (index[i] == NONE) continue;
             keys_.erase(key(index[i]));
-            priority_[index[i]] = priority[i];
+            priority_.set(index[i], priority[i]);
             keys_.insert(key(index[i]));
         }
     }
@@ -150,13 +150,14 @@ class RankBased final : public PickSelector {
     std::size_t nbytes() const override {
         return sizeof *this + keys_.nbytes() + size_ * sizeof(float) + (cumulative_.capacity() + target_.capacity()) * sizeof(double);
     }
-    void save(Writer& out) const override {
+    void save(Writer& out, bool whole) const override {
         out.value(random_), out.value(beta_), out.value(max_priority_);
-        out.array(priority_.data(), size_);
+        priority_.save(out, size_, whole);
     }
+    void mark_saved() override { priority_.forget(); }
     void load(Reader& in) override {
         random_ = in.value<Random>(), beta_ = in.value<double>(), max_priority_ = in.value<float>();
-        size_ = static_cast<u32>(in.array(priority_.data(), priority_.capacity()));
+        size_ = static_cast<u32>(priority_.load(in));
         rebuild();
     }
     std::string check(u32 size) override {
@@ -186,7 +187,7 @@ class RankBased final : public PickSelector {
     }
 
     Random random_;
-    Reserved<float> priority_;
+    Tracked<float> priority_;
     SortedKeys keys_;
     std::vector<double> cumulative_, target_;
     double alpha_, beta_;

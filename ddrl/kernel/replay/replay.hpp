@@ -230,18 +230,22 @@ class Replay {
         return "";
     }
 
-    // The structure (not the records) as bytes; and back. The caller holds the lock.
-    void save_structure(Writer& out) const {
+    // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds the lock.
+    void save_structure(Writer& out, bool whole) const {
         std::vector<u32> waiting;
         for (const auto& [chunk, epoch] : limbo_) waiting.push_back(chunk);
-        store_.save(out, waiting), picks_.save(out), eviction_->save(out);
+        store_.save(out, waiting, whole), picks_.save(out, whole), eviction_->save(out);
         out.value<u64>(streams_.size());
         streams_.each([&](u64 key, const Stream& live) { out.value(key), out.value(live); });
         out.value<u64>(selectors_.size());
-        for (const auto& chosen : selectors_) chosen->save(out);
+        for (const auto& chosen : selectors_) chosen->save(out, whole);
+    }
+    // Everything there is counts as saved: the next snapshot but a whole one holds what changes from here on.
+    void mark_saved() {
+        store_.mark_saved(), picks_.mark_saved();
+        for (const auto& chosen : selectors_) chosen->mark_saved();
     }
     void load_structure(Reader& in) {
-        wait([&] { return readers_.empty(); });
         store_.load(in), picks_.load(in), eviction_->load(in);
         streams_.clear();
         for (u64 left = in.value<u64>(); left--;) {
@@ -252,6 +256,11 @@ class Replay {
         for (const auto& chosen : selectors_) chosen->load(in);
     }
     Store& writable_store() { return store_; }
+    // The caller holds the lock.
+    void wait_for_readers() {
+        wait([&] { return readers_.empty(); });
+    }
+    u64 last_snapshot = 0;  // id of the snapshot that an increment builds on; 0: none. Under the lock.
     // Readers of chunk memory outside the lock, for snapshots; call under the lock.
     u64 enter() {
         readers_.push_back(epoch_);

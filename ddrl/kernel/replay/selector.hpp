@@ -30,8 +30,11 @@ class PickSelector {
     virtual void law(std::span<double> probability) = 0;
     virtual void set_importance_exponent(double) {}
     virtual std::size_t nbytes() const = 0;
-    virtual void save(Writer& out) const = 0;
+    // The selector's state, for a snapshot and back. Not `whole`: what changed since mark_saved may do, where load patches it in; to write
+    // everything each time is right too.
+    virtual void save(Writer& out, bool whole) const = 0;
     virtual void load(Reader& in) = 0;
+    virtual void mark_saved() {}
     virtual std::string check(u32 size) { return size == ~u32{0} ? "impossible" : ""; }
 };
 

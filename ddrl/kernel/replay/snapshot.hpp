@@ -1,11 +1,12 @@
-// Snapshots: one consistent moment of a replay as bytes, and back.
+// Snapshots: one consistent moment of a replay as bytes, whole or as what changed since the last one, and back.
 //
-//   "DDRLRPL1" | u32 length of the configuration | the configuration (JSON) | u64 bytes of structure | u64 bytes of records
-//   | u64 checksum of all that | structure | its checksum | records | their checksum
+//   "DDRLRPL2" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds on (0: whole)
+//   | u64 bytes of structure | u64 bytes of records | u64 checksum of all that | structure | its checksum | records | their checksum
 //
 // The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written without it, while
-// recording goes on: records never change, and chunks of evicted episodes wait until the snapshot is done. Reading checks everything first:
-// a snapshot that is truncated, corrupt or of another configuration changes nothing.
+// recording goes on: records never change, and chunks of evicted episodes wait until the snapshot is done. An increment holds the blocks of
+// the structure that were written since, and the new records: its cost is that of the new data (and of the list of episodes).
+// Reading checks everything first: what is truncated, corrupt, of another configuration or out of order changes nothing.
 #pragma once
 
 #include <stdexcept>
@@ -17,30 +18,34 @@
 
 namespace ddrl::replay {
 
-inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '1'};
+inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '2'};
+
+// COPY leaves the chain of increments alone; WHOLE begins one; INCREMENT goes on with it.
+enum class SnapshotKind { COPY, WHOLE, INCREMENT };
 
 class Snapshot {
   public:
-    // Writes through put(data, bytes); progress(done, total) is told the bytes of records now and then.
-    template <class Put, class Progress>
-    static void write(Replay& replay, const std::string& configuration, Put put, Progress progress) {
+    // Writes through sink.begin(all bytes) and sink.put(data, bytes); progress(done, total) is told the bytes of records now and then.
+    template <class Sink, class Progress>
+    static void write(Replay& replay, const std::string& configuration, SnapshotKind kind, Sink& sink, Progress progress) {
         Writer structure;
         std::vector<Part> parts;
-        u64 ticket;
+        u64 ticket, id, parent = 0;
         {
             std::lock_guard lock(replay.mutex());
-            replay.save_structure(structure);
-            list_parts(replay.store(), parts);
+            const bool whole = kind != SnapshotKind::INCREMENT;
+            if (!whole && !(parent = replay.last_snapshot)) throw std::runtime_error("there is no snapshot to build on: save a whole one first");
+            replay.save_structure(structure, whole);
+            replay.store().each_new(whole, [&](u32 chunk, u32 first, u32 records, u32 states) { parts.push_back({chunk, first, records, states}); });
+            structure.array(parts.data(), parts.size());
+            Checksum sum;
+            sum.add(&parent, sizeof parent);
+            sum.add(structure.bytes().data(), structure.bytes().size());
+            id = sum.value() | 1;
+            if (kind != SnapshotKind::COPY) replay.mark_saved(), replay.last_snapshot = id;
             ticket = replay.enter();
         }
-        struct Leave {
-            Replay& replay;
-            u64 ticket;
-            ~Leave() {
-                std::lock_guard lock(replay.mutex());
-                replay.leave(ticket);
-            }
-        } leave{replay, ticket};
+        Held held{replay, ticket, kind != SnapshotKind::COPY};
         const Store& store = replay.store();
         u64 total = 0;
         for (const Part& part : parts) total += part_bytes(store, part);
@@ -48,96 +53,135 @@ class Snapshot {
         head.raw(SNAPSHOT_MAGIC, sizeof SNAPSHOT_MAGIC);
         head.value(static_cast<u32>(configuration.size()));
         head.raw(configuration.data(), configuration.size());
-        head.value<u64>(structure.bytes().size());
-        head.value<u64>(total);
-        put_checked(put, head.bytes());
-        put_checked(put, structure.bytes());
+        head.value(id), head.value(parent);
+        head.value<u64>(structure.bytes().size()), head.value(total);
+        sink.begin(head.bytes().size() + structure.bytes().size() + total + 3 * sizeof(u64));
+        put_checked(sink, head.bytes());
+        put_checked(sink, structure.bytes());
         Checksum sum;
         u64 done = 0, told = 0;
         for (const Part& part : parts) {
-            each_run(store, part, [&](u32 column, std::size_t bytes) {
-                const byte* from = store.column(part.chunk, column);
+            each_run(store, part, [&](u32 column, std::size_t offset, std::size_t bytes) {
+                const byte* from = store.column(part.chunk, column) + offset;
                 sum.add(from, bytes);
-                put(from, bytes);
+                sink.put(from, bytes);
                 done += bytes;
             });
             if (done - told >= PROGRESS_BYTES) progress(told = done, total);
         }
         const u64 value = sum.value();
-        put(&value, sizeof value);
+        sink.put(&value, sizeof value);
+        sink.finish();
         progress(total, total);
+        held.failed = false;
     }
 
-    // Puts the replay into the state that `data` holds. Throws std::runtime_error, with nothing changed, where it cannot be used.
+    // Puts the replay into the state that a whole snapshot and the increments after it hold, given in order. Throws std::runtime_error,
+    // with nothing changed, where they cannot be used.
     template <class Progress>
-    static void read(Replay& replay, const std::string& configuration, const byte* data, std::size_t bytes, Progress progress) {
-        Reader in(data, bytes);
-        if (in.left() < 12 || std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0) throw std::runtime_error("it is not a snapshot of a ddrl replay");
-        const u32 length = in.value<u32>();
-        const std::string other(reinterpret_cast<const char*>(in.take(length)), length);
-        const u64 structure_bytes = in.value<u64>(), record_bytes = in.value<u64>();
-        check(in, data, static_cast<std::size_t>(in.take(0) - data));
-        if (other != configuration) throw std::runtime_error("it was written by a replay of another configuration: " + other + "; this one is " + configuration);
-        if (in.left() != structure_bytes + record_bytes + 2 * sizeof(u64)) throw std::runtime_error("it is truncated");
-        const byte* structure = in.take(structure_bytes);
-        check(in, structure, structure_bytes);
-        const byte* records = in.take(record_bytes);
-        Checksum sum;
-        for (u64 done = 0; done < record_bytes; done += PROGRESS_BYTES) {
-            const u64 part = std::min<u64>(PROGRESS_BYTES, record_bytes - done);
-            sum.add(records + done, part);
-            progress((done + part) / 2, record_bytes);
-        }
-        if (in.value<u64>() != sum.value()) throw std::runtime_error("its records are corrupt (wrong checksum)");
+    static void read(Replay& replay, const std::string& configuration, std::span<const std::span<const byte>> sources, Progress progress) {
+        u64 total = 0, done = 0, told = 0;
+        for (const auto source : sources) total += 2 * source.size();
+        const auto tell = [&](u64 more) {
+            done += more;
+            if (done - told >= PROGRESS_BYTES) progress(told = done, total);
+        };
+        std::vector<Opened> opened;
+        for (const auto source : sources) opened.push_back(open(source, configuration, opened.empty() ? 0 : opened.back().id, tell));
 
         std::lock_guard lock(replay.mutex());
-        Reader from(structure, structure_bytes);
-        replay.load_structure(from);
-        std::vector<Part> parts;
-        list_parts(replay.store(), parts);
+        replay.wait_for_readers();
         Store& store = replay.writable_store();
-        u64 done = 0, told = 0;
-        for (const Part& part : parts) {
-            each_run(store, part, [&](u32 column, std::size_t size) {
-                std::memcpy(store.writable_column(part.chunk, column), records + done, size);
-                done += size;
-            });
-            if (done - told >= PROGRESS_BYTES) progress(record_bytes / 2 + (told = done) / 2, record_bytes);
+        for (const Opened& file : opened) {
+            Reader from(file.structure, file.structure_bytes);
+            replay.load_structure(from);
+            const byte* records = file.records;
+            for (u64 left = from.value<u64>(); left--;) {
+                const Part part = from.value<Part>();
+                u64 bytes = 0;
+                each_run(store, part, [&](u32 column, std::size_t offset, std::size_t size) {
+                    std::memcpy(store.writable_column(part.chunk, column) + offset, records + bytes, size);
+                    bytes += size;
+                });
+                records += bytes;
+                tell(bytes);
+            }
         }
-        progress(record_bytes, record_bytes);
+        replay.mark_saved();
+        replay.last_snapshot = opened.back().id;
+        progress(total, total);
     }
 
   private:
     static constexpr u64 PROGRESS_BYTES = u64{16} << 20;
     struct Part {
-        u32 chunk, records, states;  // used slots: of all columns, of the state columns
+        u32 chunk, first, records, states;  // slots first .. states - 1 of the state columns, first .. records - 1 of the others
     };
-    static void list_parts(const Store& store, std::vector<Part>& parts) {
-        for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) {
-            const Episode& episode = store.episode(i);
-            for (u32 chunk = episode.first_chunk; chunk != NONE; chunk = store.head(chunk).next) {
-                const u32 base = store.head(chunk).base, most = store.chunk_records();
-                parts.push_back({chunk, std::min(most, episode.records - base), std::min(most, episode.states() - base)});
-            }
+    struct Opened {
+        u64 id;
+        const byte *structure, *records;
+        u64 structure_bytes;
+    };
+    // Holds chunks while they are written; a snapshot that failed cannot be built on.
+    struct Held {
+        Replay& replay;
+        u64 ticket;
+        bool failed;
+        ~Held() {
+            std::lock_guard lock(replay.mutex());
+            replay.leave(ticket);
+            if (failed) replay.last_snapshot = 0;
         }
+    };
+
+    template <class Tell>
+    static Opened open(std::span<const byte> source, const std::string& configuration, u64 parent, Tell tell) {
+        Reader in(source.data(), source.size());
+        if (in.left() < 12 || std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0) throw std::runtime_error("it is not a snapshot of a ddrl replay");
+        const u32 length = in.value<u32>();
+        const std::string other(reinterpret_cast<const char*>(in.take(length)), length);
+        Opened file{};
+        file.id = in.value<u64>();
+        const u64 built_on = in.value<u64>();
+        file.structure_bytes = in.value<u64>();
+        const u64 record_bytes = in.value<u64>();
+        check(in, source.data(), source.size() - in.left());
+        if (other != configuration)
+            throw std::runtime_error("it was written by a replay of another configuration: " + other + "; this one is " + configuration);
+        if (built_on != parent)
+            throw std::runtime_error(parent ? "it does not build on the snapshot before it" : "it is an increment: load the whole snapshot it builds on first");
+        if (in.left() != file.structure_bytes + record_bytes + 2 * sizeof(u64)) throw std::runtime_error("it is truncated");
+        file.structure = in.take(file.structure_bytes);
+        check(in, file.structure, file.structure_bytes);
+        file.records = in.take(record_bytes);
+        Checksum sum;
+        for (u64 done = 0; done < record_bytes; done += PROGRESS_BYTES) {
+            const u64 part = std::min<u64>(PROGRESS_BYTES, record_bytes - done);
+            sum.add(file.records + done, part);
+            tell(part);
+        }
+        if (in.value<u64>() != sum.value()) throw std::runtime_error("its records are corrupt (wrong checksum)");
+        return file;
     }
     template <class Visit>
     static void each_run(const Store& store, const Part& part, Visit visit) {
-        for (u32 c = 0; c < store.column_count(); ++c)
-            if (const std::size_t bytes = std::size_t{c < store.state_count() ? part.states : part.records} * store.column_bytes(c)) visit(c, bytes);
+        for (u32 c = 0; c < store.column_count(); ++c) {
+            const std::size_t end = c < store.state_count() ? part.states : part.records, bytes = store.column_bytes(c);
+            if (end > part.first) visit(c, part.first * bytes, (end - part.first) * bytes);
+        }
     }
     static u64 part_bytes(const Store& store, const Part& part) {
         u64 bytes = 0;
-        each_run(store, part, [&](u32, std::size_t run) { bytes += run; });
+        each_run(store, part, [&](u32, std::size_t, std::size_t run) { bytes += run; });
         return bytes;
     }
-    template <class Put>
-    static void put_checked(Put& put, const std::vector<byte>& bytes) {
+    template <class Sink>
+    static void put_checked(Sink& sink, const std::vector<byte>& bytes) {
         Checksum sum;
         sum.add(bytes.data(), bytes.size());
         const u64 value = sum.value();
-        put(bytes.data(), bytes.size());
-        put(&value, sizeof value);
+        sink.put(bytes.data(), bytes.size());
+        sink.put(&value, sizeof value);
     }
     static void check(Reader& in, const byte* data, std::size_t bytes) {
         Checksum sum;

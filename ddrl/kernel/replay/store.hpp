@@ -14,6 +14,7 @@
 #include "archive.hpp"
 #include "flat_map.hpp"
 #include "memory.hpp"
+#include "tracked.hpp"
 
 namespace ddrl::replay {
 
@@ -76,7 +77,7 @@ class Store {
   public:
     Store(const Columns& columns, u64 capacity, u32 shift, const std::string& file)
         : bytes_(columns.all()), state_count_(static_cast<u32>(columns.states.size())), shift_(shift),
-          chunk_bytes_(place_columns()), arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file), heads_(arena_.max_chunks()) {}
+          chunk_bytes_(place_columns()), arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file), heads_(arena_.max_chunks()), grown_(arena_.max_chunks()) {}
 
     u32 chunk_records() const { return u32{1} << shift_; }
     u32 shift() const { return shift_; }
@@ -141,6 +142,7 @@ class Store {
         const u32 offset = place_next(index);
         const u32 room = chunk_records() - offset, count = rows.count - first < room ? rows.count - first : room;
         byte* chunk = arena_.chunk(episode.last_chunk);
+        note_growth(episode.last_chunk);
         for (u32 c = 0; c < column_count(); ++c) {
             const std::size_t bytes = bytes_[c], stride = rows.stride[c];
             byte* to = chunk + offset_[c] + offset * bytes;
@@ -162,6 +164,7 @@ class Store {
         if (state) {
             const u32 offset = place_next(index);
             byte* chunk = arena_.chunk(table_[index].last_chunk);
+            note_growth(table_[index].last_chunk);
             for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
         }
         table_[index].ending = ending;
@@ -186,34 +189,63 @@ class Store {
     void give_back(u32 chunk) { free_.push_back(chunk); }
 
     std::size_t nbytes() const {
-        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead)) + table_.capacity() * (sizeof(Episode) + sizeof(std::vector<u32>)) + fresh_ * sizeof(u32) + by_handle_.nbytes() +
-               (free_.capacity() + unused_.capacity()) * sizeof(u32);
+        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead) + sizeof(Growth)) + table_.capacity() * (sizeof(Episode) + sizeof(std::vector<u32>)) + fresh_ * sizeof(u32) + by_handle_.nbytes() +
+               (free_.capacity() + unused_.capacity() + growing_.capacity()) * sizeof(u32);
     }
     u32 chunks_touched() const { return fresh_; }
     bool in_file() const { return arena_.in_file(); }
 
-    // `extra_free`: chunks that only wait for readers.
-    void save(Writer& out, const std::vector<u32>& extra_free) const {
+    // Chunks that hold slots which no snapshot holds yet (or, `whole`, any), as visit(chunk, first new slot, records, states).
+    template <class Visit>
+    void each_new(bool whole, Visit visit) const {
+        const auto tell = [&](u32 chunk) {
+            const Episode& episode = table_[heads_[chunk].episode];
+            const u32 base = heads_[chunk].base, first = whole ? 0 : grown_[chunk].saved;
+            visit(chunk, first, std::min(chunk_records(), episode.records - base), std::min(chunk_records(), episode.states() - base));
+        };
+        if (!whole) {
+            for (const u32 chunk : growing_)
+                if (grown_[chunk].growing && in_use(chunk)) tell(chunk);
+            return;
+        }
+        for (u32 i = oldest_; i != NONE; i = table_[i].newer)
+            for (u32 chunk = table_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) tell(chunk);
+    }
+    // Everything there is counts as saved.
+    void mark_saved() {
+        for (const u32 chunk : growing_) {
+            if (in_use(chunk)) grown_[chunk].saved = table_[heads_[chunk].episode].states() - heads_[chunk].base;
+            grown_[chunk].saved = std::min(grown_[chunk].saved, chunk_records());
+            grown_[chunk].growing = 0;
+        }
+        growing_.clear();
+        heads_.forget();
+    }
+
+    // `extra_free`: chunks that only wait for readers. `whole`: all heads of chunks, else those written since mark_saved.
+    void save(Writer& out, const std::vector<u32>& extra_free, bool whole) const {
         std::vector<u32> all_free = free_;
         all_free.insert(all_free.end(), extra_free.begin(), extra_free.end());
         out.value(next_handle_), out.value(records_), out.value(oldest_), out.value(newest_), out.value(fresh_);
         out.array(table_.data(), table_.size());
         out.array(unused_.data(), unused_.size());
         out.array(all_free.data(), all_free.size());
-        out.array(heads_.data(), fresh_);
+        heads_.save(out, fresh_, whole);
     }
     void load(Reader& in) {
         next_handle_ = in.value<u64>(), records_ = in.value<u64>(), oldest_ = in.value<u32>(), newest_ = in.value<u32>();
         fresh_ = in.value<u32>();
         load_vector(in, table_), load_vector(in, unused_), load_vector(in, free_);
-        in.array(heads_.data(), heads_.capacity());
+        heads_.load(in);
         arena_.commit(fresh_);
         by_handle_.clear();
         for (u32 i = 0; i < table_.size(); ++i)
             if (table_[i].used) by_handle_.at(table_[i].handle) = i;
         chunks_.assign(table_.size(), {});
+        growing_.clear();
+        grown_.clear();
         for (u32 i = 0; i < table_.size(); ++i)
-            for (u32 chunk = table_[i].used ? table_[i].first_chunk : NONE; chunk != NONE; chunk = heads_[chunk].next) chunks_[i].push_back(chunk);
+            for (u32 chunk = table_[i].used ? table_[i].first_chunk : NONE; chunk != NONE; chunk = heads_[chunk].next) chunks_[i].push_back(chunk), note_growth(chunk);
     }
     byte* writable_column(u32 chunk, u32 column) { return arena_.chunk(chunk) + offset_[column]; }
 
@@ -244,6 +276,17 @@ class Store {
     }
 
   private:
+    struct Growth {
+        u32 saved, growing;
+    };
+    void note_growth(u32 chunk) {
+        if (!grown_[chunk].growing) grown_[chunk].growing = 1, growing_.push_back(chunk);
+    }
+    // Whether a chunk belongs to an episode now (a chunk given back keeps its last head).
+    bool in_use(u32 chunk) const {
+        const u32 index = heads_[chunk].episode, number = heads_[chunk].base >> shift_;
+        return index < table_.size() && table_[index].used && number < chunks_[index].size() && chunks_[index][number] == chunk;
+    }
     static std::size_t chunks_for(u64 capacity, u32 shift, std::size_t chunk_bytes) {
         // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own size): beyond
         // that episodes are evicted for want of chunks.
@@ -274,8 +317,9 @@ class Store {
                 free_.pop_back();
             }
             Episode& episode = table_[index];
-            heads_[chunk] = {index, episode.records, NONE, episode.last_chunk};
-            (episode.last_chunk == NONE ? episode.first_chunk : heads_[episode.last_chunk].next) = chunk;
+            heads_.set(chunk, {index, episode.records, NONE, episode.last_chunk});
+            grown_[chunk].saved = 0;
+            (episode.last_chunk == NONE ? episode.first_chunk : heads_.change(episode.last_chunk).next) = chunk;
             episode.last_chunk = chunk;
             chunks_[index].push_back(chunk);
         }
@@ -293,7 +337,9 @@ class Store {
     std::vector<std::size_t> offset_;
     std::size_t chunk_bytes_;
     Arena arena_;
-    Reserved<ChunkHead> heads_;
+    Tracked<ChunkHead> heads_;
+    Reserved<Growth> grown_;  // of each chunk, since the last snapshot
+    std::vector<u32> growing_;  // chunks with slots that no snapshot holds
     std::vector<u32> free_;
     u32 fresh_ = 0;  // chunks ever taken: 0 .. fresh_ - 1
     std::vector<Episode> table_;

@@ -11,6 +11,7 @@
 
 #include "archive.hpp"
 #include "memory.hpp"
+#include "tracked.hpp"
 
 namespace ddrl::replay {
 
@@ -27,13 +28,13 @@ class SumTree {
 
     float mass(u32 index) const { return leaves_[index]; }
     void set(u32 index, float mass) {
-        leaves_[index] = mass;
+        leaves_.set(index, mass);
         const u32 group = index / FAN;
         if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
     }
     void fill(u32 first, u32 count, float mass) {
         for (u32 i = first; i < first + count; ++i) set(i, mass);
-        if (first + count > used_) used_ = first + count;
+        used_ = std::max(used_, first + count);
     }
     double total() {
         repair();
@@ -59,14 +60,16 @@ class SumTree {
     }
 
     std::size_t nbytes() const { return used_ * sizeof(float) + used_ / (FAN - 1) * sizeof(double) + used_ / FAN + pending_.capacity() * sizeof(u32); }
-    const float* masses() const { return leaves_.data(); }
 
-    // Masses written by Writer::array into an empty tree; returns their number.
+    // The first `size` masses (or those written since mark_saved) for a snapshot; load returns their number.
+    void save(Writer& out, u32 size, bool whole) const { leaves_.save(out, size, whole); }
+    void mark_saved() { leaves_.forget(); }
     u32 load(Reader& in) {
-        const auto count = static_cast<u32>(in.array(leaves_.data(), leaves_.capacity()));
+        const u32 before = used_, count = static_cast<u32>(leaves_.load(in));
+        if (count < before) fill(count, before - count, 0.0f);
+        used_ = count;
         for (u32 group = 0; group * FAN < count; ++group)
             if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
-        used_ = std::max(used_, count);
         return count;
     }
 
@@ -136,7 +139,7 @@ class SumTree {
         pending_.clear();
     }
 
-    Reserved<float> leaves_;
+    Tracked<float> leaves_;
     Reserved<u8> marked_;
     std::vector<Reserved<double>> sums_;
     std::vector<u32> pending_;

@@ -23,7 +23,7 @@ class Uniform final : public PickSelector {
     }
     void law(std::span<double> probability) override { std::fill(probability.begin(), probability.end(), 1.0 / size_); }
     std::size_t nbytes() const override { return sizeof *this; }
-    void save(Writer& out) const override { out.value(random_), out.value(size_); }
+    void save(Writer& out, bool) const override { out.value(random_), out.value(size_); }
     void load(Reader& in) override { random_ = in.value<Random>(), size_ = in.value<u32>(); }
     std::string check(u32 size) override { return size == size_ ? "" : "a uniform selector has lost picks"; }
 
