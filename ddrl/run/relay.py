@@ -43,6 +43,7 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
                   on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text))
     relay.run()
     counters["ended"].set(1.0)
+    board.trainer_bell.ring()
     return 1 if board.command == Command.FAIL else 0
 
 

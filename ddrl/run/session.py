@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddrl.learner import DQN
 
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, signals, evaluations and the other processes
+SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
 WAIT = 0.05  # [s] longest sleep of an idle trainer; a bell ends it earlier
 
 
@@ -61,6 +62,7 @@ class Session:
         self._watch = watch
         self._learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
+        self._counters["model_nbytes"].set(self.model.layout.nbytes)
         replay = config.replay
         self.replay = ExperienceReplay.for_env(topology.spec, replay.capacity, n_step=replay.n_step, eviction=replay.eviction, seed=config.run.seed)
         if replay.selector == "prioritized":
@@ -208,6 +210,7 @@ class Session:
         `evaluate` (vector, env_steps -> values) judges the last policy; not after an interrupt, which should end soon.
         """
         self.board.command = Command.STOP
+        self._settle()
         self.trainer.report()
         self._read_evaluations()
         self.checkpoint()
@@ -229,6 +232,17 @@ class Session:
         self.recorder.close()
         write_json(self.directory.summary, document)
         return document
+
+    def _settle(self) -> None:
+        """Record what is still on its way, until every relay has sent its last row and its last counters."""
+        relays = [self.channels.counters.row(row)["ended"] for row, rank in enumerate(self.topology.on_host(0)) if rank.role is Role.RELAY]
+        deadline = time.monotonic() + SETTLE_TIMEOUT
+        bell = self.board.trainer_bell
+        while any(ended.value != 1.0 for ended in relays) and time.monotonic() < deadline and self.board.command == Command.STOP:
+            seen = bell.value
+            if not self.trainer.drain(everything=True):
+                bell.wait(seen, 0.01)
+        self.trainer.drain(everything=True)
 
     def abandon(self) -> None:
         """After an error: release the others and close what is open; nothing is saved over older checkpoints."""

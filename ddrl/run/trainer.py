@@ -98,7 +98,7 @@ class Trainer:
         moved = 0
         while everything and self.lanes.pending:
             moved += self._drain(len(self._rows))
-        return moved + self._drain(min(len(self._rows), self.limiter.insertable()))
+        return moved if everything else self._drain(min(len(self._rows), self.limiter.insertable()))
 
     def _drain(self, room: int) -> int:
         self._count["rollout_wait"].set(float(room == 0))
