@@ -90,8 +90,8 @@ def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
             try:
                 session.start()
                 return session.finish(session.run(), evaluate=FinalEvaluation(topology, session.model))
-            except BaseException:
-                session.abandon()
+            except BaseException as error:
+                session.abandon(error)
                 raise
     finally:
         if board.command != Command.FAIL:

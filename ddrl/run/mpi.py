@@ -16,6 +16,8 @@ from ddrl.run.directory import RunDirectory
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts, ignore_interrupts
+from ddrl.run.last_save import save_in_a_child
+from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.members import member_process
 from ddrl.run.messages import broadcast, host_names, wait_for
 from ddrl.run.preparation import Preparation
@@ -52,6 +54,7 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         broadcast(world, b"")
         raise
     sweep_dead()
+    sweep_open_mpi()
     broadcast(world, topology.to_bytes())
     return 0, (_lead(world, topology, preparation), preparation.directory)
 
@@ -66,9 +69,11 @@ def _lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict
             session = Session(topology, preparation.directory, channels, interrupts, resume=preparation.resume)
             try:
                 session.start()
-                return session.finish(session.run(), evaluate=FinalEvaluation(topology, session.model))
-            except BaseException:
-                session.abandon()
+                reason = session.run()
+                saved = interrupts.terminated and save_in_a_child(session, topology.run_id)
+                return session.finish(reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved)
+            except BaseException as error:
+                session.abandon(error)
                 raise
     except BaseException:
         board.command = Command.FAIL

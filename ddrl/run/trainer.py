@@ -61,6 +61,8 @@ class Trainer:
     row_dtype: np.dtype[Any]
     state: TrainerState = field(default_factory=TrainerState)
     clock: Callable[[], float] = time.perf_counter
+    lr_override: float | None = None  # set from outside while the run goes on, like epsilon_override
+    epsilon_override: float | None = None
 
     def __post_init__(self) -> None:
         self.lag = LagMeter(self.state.policy_version)
@@ -152,7 +154,7 @@ class Trainer:
         self._anneal()
         begin = self.clock()
         version = self.state.policy_version + 1
-        epsilon = epsilon_at(self.config.rollout, self.state.env_steps)
+        epsilon = epsilon_at(self.config.rollout, self.state.env_steps) if self.epsilon_override is None else self.epsilon_override
         sealed = self.mailbox.publish(self.learner.parameters.host_view(), version, (float(self.state.env_steps), epsilon, float(self.state.updates)))
         self._count["publish_seconds"].add(self.clock() - begin)
         if not sealed:  # every slot is on its way to other hosts; the next update tries again, with newer parameters
@@ -170,6 +172,8 @@ class Trainer:
     def _anneal(self) -> None:
         fraction = min(1.0, self.state.env_steps / self.config.run.max_env_steps)
         self.learner.anneal(fraction)
+        if self.lr_override is not None:
+            self.learner.lr = self.lr_override
         if self.config.replay.selector == "prioritized":
             start = self.config.replay.importance_exponent
             self.replay.set_importance_exponent(self.selector, start + fraction * (1.0 - start))

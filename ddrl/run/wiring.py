@@ -28,6 +28,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import EnvSpec
 from ddrl.distribution.relay import readers_needed, slots_needed
+from ddrl.run.failure import forget_failure
 
 CHANNELS = 1
 POLICY = 2
@@ -157,7 +158,8 @@ class HostChannels:
         """Join a host: wait for its channels. ChannelError if they do not stand within `timeout` seconds."""
         board = Board.attach(board_name(run_id, host))
         if not board.wait_ready(CHANNELS, timeout):
-            raise ChannelError(f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not start; see its messages")
+            raise ChannelError(f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not start; "
+                               "see its messages")
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
         return cls(topology, host, board, owner=False)
 
@@ -222,6 +224,7 @@ class HostChannels:
     def close(self) -> None:
         """Let go of every channel; the creator also removes their names. The memory goes when the last process ends."""
         if self._owner:
+            forget_failure(self.topology.run_id, self.host)
             for channel in reversed(self._closing):
                 channel.unlink()
         self._closing.clear()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.run.launch import TINY, ddrl, mpirun, our_segments, summary
+from tests.run.launch import TINY, ddrl, mpirun, our_segments, start_mpirun, summary
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
 
@@ -102,3 +102,21 @@ def wait_for_updates(run) -> None:
     while not any((run / "checkpoints").glob("0*")) if run.exists() else True:
         assert time.monotonic() < deadline, "the run wrote no checkpoint within 60 s"
         time.sleep(0.05)
+
+
+def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
+    run = tmp_path / "run"
+    process = start_mpirun(4, *TINY, "--set", "run.max_env_steps=100000000", "--set", "run.checkpoint_period=1000", "--set", f"run.dir={run}")
+    wait_for_updates(run)
+    process.send_signal(signal.SIGINT)  # as Ctrl-C does; mpirun leaves its ranks a quarter of a second
+    process.wait(timeout=60)
+    deadline = time.monotonic() + 30
+    while not (run / "summary.json").exists():
+        assert time.monotonic() < deadline, "nothing was saved"
+        time.sleep(0.05)
+    stopped = summary(run)
+    assert stopped["reason"] == "interrupted"
+    assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
+    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
+    assert done.returncode == 0, done.stderr
+    assert our_segments() == []
