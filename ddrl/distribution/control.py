@@ -32,6 +32,7 @@ class NewPlan(msgspec.Struct, tag="plan"):
     epoch: int
     scheme: str
     nbytes: int
+    versions_in_flight: int
     parameters: dict[str, Any]
 
 

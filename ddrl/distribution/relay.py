@@ -88,6 +88,7 @@ class Relay:
         self.finished = False
         self.problems: list[str] = []  # refused versions, newest last, for the log
         self.confirms: list[tuple[int, Confirm]] = []  # root: (rank, how a model ended there) since somebody took them away
+        self._in_flight = config.versions_in_flight
         self._epoch, self._ready = -1, set[int]()
         self._open: dict[int, set[int]] = {}  # root: hosts that have not confirmed a model yet, by sequence
         self._versions: dict[int, int] = {}  # root: version of each of those
@@ -100,6 +101,7 @@ class Relay:
         self._stopped_at = 0.0
         self._placed, self._placed_at = 0, 0.0
         self._next_counters = 0.0
+        self._sleep, self._pace, self._moved_at = BUSY_SLEEP, BUSY_SLEEP, 0.0
         if self.root:
             self.plan_with(choose(config, self.hosts, mailbox.nbytes))
 
@@ -135,28 +137,35 @@ class Relay:
 
     def run(self) -> None:
         """Relay until the stop protocol has ended on this host."""
-        bell, sleep = self._board.relay_bell, BUSY_SLEEP
         while not self.finished:
-            seen = bell.value
-            if self.progress():
-                sleep = BUSY_SLEEP
-                continue
-            if self.finished:
-                break
-            bell.wait(seen, sleep)
-            sleep = min(IDLE_SLEEP, sleep * 1.5)
+            self.step()
+
+    def step(self) -> None:
+        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between two moves."""
+        bell = self._board.relay_bell
+        seen = bell.value
+        if self.progress():
+            now = time.monotonic()
+            self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
+            self._moved_at = now
+            self._sleep = max(BUSY_SLEEP, 0.5 * self._pace)
+        elif not self.finished:
+            bell.wait(seen, self._sleep)
+            self._sleep = min(IDLE_SLEEP, self._sleep * 1.3)
 
     # -- plans
 
-    def plan_with(self, choice: Choice) -> None:
-        """Root: use this scheme from the next model on; call it only while no model is under way (`settled`)."""
+    def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
+        """Root: use this scheme from the next model on (`versions_in_flight` 0: as the settings say, and never more); call it only while
+        no model is under way (`settled`)."""
+        self._in_flight = min(versions_in_flight or self._config.versions_in_flight, self._config.versions_in_flight)
         plan = make_plan(choice.scheme, self.hosts, self._mailbox.nbytes, **choice.parameters)
         self._epoch += 1
         if self.executor is not None:
             self.executor.close()
         self._ready.clear()
-        self._post.send_all(NewPlan(self._epoch, choice.scheme, self._mailbox.nbytes, choice.parameters))
-        self.executor = Executor(self._data, plan, None, checksum, epoch=self._epoch, versions_in_flight=self._config.versions_in_flight,
+        self._post.send_all(NewPlan(self._epoch, choice.scheme, self._mailbox.nbytes, self._in_flight, choice.parameters))
+        self.executor = Executor(self._data, plan, None, checksum, epoch=self._epoch, versions_in_flight=self._in_flight,
                                  trace=self._trace)
 
     @property
@@ -177,7 +186,7 @@ class Relay:
             self.executor.close()
         self._epoch = plan.epoch
         self.executor = Executor(self._data, make_plan(plan.scheme, self.hosts, plan.nbytes, **plan.parameters), self._inbox, checksum,
-                                 epoch=plan.epoch, versions_in_flight=self._config.versions_in_flight, trace=self._trace)
+                                 epoch=plan.epoch, versions_in_flight=plan.versions_in_flight, trace=self._trace)
         self._post.send(0, Ready(plan.epoch))
 
     # -- messages
@@ -243,7 +252,7 @@ class Relay:
         fresh = newest > self._sent_version
         if self._stopping or executor is None or not self.hosts or newest < 0 or not (fresh or self._refused):
             return False
-        if len(self._ready) < self.hosts or len(self._open) >= self._config.versions_in_flight:
+        if len(self._ready) < self.hosts or len(self._open) >= self._in_flight:
             return False
         self._tries = 0 if fresh else self._tries + 1
         self._refused = False
