@@ -91,8 +91,8 @@ class BatchShapes:
     def transitions(self, size: int) -> Transitions:
         """Arrays for sample."""
         return Transitions(self._observation((size,)), _array((size,), self._action), np.empty(size, np.float32),
-                           np.empty(size, np.float32), self._observation((size,)), np.empty(size, np.uint64), np.empty(size, np.uint32), np.empty(size, np.float32),
-                           np.empty(size, np.uint64))
+                           np.empty(size, np.float32), self._observation((size,)), np.empty(size, np.uint64), np.empty(size, np.uint32),
+                           np.empty(size, np.float32), np.empty(size, np.uint64))
 
     def sequences(self, size: int) -> Sequences:
         """Arrays for sample_sequences."""

@@ -319,12 +319,13 @@ class ExperienceReplay:
         if self._memory is None:
             offset = {name: place[1] for name, place in (rows.fields or {}).items()}
             self._core.set_row_layout(row_bytes=rows.itemsize, version=offset["policy_version"], stream=offset["stream"],
-                                      step=offset["step"], reward=offset["reward"], kind=offset["kind"], action=offset["action"], states=[offset["state"]])
+                                      step=offset["step"], reward=offset["reward"], kind=offset["kind"], action=offset["action"],
+                                      states=[offset["state"]])
         return rows
 
 
 def _format(spec: ArraySpec) -> str:
-    return memoryview(np.empty(0, spec.dtype)).format
+    return memoryview(np.empty(0, spec.dtype)).format  # pyright: ignore[reportArgumentType]  # numpy says so from Python 3.12 on
 
 
 def _chunk_shift(record_bytes: int, capacity: int) -> int:

@@ -43,7 +43,7 @@ class Members:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         for member in ranks[1:]:
-            errors = self._errors[member.rank] = tempfile.TemporaryFile()
+            errors = self._errors[member.rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
             self._processes[member.rank] = subprocess.Popen(
                 [sys.executable, "-m", "ddrl.run.child", run_id, str(member.host), str(member.rank), str(os.getpid())],
                 stdin=subprocess.DEVNULL, stderr=errors, env=environment)

@@ -26,9 +26,9 @@ from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.failure import JobFailed, describe, read_failure
 from ddrl.run.interrupts import Interrupts
+from ddrl.run.steering import Steering
 from ddrl.run.trainer import Trainer, TrainerState
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
-from ddrl.run.steering import Steering
 from ddrl.telemetry import ControlServer, Evaluation, HostSampler, ProgressLine, Recorder, summarize
 
 if TYPE_CHECKING:

@@ -70,9 +70,9 @@ class Trainer:
         self._began = self.clock() - self.state.wall_seconds
         self._unpublished = 0
         self._count = {name: self.counters[name] for name in (
-            "env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "loss", "td_error", "q_mean", "grad_norm", "learn_seconds",
-            "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "replay_size", "replay_bytes", "lag_p50", "lag_p99", "policy_version",
-            "rollout_wait", "epsilon", "heartbeat")}
+            "env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "loss", "td_error", "q_mean", "grad_norm",
+            "learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "replay_size", "replay_bytes", "lag_p50",
+            "lag_p99", "policy_version", "rollout_wait", "epsilon", "heartbeat")}
 
     # ---- one turn -------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from tests.replay.filled import ACTION, STATE, add_episode, fill, make_replay
 
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay import ExperienceReplay
+from tests.replay.filled import ACTION, STATE, add_episode, fill, make_replay
 
 
 def test_no_window_crosses_an_episode_border_when_the_ring_is_full() -> None:

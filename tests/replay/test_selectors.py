@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.replay.filled import add_episode, fill, make_replay
 from scipy.stats import chisquare
 
 from ddrl.replay import ExperienceReplay
+from tests.replay.filled import add_episode, fill, make_replay
 
 
 def drawn_counts(replay: ExperienceReplay, selector: int, *, batches: int = 400, size: int = 256) -> np.ndarray:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.replay.filled import add_episode, fill, make_replay
 
 from ddrl.core.errors import CheckpointError
 from ddrl.replay import ExperienceReplay
+from tests.replay.filled import add_episode, fill, make_replay
 
 
 def draw(replay: ExperienceReplay, selectors: list[int]) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,8 @@ def test_a_local_run_trains_evaluates_and_leaves_nothing_behind(tmp_path):
     assert written["env_steps"] >= 3000
     assert written["evaluation"]["episodes"] == 4
     assert our_segments() == []
-    played = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "3", "--json"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "3", "--json"]
+    played = subprocess.run(command, capture_output=True, text=True)
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout)["episodes"] == 3
 
@@ -48,10 +50,8 @@ def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_i
 @pytest.mark.parametrize("mode", ["local", "serial", "mpi"])
 def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mode, tmp_path):
     arguments = [*TINY, *WALK, "--set", "env.kwargs={fail_at = 40}", "--set", "evaluation.period=0", "--set", f"run.dir={tmp_path / 'run'}"]
-    if mode == "mpi":
-        done = mpirun(6, *arguments, "--set", "cluster.relays=2")
-    else:
-        done = ddrl(*arguments, *(["--serial"] if mode == "serial" else []))
+    start = {"local": ddrl, "serial": partial(ddrl, "--serial"), "mpi": partial(mpirun, 6, "--set", "cluster.relays=2")}[mode]
+    done = start(*arguments)
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: the corridor collapsed") == 1, done.stderr
     assert "tests/run/environments.py" in done.stderr
