@@ -20,11 +20,12 @@ def main() -> None:
         run["solved"] = run["confirmed_mean"] >= SOLVED
         runs.append(run)
         print(f"seed {seed}: {run['confirmed_mean']:.0f} over 100 episodes after {run['env_steps']} env steps, {run['seconds']:.0f} s", flush=True)
-    print_table(["seed", "solved", "100 episodes", "env steps", "updates", "seconds"],
-                [[run["seed"], run["solved"], f"{run['confirmed_mean']:.0f}", run["env_steps"], run["updates"], f"{run['seconds']:.0f}"] for run in runs])
+    columns = ["seed", "solved", "confirmed_mean", "env_steps", "updates", "seconds"]
+    print_table(columns, [[run[column] for column in columns] for run in runs])
     seconds = Timing.of([run["seconds"] for run in runs])
-    print(f"solved {sum(run['solved'] for run in runs)} of {len(runs)}; median {seconds.median:.0f} s ({seconds.low:.0f} to {seconds.high:.0f})")
-    save(options.json, {"runs": runs, "solved": sum(run["solved"] for run in runs), "seconds": seconds})
+    solved = sum(run["solved"] for run in runs)
+    print(f"solved {solved} of {len(runs)}; median {seconds.median:.0f} s ({seconds.low:.0f} to {seconds.high:.0f})")
+    save(options.json, {"runs": runs, "solved": solved, "seconds": seconds})
 
 
 if __name__ == "__main__":

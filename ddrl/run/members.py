@@ -19,7 +19,7 @@ from ddrl.core.config import Config
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
-from ddrl.rollout.policy import ActingPolicy
+from ddrl.rollout.policy import ActingPolicy, forbid_torch
 from ddrl.rollout.worker import RolloutWorker
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.wiring import ActingModel, HostChannels, Topology, board_name
@@ -111,6 +111,7 @@ def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, result
     """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says stop."""
     config = topology.config
     reader = mailbox.reader(reader_index)
+    forbid_torch()
     evaluator = Evaluator(config, ActingPolicy(model.onnx, model.layout, topology.spec))
     vector = np.zeros(model.layout.nbytes, np.uint8)
     due = float(config.evaluation.period)

@@ -14,6 +14,7 @@ from ddrl.core.errors import ChannelError
 from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.relay import Relay, readers_needed
+from ddrl.rollout.policy import forbid_torch
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.messages import broadcast
@@ -42,6 +43,7 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
                   table=None if root else channels.counters, quiet=lambda: all(counter.value == 1.0 for counter in ended),
                   failure=lambda: read_failure(topology.run_id, mine.host),
                   on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text))
+    forbid_torch()
     sampler = HostSampler(channels.counters)
     sampler.start()
     try:

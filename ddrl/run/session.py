@@ -6,6 +6,7 @@ the same for all of them, and no mode needs another's code.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -102,6 +103,7 @@ class Session:
 
     def start(self) -> None:
         """Publish the first version and open the gates."""
+        gc.freeze()  # torch's million objects live for ever: spare them the collector's visits
         self.trainer.publish()
         self.trainer.report()
         if self._sampler is not None:
