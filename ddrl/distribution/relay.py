@@ -375,6 +375,8 @@ class Relay:
             self._unconfirmed.append(report)
             if report.problem:
                 self.problems.append(f"version {report.version} refused on host {self.rank}: {report.problem}")
+            else:
+                self._counters["seal_seconds"].set(report.seconds)
         executor.reports.clear()
         return moved
 
