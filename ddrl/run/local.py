@@ -56,11 +56,11 @@ class Members:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended early with status {status}"
                 raise JobFailed(f"rank {rank} (process {process.pid}) {how}{self._last_words(rank)}")
 
-    def stop(self) -> None:
-        """Wait for all members; those that do not end are killed."""
+    def stop(self, timeout: float) -> None:
+        """Wait for all members; those that do not end within `timeout` [s] each are killed."""
         for process in self._processes.values():
             try:
-                process.wait(STOP_TIMEOUT)
+                process.wait(timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -96,7 +96,7 @@ def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
-        members.stop()
+        members.stop(STOP_TIMEOUT if channels is not None else 0.0)  # without channels they wait for what will never stand
         if channels is not None:
             channels.close()
         else:

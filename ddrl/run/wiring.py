@@ -27,7 +27,6 @@ from ddrl.core.layouts import ParameterLayout, row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import EnvSpec
-from ddrl.distribution.relay import readers_needed, slots_needed
 from ddrl.run.failure import forget_failure
 
 CHANNELS = 1
@@ -183,6 +182,8 @@ class HostChannels:
         config = self.topology.config
         readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+            from ddrl.distribution.relay import readers_needed, slots_needed  # the creator alone needs it, not hundreds of rollouts
+
             readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
         self.model = model
         self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
