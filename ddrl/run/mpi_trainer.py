@@ -50,7 +50,7 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
         board.command = Command.FAIL
         raise
     finally:
-        wait_for(standing or world.Ibarrier())
+        wait_for(world.Ibarrier() if standing is None else standing)  # (a request that has ended is false)
         wait_for(world.Ibarrier(), lambda: _discard(channels))  # nobody needs this host's channels any more
         if channels is not None:
             channels.close()
