@@ -44,6 +44,7 @@ def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
 
 
-def our_segments() -> list[str]:
-    """What ddrl has in /dev/shm."""
-    return sorted(path.name for path in Path("/dev/shm").glob("ddrl-*"))
+def segments_of(run: Path) -> list[str]:
+    """What a run has in /dev/shm; other runs of this machine do not count."""
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
+    return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.run.launch import TINY, ddrl, mpirun, our_segments, start_mpirun, summary
+from tests.run.launch import TINY, ddrl, mpirun, segments_of, start_mpirun, summary
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
 
@@ -20,7 +20,7 @@ def test_a_local_run_trains_evaluates_and_leaves_nothing_behind(tmp_path):
     written = summary(tmp_path / "run")
     assert written["env_steps"] >= 3000
     assert written["evaluation"]["episodes"] == 4
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
     command = [sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "3", "--json"]
     played = subprocess.run(command, capture_output=True, text=True)
     assert played.returncode == 0, played.stderr
@@ -44,7 +44,7 @@ def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_i
     most = max(sent.values())
     assert most * nbytes <= hosts[0]["model_bytes_sent"] <= 1.5 * (most + 1) * nbytes + 4096, hosts
     assert sum(figures["rows_forwarded"] for host, figures in hosts.items() if host) > 0
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("mode", ["local", "serial", "mpi"])
@@ -55,7 +55,7 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: the corridor collapsed") == 1, done.stderr
     assert "tests/run/environments.py" in done.stderr
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
 
 
 def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
@@ -88,12 +88,12 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
     process = subprocess.Popen([sys.executable, "-m", "ddrl.run", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for_updates(run)
-    assert our_segments()
+    assert segments_of(tmp_path / "run")
     process.kill()
     process.wait()
     done = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
     assert done.returncode == 0, done.stderr
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
 
 
 def wait_for_updates(run) -> None:
@@ -119,4 +119,4 @@ def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
     assert done.returncode == 0, done.stderr
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
