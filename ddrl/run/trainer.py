@@ -96,7 +96,10 @@ class Trainer:
     # ---- experience -----------------------------------------------------------------------------------------------
 
     def drain(self, *, everything: bool = False) -> int:
-        """Record what the lanes hold, as far as samples_per_insert allows (or `everything`, at a checkpoint); rows moved."""
+        """Record what the lanes hold, as far as samples_per_insert allows; rows moved. Nothing is recorded beyond run.max_env_steps.
+
+        `everything` (a checkpoint, the end): empty the lanes whatever samples_per_insert says.
+        """
         moved = 0
         while everything and self.lanes.pending:
             moved += self._drain(len(self._rows))
@@ -106,6 +109,10 @@ class Trainer:
         self._count["rollout_wait"].set(float(room == 0))
         if room == 0:
             return 0
+        left = self.config.run.max_env_steps - self.state.env_steps
+        if left <= 0:
+            return self.lanes.drain(self._rows)  # the run is over; what still comes is let go
+        room = min(room, left)
         begin = self.clock()
         rows = self._rows[: self.lanes.drain(self._rows[:room])]
         if len(rows):
