@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from mpi4py import MPI
 import ddrl.distribution.relay as relay_module
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
+from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig
-from ddrl.distribution.planner import Choice
+from ddrl.distribution.planner import Choice, choose_best
 from ddrl.distribution.relay import Relay, readers_needed
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
@@ -29,12 +31,10 @@ ROW = np.dtype([("payload", np.uint8, (64,))])
 
 def host(nbytes: int, versions_in_flight: int, trace: bool = False) -> tuple[Relay, Mailbox, Board, Counters]:
     """A relay over private memory."""
-    config = ClusterConfig(scheme="binomial", versions_in_flight=versions_in_flight)
+    config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight)
     board, comm = Board.create(None), MPI.COMM_WORLD
     mailbox = Mailbox.create(None, nbytes, versions_in_flight + 3, readers_needed(config))
     counters = Counters.create(None, 1)
-    from ddrl.channels.lane import Lane
-
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
     relay = Relay(comm, mailbox, board, config, counters.row(0), row_dtype=ROW, lanes_down=lanes, trace=trace,
                   readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(config))])
@@ -52,7 +52,10 @@ def drive(relay: Relay, mailbox: Mailbox, case: dict[str, Any], version: int, ve
     while not relay.settled:
         relay.step()
     begun = time.perf_counter()
-    relay.plan_with(Choice(case["scheme"], case["parameters"]), case["versions_in_flight"])
+    choice = Choice(case["scheme"], case["parameters"])
+    if case["scheme"] == "auto":
+        choice = choose_best(relay.links.network(), mailbox.nbytes, case["versions_in_flight"], budget_seconds=5.0, **case["parameters"])
+    relay.plan_with(choice, case["versions_in_flight"])
     executor, hosts = relay.executor, relay.hosts
     while len(relay._ready) < hosts:
         relay.step()
@@ -85,7 +88,8 @@ def drive(relay: Relay, mailbox: Mailbox, case: dict[str, Any], version: int, ve
     closed = case["versions_in_flight"] == 1
     seconds = [end - start for start, end in zip(started, ended, strict=True)]
     warm = min(case.get("warm", 1), len(ended) - 1)
-    figures = {**case, "seconds": seconds, "planned": planned, "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(ended),
+    figures = {**case, "scheme": choice.scheme, "parameters": choice.parameters, "expected": choice.seconds, "seconds": seconds,
+               "planned": planned, "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(ended),
                "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]), "problems": relay.problems[-3:]}
     figures["period"] = float(np.median(seconds[warm:])) if closed else (ended[-1] - ended[warm - 1]) / (len(ended) - warm) if warm else seconds[0]
     return figures, version
@@ -105,10 +109,11 @@ def main() -> None:
     for case in request["cases"]:
         figures, version = drive(relay, mailbox, case, version, vector)
         results.append(figures)
-        Path(sys.argv[2]).write_text(json.dumps(results))
+        Path(sys.argv[2]).write_text(json.dumps({"links": asdict(relay.links), "results": results}))
         if os.environ.get("DDRL_BENCHMARK_VERBOSE"):
-            print(figures["scheme"], figures["parameters"], figures["versions_in_flight"], f"{figures['period']:.3f} s", f"cpu {figures['cpu']:.2f}",
-                  [round(value, 3) for value in figures["seconds"]][:6], figures["problems"], flush=True)
+            shown = {name: value for name, value in figures["parameters"].items() if not isinstance(value, list)}
+            print(figures["label"], figures["scheme"], shown, figures["versions_in_flight"], f"{figures['period']:.3f} s",
+                  f"cpu {figures['cpu']:.2f}", [round(value, 3) for value in figures["seconds"]][:6], figures["problems"], flush=True)
     board.command = Command.STOP
     relay.run()
 

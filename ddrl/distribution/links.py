@@ -1,8 +1,8 @@
 """Measuring the links between relays: rates each way, latency, and what a message costs.
 
-Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second. In each round every host
-sends to the one a certain number of places further on, and the receivers take the time; a host's rate each way is the best that any of its
-partners saw, so a slow partner does not count against it. Nobody spins while it waits. Sent models must be at rest meanwhile.
+Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two. In each round every
+host sends to the one a certain number of places further on, which answers when it has everything; a host's rate each way is the best of all
+rounds, so a slow partner does not count against it. Nobody spins while it waits. Models must be at rest meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
 FEWEST, MOST = 4, 1 << 11  # pieces in a round
-ROUNDS = 16  # partners of each host, at most
+ROUNDS = 12  # partners of each host, at most
 FRAME_BYTES = 40  # of TCP and IP, by packet
 PACKET_BYTES = 1448
 RECENT = 5  # models
 SLOWER = 1.5
+ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
 _TAG = 1 << 14
 
 
@@ -45,12 +46,19 @@ class Links:
     message_seconds: float
     machines: int
     cores: int
+    byte_seconds: float = 0.0  # processor time of a byte at each end
 
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
+        rates = [*self.up, *self.down[1:]]
+        middle = statistics.median(rates)
+        if max(rates) < ALIKE * middle and min(rates) > middle / ALIKE:  # what differs less is noise
+            up = down = [middle] * len(self.up)
+        else:
+            up, down = self.up, self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
         half = 0.5 * self.message_seconds
-        return Network(self.up, self.down, latency=self.latency, send_cpu=half, receive_cpu=half, cores=shared)
+        return Network(up, down, latency=self.latency, send_cpu=half, receive_cpu=half, cpu_byte=self.byte_seconds, cores=shared)
 
 
 def measure_links(comm: MPI.Comm) -> Links:
@@ -67,23 +75,26 @@ def measure_links(comm: MPI.Comm) -> Links:
     rates = np.zeros((size, size))
     shifts = list(range(1, size))
     if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
-        shifts = sorted({round(1 + index * (size - 2) / (ROUNDS // 4 - 1)) for index in range(ROUNDS // 4)})
+        few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
+        shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
     probe.round(1, FEWEST)  # opens connections and fills token buckets' debts
     while True:  # a first look at how much fits into a round
-        seconds = comm.allreduce(probe.round(shifts[0], pieces)[1], MPI.MIN)
+        seconds = float(np.median(comm.allgather(probe.round(shifts[0], pieces))))
         if seconds > 0.3 * ROUND_SECONDS or pieces >= MOST:
             break
         pieces = min(MOST, pieces * 4)
     pieces = max(FEWEST, min(MOST, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
+    used = time.process_time()
     for shift in shifts:
-        source, seconds = probe.round(shift, pieces)
-        rates[source, comm.rank] = (pieces - 1) * PIECE / max(seconds, 1e-9)
+        seconds = probe.round(shift, pieces)
+        rates[comm.rank, (comm.rank + shift) % size] = pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
+    used = float(comm.allreduce(time.process_time() - used)) / (2 * size * len(shifts) * pieces * PIECE)
     fan = probe.fan_out(pieces)
     comm.Allreduce(MPI.IN_PLACE, rates, MPI.MAX)
     up, down = rates.max(axis=1), rates.max(axis=0)
     up[0] = max(up[0], fan)
     machines = len(set(comm.allgather(_machine())))
-    return Links(up.tolist(), down.tolist(), latency, message, machines, os.cpu_count() or 1)
+    return Links(up.tolist(), down.tolist(), latency, message, machines, os.cpu_count() or 1, used)
 
 
 def _machine() -> str:
@@ -102,6 +113,7 @@ class _Probe:
     def __init__(self, comm: MPI.Comm, mpi: Any) -> None:
         self._comm, self._mpi = comm, mpi
         self._out = np.zeros(PIECE, np.uint8)
+        self._nothing = np.zeros(1, np.uint8)
         self._in = np.zeros((MOST, PIECE), np.uint8)
 
     def wait(self, requests: list[Any]) -> None:
@@ -146,19 +158,32 @@ class _Probe:
         used, elapsed = time.process_time() - used, time.perf_counter() - begun
         return float(self._comm.allreduce(min(used, elapsed) / count)) / size
 
-    def round(self, shift: int, pieces: int) -> tuple[int, float]:
-        """Everybody sends `pieces` to the host `shift` places on; who sent to this one, and seconds from the first arrival to the last."""
+    def round(self, shift: int, pieces: int) -> float:
+        """Everybody sends `pieces` to the host `shift` places on; seconds until that host says that it has them all.
+
+        Timed by the sender, so that a process that is late can only make a link look slower, never faster.
+        """
         size, rank = self._comm.size, self._comm.rank
         source, target = (rank - shift) % size, (rank + shift) % size
+        done = np.zeros(1, np.uint8)
         self.barrier()
         receives = [self._comm.Irecv(self._in[index], source, _TAG + 2) for index in range(pieces)]
-        sends = [self._comm.Isend(self._out, target, _TAG + 2) for _ in range(pieces)]
-        self.wait(receives[:1])
+        answer = self._comm.Irecv(done, target, _TAG + 4)
         begun = time.perf_counter()
-        self.wait(receives)
+        sends = [self._comm.Isend(self._out, target, _TAG + 2) for _ in range(pieces)]
+        answered, pause = False, 2e-5
+        while not answer.Test():
+            if not answered and self._mpi.Request.Testall(receives):
+                sends.append(self._comm.Isend(self._nothing, source, _TAG + 4))
+                answered = True
+            time.sleep(pause)
+            pause = min(5e-4, pause * 1.5)
         seconds = time.perf_counter() - begun
+        self.wait(receives)
+        if not answered:
+            sends.append(self._comm.Isend(self._nothing, source, _TAG + 4))
         self.wait(sends)
-        return source, seconds
+        return seconds
 
     def fan_out(self, pieces: int) -> float:
         """Rate at which the root can send to up to 8 hosts at once [bytes/s]."""
