@@ -5,6 +5,7 @@ They meet the rest of the job in channels alone: this module attaches them, runs
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -25,11 +26,13 @@ from ddrl.run.failure import describe, report_failure
 from ddrl.run.wiring import ActingModel, HostChannels, Topology, board_name
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
+NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 EVALUATION_SEED = 1_000_003
 
 
 def member_process(run_id: str, host: int, rank: int) -> int:
     """Run one rollout or evaluator until the board says stop; the process's exit status."""
+    os.nice(NICENESS)
     board = Board.attach(board_name(run_id, host))
     try:
         channels = HostChannels.attach(run_id, host, START_TIMEOUT)
