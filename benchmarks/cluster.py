@@ -57,8 +57,8 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     _batch(["ip"], [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} mtu {mtu} up", f"address add {BRIDGE_ADDRESS} dev {BRIDGE}"])
     _batch(["ip"], [f"netns add {PREFIX}{host}" for host in range(len(rates))])
     for host, rate in enumerate(rates):
-        name, burst = f"{PREFIX}{host}", max(8192, int(rate_bytes(rate) * 2e-3))
-        gso = max(4096, min(65536, burst))  # larger bursts of segments would be cut up in software by tbf
+        name, burst = f"{PREFIX}{host}", _burst(rate)
+        gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
         _batch(["ip"], [f"link add ddrl-v{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 netns {name} mtu {mtu} gso_max_size {gso}",
                         f"link set ddrl-v{host} master {BRIDGE} up"])
         _batch(["ip", "-n", name], [f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up"])
@@ -73,9 +73,14 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     agent.chmod(0o755)
 
 
+def _burst(rate: str) -> int:
+    """Bytes that tbf lets through at once: 2 ms at the link's rate, 16 KB at least."""
+    return max(16384, int(rate_bytes(rate) * 2e-3))
+
+
 def change_rate(host: int, rate: str) -> None:
     """Give one host's link another rate, each way, while it runs."""
-    burst = max(8192, int(rate_bytes(rate) * 2e-3))
+    burst = _burst(rate)
     shape = f"root tbf rate {rate} burst {burst} limit"
     _batch(["tc"], [f"qdisc replace dev ddrl-v{host} {shape} 16000000"])
     _batch(["tc", "-n", f"{PREFIX}{host}"], [f"qdisc replace dev eth0 {shape} 4000000"])

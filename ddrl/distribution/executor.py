@@ -107,8 +107,8 @@ class Traffic:
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
-    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: eight messages, at
-    least 512 KiB, and a quarter of it to one host. `trace` records every send and arrival.
+    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: 512 KiB, and a
+    quarter of it to one host; a message that is larger goes alone. `trace` records every send and arrival.
     """
 
     def __init__(self, comm: MPI.Comm, plan: Plan, inbox: Inbox | None, checksum: Checksum, *, epoch: int = 0, versions_in_flight: int = 2,
@@ -122,8 +122,8 @@ class Executor:
         self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, trace
         self._host = comm.rank
         largest = int(plan.payload().max(initial=0)) + HEADER_BYTES
-        self._window = window_bytes or max(8 * largest, 1 << 19)
-        self._share = window_bytes or max(2 * largest, self._window // 4)
+        self._window = window_bytes or max(largest, 1 << 19)
+        self._share = max(largest, self._window // 4)
         self._payload: list[int] = (plan.payload() + plan.count * HEADER_BYTES).tolist()
         self._source: list[int] = plan.source.tolist()
         self._target: list[int] = plan.target.tolist()

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK = 1, 2, 3, 4
 STATE_PERIOD = 0.1  # s, between looks at the root's board values
-BUSY_SLEEP, IDLE_SLEEP = 2e-4, 1e-2  # s, shortest and longest sleep between two looks
+BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2  # s, between two looks: shortest, longest while models travel, longest
+SOCKET_BYTES = 1 << 16
 DRAIN_SECONDS = 2.0  # s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
 QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 RETRIES = 3  # sends of a version that some host refused
@@ -154,7 +155,15 @@ class Relay:
             self._sleep = max(BUSY_SLEEP, 0.5 * self._pace)
         elif not self.finished:
             bell.wait(seen, self._sleep)
-            self._sleep = min(IDLE_SLEEP, self._sleep * 1.3)
+            self._sleep = min(self._longest_sleep(), self._sleep * 1.3)
+
+    def _longest_sleep(self) -> float:
+        """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is called."""
+        if self.executor is None or (self.executor.idle and not self._open):
+            return IDLE_SLEEP
+        if self.links is None:
+            return BUSY_LONGEST
+        return min(IDLE_SLEEP, max(BUSY_SLEEP, SOCKET_BYTES / self.links.down[self.rank]))
 
     # -- plans
 
