@@ -9,34 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
+from benchmarks.solving import run_ddrl
 
 TARGET = 475
 PEER = Path(__file__).parent / "peers" / "sb3_dqn.py"
-
-
-def run_ddrl(seed: int, extra: list[str]) -> dict[str, Any]:
-    """One run of ddrl to the target, then 100 confirming episodes by `ddrl.evaluate` (not timed)."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        command = [sys.executable, "-m", "ddrl.run", "cartpole", "--set", f"run.seed={seed}", "--set", f"run.dir={run}",
-                   "--set", f"run.target_return={TARGET}", *extra]
-        begin = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True)
-        seconds = time.perf_counter() - begin
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-        summary = json.loads((run / "summary.json").read_text())
-        judged = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "100", "--json", "--seed", str(90_000 + seed)],
-                                capture_output=True, text=True, check=True)
-    confirmed = json.loads(judged.stdout)["mean"]
-    return {"seconds": seconds, "env_steps": summary["env_steps"], "updates": summary["updates"], "reached": "target_return" in summary["reason"],
-            "confirmed_mean": confirmed, "solved": "target_return" in summary["reason"] and confirmed >= TARGET}
 
 
 def run_peer(python: str, seed: int) -> dict[str, Any]:
@@ -58,19 +39,19 @@ def main() -> None:
     parser.add_argument("--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
     options = parser.parse_args()
-    extra = [word for override in options.overrides for word in ("--set", override)]
     rows, ours, peers = [], [], []
     for seed in range(1, (3 if options.short else options.seeds) + 1):
-        mine = run_ddrl(seed, extra)
+        mine = run_ddrl("cartpole", seed, TARGET, options.overrides)
         ours.append(mine)
-        row = [seed, mine["solved"], f"{mine['seconds']:.1f}", mine["env_steps"], mine["updates"], f"{mine['confirmed_mean']:.0f}"]
+        row: list[object] = [seed, mine["solved"], f"{mine['seconds']:.1f}", mine["env_steps"], mine["updates"], f"{mine['confirmed_mean']:.0f}"]
         if options.peer_python:
             peer = run_peer(options.peer_python, seed)
             peers.append(peer)
             row += [peer["solved"], f"{peer['seconds']:.1f}", peer["env_steps"], f"{peer['confirmed_mean']:.0f}"]
         rows.append(row)
         print(*row, flush=True)
-    headers = ["seed", "solved", "seconds", "env steps", "updates", "100 episodes"] + (["peer solved", "peer s", "peer steps", "peer 100"] if peers else [])
+    headers = ["seed", "solved", "seconds", "env steps", "updates", "100 episodes"]
+    headers += ["peer solved", "peer s", "peer steps", "peer 100"] if peers else []
     print_table(headers, rows)
     mine_timing = Timing.of([run["seconds"] for run in ours])
     figures: dict[str, Any] = {"ddrl": {"runs": ours, "seconds": mine_timing, "solved": sum(run["solved"] for run in ours)}}

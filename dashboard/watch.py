@@ -7,6 +7,7 @@ in plain words and the page stays up. Data is bounded: at most `POINTS` rows of 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from ddrl.telemetry import Run, find_runs, name_bottleneck, run_state
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters
 MOST_RUNS = 200  # runs offered for choice
-PERIOD = 1.0  # [s] between refreshes of a running run
+PERIOD = float(os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0"))  # [s] between refreshes of a running run; benchmarks shorten it
 LOOK_PERIOD = 2.0  # [s] between looks for new runs
 
 STATE_WORDS = {"running": ":green-badge[:material/play_arrow: running]", "ended": ":gray-badge[:material/check: ended]",

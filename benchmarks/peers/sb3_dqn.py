@@ -34,6 +34,8 @@ def play(model, episodes, seed):
 
 
 class StopAtTarget(BaseCallback):
+    """Evaluates every so often, with the clock stopped, and ends the run once the target is reached."""
+
     def __init__(self):
         super().__init__()
         self.seconds, self.best, self.solved, self.turn = 0.0, -np.inf, False, 0

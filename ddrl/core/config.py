@@ -7,6 +7,8 @@ reading files and command lines is `ddrl.core.settings`.
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -20,7 +22,8 @@ def setting(default: Any, unit: str, doc: str, *, ge: float | None = None, gt: f
     """A field of a component: its default, unit and one line of meaning, with the range or the words it accepts."""
     metadata = {"unit": unit, "doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices}
     if isinstance(default, (dict, list)):
-        return field(default_factory=default.copy, metadata=metadata)
+        fresh: Callable[[], Any] = default.copy  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return field(default_factory=fresh, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -187,7 +190,6 @@ def _check_ranges(component: str, values: Any) -> None:
         value, meta, name = getattr(values, item.name), item.metadata, f"{component}.{item.name}"
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{name} ({value!r}) must be one of {', '.join(meta['choices'])}")
-        for bound, holds, words in (("ge", lambda v, b: v >= b, "at least"), ("gt", lambda v, b: v > b, "above"),
-                                    ("le", lambda v, b: v <= b, "at most")):
+        for bound, holds, words in (("ge", operator.ge, "at least"), ("gt", operator.gt, "above"), ("le", operator.le, "at most")):
             if meta[bound] is not None and not holds(value, meta[bound]):
                 raise ConfigError(f"{name} ({value!r}) must be {words} {meta[bound]}")

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import msgspec
 import tomli_w
@@ -121,7 +121,7 @@ def _check_names(tree: Mapping[str, Any], source: str) -> None:
             raise ConfigError(f"{source}: there is no section '{section}'{_nearest(section, sections)}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{source}: '{section}' is a section of settings, not a value: write [{section}] or {section}.name = ...")
-        for key in values:
+        for key in cast(Mapping[str, Any], values):
             name = f"{section}.{key}"
             if name not in known:
                 raise ConfigError(f"{source}: there is no setting '{name}'{_nearest(name, known)}")

@@ -1,7 +1,7 @@
 """Small messages between the root and the other relays: what they say, and a post that never blocks.
 
-Root to relay: `State` (what the board says), `NewPlan`, `Goodbye`. Relay to root: `Ready`, `Confirm`, `Failed`, `Finished`. Packed by msgspec, so a
-message that is not ours is refused with its type named; nothing is unpickled.
+Root to relay: `State` (what the board says), `NewPlan`, `Measure`, `Goodbye`. Relay to root: `Ready`, `Confirm`, `Failed`, `Finished`.
+Packed by msgspec, so a message that is not ours is refused; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ class NewPlan(msgspec.Struct, tag="plan"):
     epoch: int
     scheme: str
     nbytes: int
+    versions_in_flight: int
     parameters: dict[str, Any]
+
+
+class Measure(msgspec.Struct, tag="measure"):
+    """No model is under way: measure the links together, then await a plan."""
 
 
 class Goodbye(msgspec.Struct, tag="goodbye"):
@@ -68,7 +73,7 @@ class Finished(msgspec.Struct, tag="finished"):
     tables: int
 
 
-Message = State | NewPlan | Goodbye | Ready | Confirm | Failed | Finished
+Message = State | NewPlan | Measure | Goodbye | Ready | Confirm | Failed | Finished
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 POST_BYTES = 1 << 16  # longest message

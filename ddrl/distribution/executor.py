@@ -107,8 +107,8 @@ class Traffic:
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
-    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: four chunks, at least
-    256 KiB. `trace` records every send and arrival. `first_sequence`: the number of the first model (all hosts alike).
+    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: 512 KiB, and a
+    quarter of it to one host; a message that is larger goes alone. `trace` records every send and arrival.
     """
 
     def __init__(self, comm: MPI.Comm, plan: Plan, inbox: Inbox | None, checksum: Checksum, *, epoch: int = 0, versions_in_flight: int = 2,
@@ -121,7 +121,9 @@ class Executor:
         self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
         self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, trace
         self._host = comm.rank
-        self._window = window_bytes or max(4 * int(plan.payload().max(initial=0)), 1 << 18)
+        largest = int(plan.payload().max(initial=0)) + HEADER_BYTES
+        self._window = window_bytes or max(largest, 1 << 19)
+        self._share = max(largest, self._window // 4)
         self._payload: list[int] = (plan.payload() + plan.count * HEADER_BYTES).tolist()
         self._source: list[int] = plan.source.tolist()
         self._target: list[int] = plan.target.tolist()
@@ -136,6 +138,8 @@ class Executor:
         self._flights: dict[int, Flight] = {}
         self._ready: list[tuple[int, int]] = []  # (sequence, place in `_mine`)
         self._outstanding = 0
+        self._to: dict[int, int] = {}  # bytes outstanding to each target
+        self._deferred: dict[int, list[tuple[int, int]]] = {}  # ready, but their target has its share already
         self._requests: list[Any] = []
         self._what: list[tuple[Flight, int, bool]] = []  # (flight, message, is a send), beside `_requests`
         self._types: dict[tuple[int, int, int], Any] = {}
@@ -227,7 +231,11 @@ class Executor:
                 self._requests[index], self._what[index] = last_request, last_what
         for flight, message, is_send in finished:
             if is_send:
+                target = self._target[message]
                 self._outstanding -= self._payload[message]
+                self._to[target] -= self._payload[message]
+                for entry in self._deferred.pop(target, ()):
+                    heapq.heappush(self._ready, entry)
                 flight.unsent -= 1
                 self._note("sent", flight, message, self._target[message])
             else:
@@ -275,14 +283,19 @@ class Executor:
     # -- sending
 
     def _issue(self) -> bool:
-        """Hand ready messages to MPI, earliest first, while the window has room; True if any went."""
+        """Hand ready messages to MPI, earliest first, while the window has room; True if any went. A slow target holds up only its own."""
         issued = False
-        while self._ready and (self._outstanding < self._window):
+        while self._ready and self._outstanding < self._window:
             sequence, place = heapq.heappop(self._ready)
             flight, message = self._flights[sequence], self._mine[place]
-            self._requests.append(self._comm.Isend(self._memory(flight, message), self._target[message], self._tag(sequence, message)))
+            target = self._target[message]
+            if self._to.get(target, 0) >= self._share:
+                self._deferred.setdefault(target, []).append((sequence, place))
+                continue
+            self._requests.append(self._comm.Isend(self._memory(flight, message), target, self._tag(sequence, message)))
             self._what.append((flight, message, True))
             self._outstanding += self._payload[message]
+            self._to[target] = self._to.get(target, 0) + self._payload[message]
             self.traffic.bytes_sent += self._payload[message]
             self.traffic.messages_sent += 1
             self._note("send", flight, message, self._target[message])

@@ -20,9 +20,10 @@ from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, MailboxReader, checksum
 from ddrl.core.config import ClusterConfig
 from ddrl.core.errors import ConfigError
-from ddrl.distribution.control import POST_BYTES, Confirm, Failed, Finished, Goodbye, Message, NewPlan, Post, Ready, State
+from ddrl.distribution.control import POST_BYTES, Confirm, Failed, Finished, Goodbye, Measure, Message, NewPlan, Post, Ready, State
 from ddrl.distribution.executor import Executor, Report
 from ddrl.distribution.inbox import MailboxInbox
+from ddrl.distribution.links import PaceWatch, measure_links
 from ddrl.distribution.planner import Choice, choose
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.tables import TableReceiver, TableSender
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK = 1, 2, 3, 4
 STATE_PERIOD = 0.1  # s, between looks at the root's board values
-BUSY_SLEEP, IDLE_SLEEP = 2e-4, 1e-2  # s, shortest and longest sleep between two looks
+BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2  # s, between two looks: shortest, longest while models travel, longest
+SOCKET_BYTES = 1 << 16
 DRAIN_SECONDS = 2.0  # s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
 QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 RETRIES = 3  # sends of a version that some host refused
@@ -88,9 +90,9 @@ class Relay:
         self.finished = False
         self.problems: list[str] = []  # refused versions, newest last, for the log
         self.confirms: list[tuple[int, Confirm]] = []  # root: (rank, how a model ended there) since somebody took them away
+        self._in_flight = config.versions_in_flight
         self._epoch, self._ready = -1, set[int]()
         self._open: dict[int, set[int]] = {}  # root: hosts that have not confirmed a model yet, by sequence
-        self._versions: dict[int, int] = {}  # root: version of each of those
         self._sent_version, self._tries, self._refused = -1, 0, False
         self._unconfirmed: list[Report] = []
         self._stopping = self._told_finished = self._told_failure = self._said_goodbye = False
@@ -100,8 +102,12 @@ class Relay:
         self._stopped_at = 0.0
         self._placed, self._placed_at = 0, 0.0
         self._next_counters = 0.0
+        self._sleep, self._pace, self._moved_at = BUSY_SLEEP, BUSY_SLEEP, 0.0
+        self.links = measure_links(self._data) if config.scheme == "auto" and self.hosts else None
+        self.choice = Choice("direct", {})
+        self._watch = PaceWatch()
         if self.root:
-            self.plan_with(choose(config, self.hosts, mailbox.nbytes))
+            self._plan()
 
     # -- one look at everything
 
@@ -135,28 +141,62 @@ class Relay:
 
     def run(self) -> None:
         """Relay until the stop protocol has ended on this host."""
-        bell, sleep = self._board.relay_bell, BUSY_SLEEP
         while not self.finished:
-            seen = bell.value
-            if self.progress():
-                sleep = BUSY_SLEEP
-                continue
-            if self.finished:
-                break
-            bell.wait(seen, sleep)
-            sleep = min(IDLE_SLEEP, sleep * 1.5)
+            self.step()
+
+    def step(self) -> None:
+        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between two moves."""
+        bell = self._board.relay_bell
+        seen = bell.value
+        if self.progress():
+            now = time.monotonic()
+            self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
+            self._moved_at = now
+            self._sleep = max(BUSY_SLEEP, 0.5 * self._pace)
+        elif not self.finished:
+            bell.wait(seen, self._sleep)
+            self._sleep = min(self._longest_sleep(), self._sleep * 1.3)
+
+    def _longest_sleep(self) -> float:
+        """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is called."""
+        if self.executor is None or (self.executor.idle and not self._open):
+            return IDLE_SLEEP
+        if self.links is None:
+            return BUSY_LONGEST
+        return min(IDLE_SLEEP, max(BUSY_SLEEP, SOCKET_BYTES / self.links.down[self.rank]))
 
     # -- plans
 
-    def plan_with(self, choice: Choice) -> None:
-        """Root: use this scheme from the next model on; call it only while no model is under way (`settled`)."""
+    def _plan(self) -> None:
+        """Root: choose a plan from the settings and the links, and use it."""
+        network = self.links.network() if self.links is not None else None
+        self.plan_with(choose(self._config, self.hosts, self._mailbox.nbytes, network))
+
+    def measure(self) -> None:
+        """Root: measure the links anew and plan with them; call it only while no model is under way (`settled`). Lasts about a second."""
+        self._post.send_all(Measure())
+        self._remeasure()
+        self._plan()
+
+    def _remeasure(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+            self.executor = None
+        self.links = measure_links(self._data)
+
+    def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
+        """Root: use this scheme from the next model on (`versions_in_flight` 0: as the settings say, and never more); call it only while
+        no model is under way (`settled`)."""
+        self.choice = choice
+        self._in_flight = min(versions_in_flight or self._config.versions_in_flight, self._config.versions_in_flight)
         plan = make_plan(choice.scheme, self.hosts, self._mailbox.nbytes, **choice.parameters)
         self._epoch += 1
         if self.executor is not None:
             self.executor.close()
+        self._watch.restart()
         self._ready.clear()
-        self._post.send_all(NewPlan(self._epoch, choice.scheme, self._mailbox.nbytes, choice.parameters))
-        self.executor = Executor(self._data, plan, None, checksum, epoch=self._epoch, versions_in_flight=self._config.versions_in_flight,
+        self._post.send_all(NewPlan(self._epoch, choice.scheme, self._mailbox.nbytes, self._in_flight, choice.parameters))
+        self.executor = Executor(self._data, plan, None, checksum, epoch=self._epoch, versions_in_flight=self._in_flight,
                                  trace=self._trace)
 
     @property
@@ -177,7 +217,7 @@ class Relay:
             self.executor.close()
         self._epoch = plan.epoch
         self.executor = Executor(self._data, make_plan(plan.scheme, self.hosts, plan.nbytes, **plan.parameters), self._inbox, checksum,
-                                 epoch=plan.epoch, versions_in_flight=self._config.versions_in_flight, trace=self._trace)
+                                 epoch=plan.epoch, versions_in_flight=plan.versions_in_flight, trace=self._trace)
         self._post.send(0, Ready(plan.epoch))
 
     # -- messages
@@ -199,6 +239,8 @@ class Relay:
             self._told_failure = self._told_failure or message.command == Command.FAIL  # the root knows
         elif isinstance(message, NewPlan):
             self._adopt(message)
+        elif isinstance(message, Measure):
+            self._remeasure()
         elif isinstance(message, Ready):
             if message.epoch == self._epoch:
                 self._ready.add(rank)
@@ -241,9 +283,14 @@ class Relay:
         """Begin with the newest version, if all stand ready and not too many models are under way."""
         executor, newest = self.executor, self._mailbox.newest
         fresh = newest > self._sent_version
+        if self._watch.suspicious and self._config.scheme == "auto" and not self._stopping:
+            if not self.settled:  # let what is under way end
+                return False
+            self.measure()
+            return True
         if self._stopping or executor is None or not self.hosts or newest < 0 or not (fresh or self._refused):
             return False
-        if len(self._ready) < self.hosts or len(self._open) >= self._config.versions_in_flight:
+        if len(self._ready) < self.hosts or len(self._open) >= self._in_flight:
             return False
         self._tries = 0 if fresh else self._tries + 1
         self._refused = False
@@ -252,7 +299,8 @@ class Relay:
         held = self._inbox.hold()
         self._sent_version = held.version
         sequence = executor.start(held)
-        self._open[sequence], self._versions[sequence] = set(range(1, self.hosts + 1)), held.version
+        self._open[sequence] = set(range(1, self.hosts + 1))
+        self._watch.began(sequence)
         return True
 
     def _confirmed(self, rank: int, message: Confirm) -> None:
@@ -265,7 +313,8 @@ class Relay:
         hosts = self._open[message.sequence]
         hosts.discard(rank)
         if not hosts:
-            del self._open[message.sequence], self._versions[message.sequence]
+            del self._open[message.sequence]
+            self._watch.ended(message.sequence)
 
     def _all_done(self) -> bool:
         receiver = self._blocks_down
@@ -335,6 +384,8 @@ class Relay:
             self._unconfirmed.append(report)
             if report.problem:
                 self.problems.append(f"version {report.version} refused on host {self.rank}: {report.problem}")
+            else:
+                self._counters["seal_seconds"].set(report.seconds)
         executor.reports.clear()
         return moved
 

@@ -51,6 +51,8 @@ class Network:
 class Simulation:
     """What came out: `started` and `finished` [models] in seconds (root begins; last host confirmed), `host_finished` [models, hosts + 1]."""
 
+    versions_in_flight: int
+
     started: NDArray[np.float64]
     finished: NDArray[np.float64]
     host_finished: NDArray[np.float64]
@@ -63,12 +65,11 @@ class Simulation:
 
     @property
     def period(self) -> float:
-        """Seconds between models in the steady state (second half of the run)."""
-        models = len(self.finished)
-        if models < 2:
-            return self.seconds
-        half = models // 2
-        return float((self.finished[-1] - self.finished[half - 1]) / (models - half))
+        """Seconds between models in the steady state: the first ones find idle links, the last ones have them to themselves."""
+        first, last = self.versions_in_flight - 1, len(self.finished) - self.versions_in_flight
+        if len(self.finished) < 2 or last <= first:
+            return float((self.finished[-1] - self.started[0]) / len(self.finished))
+        return float((self.finished[last] - self.finished[first]) / (last - first))
 
 
 class _Run:
@@ -182,7 +183,7 @@ class _Run:
                 self.confirmed[key] = now
                 self.start(now)
         trace = np.asarray(self.trace if self.trace else [], np.float64).reshape(-1, 6)
-        return Simulation(self.started, self.confirmed, self.host_finished, trace)
+        return Simulation(self.in_flight, self.started, self.confirmed, self.host_finished, trace)
 
 
 def simulate(plan: Plan, network: Network, *, models: int = 1, versions_in_flight: int = 1, trace: bool = False) -> Simulation:

@@ -7,6 +7,7 @@ void bind_channels(nb::module_& module);
 void bind_replay(nb::module_& module);
 
 NB_MODULE(_kernel, module) {
+    nb::set_leak_warnings(false);  // long-lived objects are frozen for the collector's sake, and live until the process ends
     module.doc() = "C++ kernel of ddrl: channels in shared memory, and the replay store.";
     bind_channels(module);
     bind_replay(module);

@@ -530,9 +530,12 @@ void bind_replay(nb::module_& module) {
         .def("add_selector", &ReplayCore::add_selector, nb::arg("kind"), nb::arg("parameters"))
         .def("keep_selectors", &ReplayCore::keep_selectors, nb::arg("count"))
         .def("set_importance_exponent", &ReplayCore::set_importance_exponent, nb::arg("selector"), nb::arg("exponent"))
-        .def("get_batch", &ReplayCore::get_batch, nb::arg("batch_size"), nb::arg("selector"), nb::arg("make"))
-        .def("sample", &ReplayCore::sample, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"), nb::arg("make"))
-        .def("sample_sequences", &ReplayCore::sample_sequences, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"), nb::arg("make"))
+        .def("get_batch", &ReplayCore::get_batch, nb::arg("batch_size"), nb::arg("selector"), nb::arg("make"),
+             nb::sig("def get_batch(self, batch_size: int, selector: int, make: typing.Callable[[int], object]) -> typing.Any"))
+        .def("sample", &ReplayCore::sample, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"), nb::arg("make"),
+             nb::sig("def sample(self, batch_size: int, selector: int, discount: float, make: typing.Callable[[int], object]) -> typing.Any"))
+        .def("sample_sequences", &ReplayCore::sample_sequences, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"), nb::arg("make"),
+             nb::sig("def sample_sequences(self, batch_size: int, selector: int, discount: float, make: typing.Callable[[int], object]) -> typing.Any"))
         .def("set_priority", &ReplayCore::set_priority, nb::arg("selector"), nb::arg("pick_epi"), nb::arg("pick_pos"), nb::arg("priority"))
         .def("list_picks", &ReplayCore::list_picks, nb::arg("handles"), nb::arg("positions"))
         .def("law", &ReplayCore::law, nb::arg("selector"), nb::arg("probability"))

@@ -88,7 +88,7 @@ def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: 
 def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure:
     """Bytes that leave the trainer's host and that each host receives a version, as shares of the least possible (S each).
 
-    1.0 is the bound: every byte crosses each wire once. Less means that versions were skipped for newer ones on the way.
+    1.0 is the bound: every byte crosses each wire once (with the direct scheme the root sends n times S).
     """
     figure = new_figure("Bytes a version against the bound", "", "bytes / S", height=height, legend=False)
     relays, trainer = _of_role(processes, Role.RELAY), _of_role(processes, Role.TRAINER)
@@ -97,11 +97,13 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
     last = processes.values[-1]
     column = processes.columns.index
     size = last[trainer[0], column("model_nbytes")] if "model_nbytes" in processes.columns else np.nan
-    sealed = last[relays, column("versions_sealed")]
-    hosts = last[relays, column("host")]
+    sealed, hosts = last[relays, column("versions_sealed")], last[relays, column("host")]
     order = np.argsort(hosts)
-    received = last[relays, column("model_bytes_received")] / (sealed * size)
-    sent = last[relays, column("model_bytes_sent")] / (sealed * size)
+    # The root seals nothing itself: what it has sent is counted against the versions that have arrived.
+    arrived = float(np.nan_to_num(sealed[hosts != 0]).max(initial=0.0))
+    with np.errstate(all="ignore"):
+        received = last[relays, column("model_bytes_received")] / (sealed * size)
+        sent = last[relays, column("model_bytes_sent")] / (arrived * size)
     names, values, colors = [], [], []
     for index in order:
         if hosts[index] == 0:

@@ -1,7 +1,7 @@
 """What every figure has in common: size, margins, colors that color-blind readers can tell apart, and words on the axes.
 
-Colors are Okabe and Ito's (2008), of equal weight on light and dark; lines that must be told apart also differ in dash. Backgrounds are
-transparent, so that a page's light or dark theme shows through.
+Colors are Okabe and Ito's (2008), of equal weight on light and dark; lines that must be told apart also differ in dash. Background and text
+are left to the page's theme.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
         "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 0.97, "yanchor": "top"},
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
         "showlegend": legend,
@@ -63,6 +61,7 @@ def set_up_notebook() -> str:
     except Exception:  # no kaleido, or no browser that it can drive: whatever the cause, there are no pictures
         pass
     pio.renderers.default = renderer
+    pio.templates.default = "plotly_white"
     if "png" in renderer:
         pio.renderers["png"].width, pio.renderers["png"].height = 900, None
     return renderer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
@@ -76,6 +78,39 @@ def priority_law(priorities: NDArray[np.float64], exponent: float, *, height: in
         add_line(figure, x, np.interp(x, np.linspace(0, 1, len(share)), share), words, index)
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return figure
+
+
+def cost_against_size(sizes: Sequence[int], microseconds: Mapping[str, NDArray[np.float64]], *, batch_size: int, height: int = 320) -> go.Figure:
+    """Microseconds to draw a batch against records held: {selector: [sizes]}."""
+    figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us", height=height)
+    for index, (name, values) in enumerate(microseconds.items()):
+        add_line(figure, np.asarray(sizes, float), values, name, index)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def draws_against_law(counts: NDArray[np.int64], law: NDArray[np.float64], *, height: int = 320) -> go.Figure:
+    """How often each transition was drawn against the probability that the law gives it; the band holds 99 % of honest draws."""
+    figure = new_figure("Draws against the law", "probability by the law", "share of draws", height=height)
+    order = np.argsort(law)
+    law, share, draws = law[order], counts[order] / counts.sum(), counts.sum()
+    spread = 2.576 * np.sqrt(law * (1 - law) / draws)
+    add_line(figure, law, law, "the law", 1)
+    for edge, name in ((law + spread, "99 % above"), (np.maximum(law - spread, 0), "99 % below")):
+        figure.add_scatter(x=law, y=edge, mode="lines", name=name, line={"color": COLORS[1], "width": 1, "dash": "dot"}, showlegend=False)
+    figure.add_scatter(x=law, y=share, mode="markers", name="drawn", marker={"color": COLORS[0], "size": 5})
+    return figure
+
+
+def survivors(ages: Mapping[str, NDArray[np.float64]], *, height: int = 340) -> go.Figure:
+    """Which episodes each eviction policy has kept, by age in episodes: {policy: [kept]}; one row a policy."""
+    figure = new_figure("Episodes still held", "age, in episodes recorded since", "", height=height, legend=False)
+    for index, (name, values) in enumerate(ages.items()):
+        figure.add_scatter(x=values, y=[name] * len(values), mode="markers", name=name,
+                           marker={"symbol": "line-ns-open", "size": 18, "color": COLORS[index % len(COLORS)]})
+    figure.update_layout(hovermode="closest")
     return figure
 
 

@@ -326,7 +326,7 @@ class ExperienceReplay:
 
 
 def _format(spec: ArraySpec) -> str:
-    return memoryview(np.empty(0, spec.dtype)).format
+    return memoryview(np.empty(0, spec.dtype)).format  # pyright: ignore[reportArgumentType]  # numpy says so from Python 3.12 on
 
 
 def _chunk_shift(record_bytes: int, capacity: int) -> int:

@@ -74,6 +74,13 @@ class RateLimiter:
         """Count transitions drawn."""
         self.samples += count
 
+    def change(self, samples_per_insert: float) -> None:
+        """Aim at another ratio from here on; what was drawn and recorded until now counts as even."""
+        if samples_per_insert < 0:
+            raise ConfigError(f"samples_per_insert ({samples_per_insert}) must be at least 0")
+        self.samples_per_insert = float(samples_per_insert)
+        self.samples = round(self.samples_per_insert * max(0, self.inserts - self.min_size))
+
     def state(self) -> dict[str, int]:
         """What a checkpoint keeps."""
         return {"inserts": self.inserts, "samples": self.samples}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import ConfigError, DdrlError
 from ddrl.core.settings import apply_overrides, config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
-from ddrl.run.preparation import Preparation
+
+if TYPE_CHECKING:
+    from ddrl.run.preparation import Preparation
 
 PRINT_ONLY = {"-h", "--help", "--print-config"}
 
@@ -53,6 +55,8 @@ def _print_only(arguments: list[str]) -> int:
 
 
 def _one_host(command: Command) -> int:
+    from ddrl.run.preparation import Preparation
+
     run_id = uuid.uuid4().hex[:8]
     preparation = Preparation(command, run_id)
     from ddrl.channels.segment import sweep_dead
@@ -75,15 +79,18 @@ def _mpi(arguments: list[str]) -> int:
     from ddrl.run.mpi import run_mpi
 
     run_id = uuid.uuid4().hex[:8]
-    status, ended = run_mpi(lambda: Preparation(_parse_for_mpi(arguments), run_id), run_id)
+    status, ended = run_mpi(lambda: _prepare(arguments, run_id), run_id)
     return status if ended is None else _conclude(*ended)
 
 
-def _parse_for_mpi(arguments: list[str]) -> Command:
+def _prepare(arguments: list[str], run_id: str) -> Preparation:
+    """On rank 0 alone: hundreds of other ranks need none of this."""
+    from ddrl.run.preparation import Preparation
+
     command = parse(arguments)
     if command.serial:
         raise ConfigError("--serial is one process: start it without mpirun")
-    return command
+    return Preparation(command, run_id)
 
 
 def _conclude(document: dict[str, Any], directory: RunDirectory) -> int:

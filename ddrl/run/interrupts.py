@@ -11,6 +11,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested = False
+        self.terminated = False  # by SIGTERM: whoever sent it may not wait long
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
@@ -26,6 +27,7 @@ class Interrupts:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        self.terminated = self.terminated or number == signal.SIGTERM
 
 
 def ignore_interrupts() -> None:

@@ -43,7 +43,7 @@ class Members:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         for member in ranks[1:]:
-            errors = self._errors[member.rank] = tempfile.TemporaryFile()
+            errors = self._errors[member.rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
             self._processes[member.rank] = subprocess.Popen(
                 [sys.executable, "-m", "ddrl.run.child", run_id, str(member.host), str(member.rank), str(os.getpid())],
                 stdin=subprocess.DEVNULL, stderr=errors, env=environment)
@@ -56,11 +56,11 @@ class Members:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended early with status {status}"
                 raise JobFailed(f"rank {rank} (process {process.pid}) {how}{self._last_words(rank)}")
 
-    def stop(self) -> None:
-        """Wait for all members; those that do not end are killed."""
+    def stop(self, timeout: float) -> None:
+        """Wait for all members; those that do not end within `timeout` [s] each are killed."""
         for process in self._processes.values():
             try:
-                process.wait(STOP_TIMEOUT)
+                process.wait(timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -90,13 +90,13 @@ def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
             try:
                 session.start()
                 return session.finish(session.run(), evaluate=FinalEvaluation(topology, session.model))
-            except BaseException:
-                session.abandon()
+            except BaseException as error:
+                session.abandon(error)
                 raise
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
-        members.stop()
+        members.stop(STOP_TIMEOUT if channels is not None else 0.0)  # without channels they wait for what will never stand
         if channels is not None:
             channels.close()
         else:

@@ -5,6 +5,7 @@ They meet the rest of the job in channels alone: this module attaches them, runs
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -19,17 +20,19 @@ from ddrl.core.config import Config
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
-from ddrl.rollout.policy import ActingPolicy
+from ddrl.rollout.policy import ActingPolicy, forbid_torch
 from ddrl.rollout.worker import RolloutWorker
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.wiring import ActingModel, HostChannels, Topology, board_name
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
+NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 EVALUATION_SEED = 1_000_003
 
 
 def member_process(run_id: str, host: int, rank: int) -> int:
     """Run one rollout or evaluator until the board says stop; the process's exit status."""
+    os.nice(NICENESS)
     board = Board.attach(board_name(run_id, host))
     try:
         channels = HostChannels.attach(run_id, host, START_TIMEOUT)
@@ -111,6 +114,7 @@ def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, result
     """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says stop."""
     config = topology.config
     reader = mailbox.reader(reader_index)
+    forbid_torch()
     evaluator = Evaluator(config, ActingPolicy(model.onnx, model.layout, topology.spec))
     vector = np.zeros(model.layout.nbytes, np.uint8)
     due = float(config.evaluation.period)

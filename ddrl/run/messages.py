@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 NAME_BYTES = 256
-SHORTEST, LONGEST = 1e-4, 1e-2  # [s] sleeps between looks at a call that others have not joined yet
+SHORTEST = 1e-4  # [s] first sleep between looks at a call that others have not joined yet
+LONGEST = 0.1  # [s] last one: hundreds of ranks that look a hundred times a second would slow the one they wait for
 
 
 def wait_for(request: MPI.Request, meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -26,7 +27,7 @@ def wait_for(request: MPI.Request, meanwhile: Callable[[], object] = lambda: Non
     while not request.Test():
         meanwhile()
         time.sleep(pause)
-        pause = min(1.5 * pause, LONGEST)
+        pause = min(1.3 * pause, LONGEST)
 
 
 def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:

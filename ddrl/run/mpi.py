@@ -1,31 +1,28 @@
-"""The job under mpirun: each rank takes its role; MPI is spoken at the start, at the end, and between relays."""
+"""The job under mpirun: each rank takes its role; MPI is spoken at the start, at the end, and between relays.
+
+Hundreds of ranks load this module, so it imports only what every rank needs; the trainer's and the relays' parts are modules of their own.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ddrl.channels.board import Board, Command
-from ddrl.channels.lane import LaneSet
+from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
-from ddrl.core.layouts import row_dtype
+from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.directory import RunDirectory
 from ddrl.run.failure import describe, report_failure
-from ddrl.run.final_evaluation import FinalEvaluation
-from ddrl.run.interrupts import Interrupts, ignore_interrupts
-from ddrl.run.members import member_process
+from ddrl.run.interrupts import ignore_interrupts
 from ddrl.run.messages import broadcast, host_names, wait_for
-from ddrl.run.preparation import Preparation
-from ddrl.run.session import Session
 from ddrl.run.wiring import HostChannels, Topology, board_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DISCARDED_ROWS = 64
+    from ddrl.run.directory import RunDirectory
+    from ddrl.run.preparation import Preparation
 
 
 def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple[dict[str, Any], RunDirectory] | None]:
@@ -36,9 +33,8 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    rank = world.Get_rank()
     names = host_names(world)
-    if rank != 0:
+    if world.Get_rank() != 0:
         ignore_interrupts()
         return _follow(world, broadcast(world, None)), None
     try:
@@ -51,39 +47,10 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     except BaseException:
         broadcast(world, b"")
         raise
-    sweep_dead()
+    from ddrl.run.mpi_trainer import lead
+
     broadcast(world, topology.to_bytes())
-    return 0, (_lead(world, topology, preparation), preparation.directory)
-
-
-def _lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[str, Any]:
-    board = Board.create(board_name(topology.run_id, 0))
-    channels: HostChannels | None = None
-    try:
-        channels = HostChannels.create(topology, 0, board)
-        wait_for(world.Ibarrier())  # every host's channels stand
-        with Interrupts() as interrupts:
-            session = Session(topology, preparation.directory, channels, interrupts, resume=preparation.resume)
-            try:
-                session.start()
-                return session.finish(session.run(), evaluate=FinalEvaluation(topology, session.model))
-            except BaseException:
-                session.abandon()
-                raise
-    except BaseException:
-        board.command = Command.FAIL
-        raise
-    finally:
-        wait_for(world.Ibarrier(), lambda: _discard(channels))  # nobody needs this host's channels any more
-        if channels is not None:
-            channels.close()
-
-
-def _discard(channels: HostChannels | None) -> None:
-    """Take rows that came after the end, so that no relay waits for room in a lane."""
-    if channels is not None:
-        rows = np.zeros(DISCARDED_ROWS, row_dtype(channels.topology.spec))
-        LaneSet(channels.drained_lanes()).drain(rows)
+    return 0, (lead(world, topology, preparation), preparation.directory)
 
 
 def _follow(world: MPI.Comm, message: bytes) -> int:
@@ -91,29 +58,35 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
         return 1  # rank 0 says what is wrong
     topology = Topology.from_bytes(message)
     mine = topology.ranks[world.Get_rank()]
-    relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     channels: HostChannels | None = None
-    try:
-        if mine.role is not Role.RELAY:
-            wait_for(world.Ibarrier())
-            return member_process(topology.run_id, mine.host, mine.rank)
-        if mine.host != 0:
+    if mine == topology.creator(mine.host):
+        try:
             sweep_dead()
             channels = HostChannels.create(topology, mine.host, Board.create(board_name(topology.run_id, mine.host)))
-        comm = world.Create_group(world.Get_group().Incl(relays))
-        wait_for(world.Ibarrier())
-        if channels is None:
-            channels = HostChannels.attach(topology.run_id, 0, timeout=60.0)
-        return _relay(comm, topology, mine, channels)
+        except DdrlError as error:  # this host has no board yet on which to report it
+            print(f"ddrl: host {mine.host}: {error}", file=sys.stderr, flush=True)
+            world.Abort(1)
+    try:
+        if mine.role is Role.RELAY:
+            return _relay(world, topology, mine, channels)
+        from ddrl.run.members import member_process
+
+        wait_for(world.Ibarrier())  # every host's channels stand
+        return member_process(topology.run_id, mine.host, mine.rank)
     finally:
-        wait_for(world.Ibarrier())
+        wait_for(world.Ibarrier())  # nobody needs any host's channels any more
         if channels is not None:
             channels.close()
 
 
-def _relay(comm: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels) -> int:
+def _relay(world: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels | None) -> int:
     from ddrl.run.relay import relay_process
 
+    relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
+    comm = world.Create_group(world.Get_group().Incl(relays))
+    wait_for(world.Ibarrier())
+    if channels is None:
+        channels = HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
     try:
         return relay_process(comm, topology, mine, channels)
     except BaseException as error:

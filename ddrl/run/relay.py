@@ -14,10 +14,12 @@ from ddrl.core.errors import ChannelError
 from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.relay import Relay, readers_needed
+from ddrl.rollout.policy import forbid_torch
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.messages import broadcast
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
+from ddrl.telemetry import HostSampler
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,8 +43,15 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
                   table=None if root else channels.counters, quiet=lambda: all(counter.value == 1.0 for counter in ended),
                   failure=lambda: read_failure(topology.run_id, mine.host),
                   on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text))
-    relay.run()
+    forbid_torch()
+    sampler = HostSampler(channels.counters)
+    sampler.start()
+    try:
+        relay.run()
+    finally:
+        sampler.close()
     counters["ended"].set(1.0)
+    board.trainer_bell.ring()
     return 1 if board.command == Command.FAIL else 0
 
 

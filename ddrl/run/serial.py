@@ -33,8 +33,8 @@ def run_serial(preparation: Preparation, run_id: str) -> dict[str, Any]:
             session = Session(topology, directory, channels, interrupts, resume=preparation.resume)
             try:
                 return _SerialLoop(session, topology, channels).run()
-            except BaseException:
-                session.abandon()
+            except BaseException as error:
+                session.abandon(error)
                 raise
     finally:
         channels.close()
@@ -48,7 +48,8 @@ class _SerialLoop:
         self.config = config
         session.start()
         member = topology.ranks[1]
-        self.worker = make_worker(topology, member, session.model, channels.mailbox, channels.attach_lane(0), channels.counters_row(member), channels.board)
+        counters = channels.counters_row(member)
+        self.worker = make_worker(topology, member, session.model, channels.mailbox, channels.attach_lane(0), counters, channels.board)
         self.evaluator = Evaluator(config, ActingPolicy(session.model.onnx, session.model.layout, topology.spec))
         self.worker.reset(member_seed(config.run.seed, 0, session.trainer.state.cuts))
         self._next_evaluation = self._evaluation_after(session.trainer.state.env_steps)
@@ -57,23 +58,30 @@ class _SerialLoop:
         session, trainer = self.session, self.session.trainer
         turn = 0
         while True:
-            if trainer.limiter.insertable():
-                self.worker.step()
-            trainer.drain()
-            while trainer.learn():
-                pass
-            state = trainer.state
-            if state.env_steps >= self._next_evaluation:
-                self._next_evaluation = self._evaluation_after(state.env_steps)
-                vector = session.acting_vector()
-                session.accept_evaluation(state.policy_version, vector, self._judge(vector, state.env_steps))
-            if session.checkpoint_due:
-                self._cut()
+            if session.paused:
+                session.wait_for_command()
+            else:
+                self._step()
             turn += 1
-            if turn % LOOK_TURNS == 0 or state.env_steps >= self.config.run.max_env_steps or session.target_reached:
+            if turn % LOOK_TURNS == 0 or session.paused or trainer.state.env_steps >= self.config.run.max_env_steps or session.target_reached:
                 reason = session.look()
                 if reason is not None:
                     return self._finish(reason)
+
+    def _step(self) -> None:
+        session, trainer = self.session, self.session.trainer
+        if trainer.limiter.insertable():
+            self.worker.step()
+        trainer.drain()
+        while trainer.learn():
+            pass
+        state = trainer.state
+        if state.env_steps >= self._next_evaluation:
+            self._next_evaluation = self._evaluation_after(state.env_steps)
+            vector = session.acting_vector()
+            session.accept_evaluation(state.policy_version, vector, self._judge(vector, state.env_steps))
+        if session.checkpoint_due:
+            self._cut()
 
     def _cut(self) -> None:
         session = self.session
@@ -92,6 +100,8 @@ class _SerialLoop:
         return (env_steps // period + 1) * period if period else float("inf")
 
     def _finish(self, reason: Reason) -> dict[str, Any]:
+        self.worker.report()
+        self.worker.release()
         self.worker.env.close()
         document = self.session.finish(reason, evaluate=self._judge)
         self.evaluator.close()

@@ -6,6 +6,7 @@ the same for all of them, and no mode needs another's code.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,22 +18,27 @@ import numpy as np
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
+from ddrl.core.errors import DdrlError
 from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Role
 from ddrl.replay import ExperienceReplay, RateLimiter
 from ddrl.rollout.policy_file import save_policy
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
-from ddrl.run.failure import JobFailed, forget_failure, read_failure
+from ddrl.run.failure import JobFailed, describe, read_failure
 from ddrl.run.interrupts import Interrupts
+from ddrl.run.steering import Steering
 from ddrl.run.trainer import Trainer, TrainerState
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
-from ddrl.telemetry import Evaluation, ProgressLine, Recorder, summarize
+from ddrl.telemetry import ControlServer, Evaluation, HostSampler, ProgressLine, Recorder, summarize
 
 if TYPE_CHECKING:
     from ddrl.learner import DQN
 
+LAW_PERIOD = 10.0  # [s] between looks at the priority law, whose cost grows with replay
+LAW_POINTS = 512
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, signals, evaluations and the other processes
+SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
 WAIT = 0.05  # [s] longest sleep of an idle trainer; a bell ends it earlier
 
 
@@ -61,6 +67,7 @@ class Session:
         self._watch = watch
         self._learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
+        self._counters["model_nbytes"].set(self.model.layout.nbytes)
         replay = config.replay
         self.replay = ExperienceReplay.for_env(topology.spec, replay.capacity, n_step=replay.n_step, eviction=replay.eviction, seed=config.run.seed)
         if replay.selector == "prioritized":
@@ -83,39 +90,67 @@ class Session:
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
         self._base = {"env_steps": float(state.env_steps), "updates": float(state.updates), "wall_seconds": state.wall_seconds}
         self.recorder = Recorder(directory.path, self.tables, config, base=self._base, sinks=[ProgressLine(config)])
+        self._steering = Steering(self.trainer, self.checkpoint)
+        self._control = None
+        if config.telemetry.live:
+            self._control = ControlServer(directory.path, config, self._steering.handlers(), self.recorder.record_event)
+        self._sampler = None
+        if not any(rank.role is Role.RELAY for rank in topology.ranks):  # where there are relays, each samples its own host
+            self._sampler = HostSampler(channels.counters)
+        self._next_law = 0.0
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Publish the first version and open the gates."""
+        gc.freeze()  # torch's million objects live for ever: spare them the collector's visits
         self.trainer.publish()
         self.trainer.report()
+        if self._sampler is not None:
+            self._sampler.start()
         self.recorder.record_event("start", "resumed" if self.trainer.state.cuts else "began", env_steps=self.trainer.state.env_steps)
 
     def run(self) -> Reason:
         """Train until a limit, the target, an interrupt, or a failure (JobFailed)."""
         trainer, next_look = self.trainer, 0.0
         while True:
-            busy = trainer.step()
+            busy = not self.paused and trainer.step()
             now = time.monotonic()
-            if now >= next_look or trainer.state.env_steps >= self.config.run.max_env_steps:
+            if now >= next_look or self.interrupts.requested or trainer.state.env_steps >= self.config.run.max_env_steps:
                 next_look = now + LOOK_PERIOD
                 reason = self.look()
                 if reason is not None:
                     return reason
                 if self.checkpoint_due:
                     self.checkpoint()
-            if not busy:
+            if self.paused:
+                self.wait_for_command()
+            elif not busy:
                 trainer.wait(WAIT)
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody paused the run."""
+        return self._steering.paused
+
+    def wait_for_command(self) -> None:
+        """Sleep until a command comes, at most LOOK_PERIOD."""
+        assert self._control is not None, "only a command pauses a run"
+        self._control.wait(LOOK_PERIOD)
 
     def look(self) -> Reason | None:
         """The slow things, a few times a second: figures, evaluations, limits, the other processes. A reason to end, if there is one."""
         self.trainer.report()
         if self.board.command == Command.FAIL:
             raise JobFailed(read_failure(self.topology.run_id, 0))
+        if self._control is not None:
+            self._control.poll()
+        self._record_law()
         self._watch()
         self._read_evaluations()
         state = self.trainer.state
+        if self._steering.stop_requested:
+            return Reason.STOPPED
         if self.target_reached:
             return Reason.TARGET
         if self.interrupts.requested:
@@ -202,15 +237,19 @@ class Session:
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
-    def finish(self, reason: Reason, *, evaluate: Callable[[np.ndarray, int], tuple[float, ...]] | None = None) -> dict[str, Any]:
-        """Stop everyone, save, and write the summary; the summary.
+    def finish(self, reason: Reason, *, evaluate: Callable[[np.ndarray, int], tuple[float, ...]] | None = None,
+               settle: bool = True, saved: bool = False) -> dict[str, Any]:
+        """Stop everyone, save (unless `saved` already), and write the summary; the summary. `settle`: wait for what is under way.
 
         `evaluate` (vector, env_steps -> values) judges the last policy; not after an interrupt, which should end soon.
         """
         self.board.command = Command.STOP
+        if settle:
+            self._settle()
         self.trainer.report()
         self._read_evaluations()
-        self.checkpoint()
+        if not saved:
+            self.checkpoint()
         if evaluate is not None and self.config.evaluation.period and reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
             vector = self.acting_vector()
             self.accept_evaluation(self.trainer.state.policy_version, vector, evaluate(vector, self.trainer.state.env_steps))
@@ -226,16 +265,44 @@ class Session:
                                     best["policy_version"])
         document = summarize(self.tables(), wall_seconds=wall_seconds, evaluation=evaluation, base=self._base, policy_lag=self.trainer.lag.summary(),
                              env_steps=state.env_steps, updates=state.updates, reason=reason.value, best=best)
-        self.recorder.close()
+        self._close()
         write_json(self.directory.summary, document)
         return document
 
-    def abandon(self) -> None:
+    def _settle(self) -> None:
+        """Record what is still on its way, until every relay has sent its last row and its last counters."""
+        relays = [self.channels.counters.row(row)["ended"] for row, rank in enumerate(self.topology.on_host(0)) if rank.role is Role.RELAY]
+        deadline = time.monotonic() + SETTLE_TIMEOUT
+        bell = self.board.trainer_bell
+        while any(ended.value != 1.0 for ended in relays) and time.monotonic() < deadline and self.board.command == Command.STOP:
+            seen = bell.value
+            if not self.trainer.drain(everything=True):
+                bell.wait(seen, 0.01)
+        self.trainer.drain(everything=True)
+
+    def abandon(self, error: BaseException) -> None:
         """After an error: release the others and close what is open; nothing is saved over older checkpoints."""
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
+        text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
+        self.recorder.record_event("error", text, rank=0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._sampler is not None:
+            self._sampler.close()
         self.recorder.close()
-        forget_failure(self.topology.run_id, 0)
+
+    def _record_law(self) -> None:
+        """How probable the picks are, by rank: what the dashboard's replay page draws."""
+        now = time.monotonic()
+        if self.config.replay.selector != "prioritized" or now < self._next_law or not len(self.replay):
+            return
+        self._next_law = now + LAW_PERIOD
+        law = np.sort(self.replay.law(self._selector))[::-1]
+        self.recorder.record_snapshot("replay", law=law[np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)])
 
     def tables(self) -> np.ndarray:
         """The counters of all processes on all hosts [ranks, columns]."""

@@ -61,6 +61,8 @@ class Trainer:
     row_dtype: np.dtype[Any]
     state: TrainerState = field(default_factory=TrainerState)
     clock: Callable[[], float] = time.perf_counter
+    lr_override: float | None = None  # set from outside while the run goes on, like epsilon_override
+    epsilon_override: float | None = None
 
     def __post_init__(self) -> None:
         self.lag = LagMeter(self.state.policy_version)
@@ -68,9 +70,9 @@ class Trainer:
         self._began = self.clock() - self.state.wall_seconds
         self._unpublished = 0
         self._count = {name: self.counters[name] for name in (
-            "env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "loss", "td_error", "q_mean", "grad_norm", "learn_seconds",
-            "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "replay_size", "replay_bytes", "lag_p50", "lag_p99", "policy_version",
-            "rollout_wait", "epsilon", "heartbeat")}
+            "env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "loss", "td_error", "q_mean", "grad_norm",
+            "learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "replay_size", "replay_bytes", "lag_p50",
+            "lag_p99", "policy_version", "rollout_wait", "epsilon", "heartbeat")}
 
     # ---- one turn -------------------------------------------------------------------------------------------------
 
@@ -94,16 +96,23 @@ class Trainer:
     # ---- experience -----------------------------------------------------------------------------------------------
 
     def drain(self, *, everything: bool = False) -> int:
-        """Record what the lanes hold, as far as samples_per_insert allows (or `everything`, at a checkpoint); rows moved."""
+        """Record what the lanes hold, as far as samples_per_insert allows; rows moved. Nothing is recorded beyond run.max_env_steps.
+
+        `everything` (a checkpoint, the end): empty the lanes whatever samples_per_insert says.
+        """
         moved = 0
         while everything and self.lanes.pending:
             moved += self._drain(len(self._rows))
-        return moved + self._drain(min(len(self._rows), self.limiter.insertable()))
+        return moved if everything else self._drain(min(len(self._rows), self.limiter.insertable()))
 
     def _drain(self, room: int) -> int:
         self._count["rollout_wait"].set(float(room == 0))
         if room == 0:
             return 0
+        left = self.config.run.max_env_steps - self.state.env_steps
+        if left <= 0:
+            return self.lanes.drain(self._rows)  # the run is over; what still comes is let go
+        room = min(room, left)
         begin = self.clock()
         rows = self._rows[: self.lanes.drain(self._rows[:room])]
         if len(rows):
@@ -152,7 +161,7 @@ class Trainer:
         self._anneal()
         begin = self.clock()
         version = self.state.policy_version + 1
-        epsilon = epsilon_at(self.config.rollout, self.state.env_steps)
+        epsilon = epsilon_at(self.config.rollout, self.state.env_steps) if self.epsilon_override is None else self.epsilon_override
         sealed = self.mailbox.publish(self.learner.parameters.host_view(), version, (float(self.state.env_steps), epsilon, float(self.state.updates)))
         self._count["publish_seconds"].add(self.clock() - begin)
         if not sealed:  # every slot is on its way to other hosts; the next update tries again, with newer parameters
@@ -170,6 +179,8 @@ class Trainer:
     def _anneal(self) -> None:
         fraction = min(1.0, self.state.env_steps / self.config.run.max_env_steps)
         self.learner.anneal(fraction)
+        if self.lr_override is not None:
+            self.learner.lr = self.lr_override
         if self.config.replay.selector == "prioritized":
             start = self.config.replay.importance_exponent
             self.replay.set_importance_exponent(self.selector, start + fraction * (1.0 - start))

@@ -27,7 +27,7 @@ from ddrl.core.layouts import ParameterLayout, row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import EnvSpec
-from ddrl.distribution.relay import readers_needed, slots_needed
+from ddrl.run.failure import forget_failure
 
 CHANNELS = 1
 POLICY = 2
@@ -157,7 +157,8 @@ class HostChannels:
         """Join a host: wait for its channels. ChannelError if they do not stand within `timeout` seconds."""
         board = Board.attach(board_name(run_id, host))
         if not board.wait_ready(CHANNELS, timeout):
-            raise ChannelError(f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not start; see its messages")
+            raise ChannelError(f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not start; "
+                               "see its messages")
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
         return cls(topology, host, board, owner=False)
 
@@ -181,6 +182,8 @@ class HostChannels:
         config = self.topology.config
         readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+            from ddrl.distribution.relay import readers_needed, slots_needed  # the creator alone needs it, not hundreds of rollouts
+
             readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
         self.model = model
         self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
@@ -222,6 +225,7 @@ class HostChannels:
     def close(self) -> None:
         """Let go of every channel; the creator also removes their names. The memory goes when the last process ends."""
         if self._owner:
+            forget_failure(self.topology.run_id, self.host)
             for channel in reversed(self._closing):
                 channel.unlink()
         self._closing.clear()

@@ -146,7 +146,8 @@ def test_a_waiting_producer_is_woken_by_close(name, process):
 
 def test_an_interrupt_reaches_a_waiting_producer(name, process):
     lane = Lane.create(name(), np.uint64, 10)
-    child = process("import sys\ntry:\n" + "".join(f"    {line}\n" for line in PRODUCER.strip().splitlines())
+    child = process("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ntry:\n"  # a shell's background ignores it
+                    + "".join(f"    {line}\n" for line in PRODUCER.strip().splitlines())
                     + "except KeyboardInterrupt:\n    print('stopped', flush=True)", name(), 100, 50)
     assert child.stdout.readline() == "up\n"
     while lane.waits == 0:

@@ -176,6 +176,7 @@ def test_an_event_reaches_the_page(tmp_path, dashboard, browser):
         browser.wait_for("Return")
         go_to(browser, "Ranks")
         browser.wait_for("ranks are alive")
-        said = threading.Timer(0.0, run.recorder.record_event, ("error", "rank 7 (rollout) failed: no such room"), {"rank": 7, "traceback": "ValueError"})
+        said = threading.Timer(0.0, run.recorder.record_event, ("error", "rank 7 (rollout) failed: no such room"),
+                               {"rank": 7, "traceback": "ValueError"})
         said.start()
         browser.wait_for("rank 7 (rollout) failed: no such room", "ValueError")

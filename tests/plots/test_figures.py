@@ -123,6 +123,36 @@ def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(sma
     assert np.allclose(figure.data[0].y, 1.0)
 
 
+def test_a_gantt_chart_has_a_bar_a_send_and_a_mark_where_a_host_is_complete():
+    trace = np.array([[0.0, 1.0, 1.1, 0, 1, 0], [1.0, 2.0, 2.1, 0, 2, 1], [1.1, 2.1, 2.2, 1, 2, 2]])
+    figure = plots.gantt(trace)
+    root = np.asarray(figure.data[0].x, float)
+    assert root[~np.isnan(root)].tolist() == [0.0, 1000.0, 1000.0, 2000.0]
+    assert np.allclose(np.asarray(figure.data[2].x, float), [1100.0, 2200.0])
+    assert "nothing" in plots.gantt(np.zeros((0, 6))).layout.annotations[0].text
+
+
+def test_points_take_the_color_of_their_scheme():
+    hosts = np.array([1, 2, 4])
+    figure = plots.times_against_hosts(hosts, {"direct": hosts * 1.0, "bound": hosts * 0.5}, {"direct, measured": (hosts, hosts * 1.1)})
+    assert figure.data[2].marker.color == figure.data[0].line.color
+    assert np.allclose(y_of(figure, "lower bound"), hosts * 500)
+
+
+def test_the_band_around_the_law_holds_honest_draws():
+    law = np.array([0.1, 0.2, 0.3, 0.4])
+    counts = np.random.default_rng(0).multinomial(100_000, law)
+    figure = plots.draws_against_law(counts, law)
+    low, high = y_of(figure, "99 % below"), y_of(figure, "99 % above")
+    assert ((low <= y_of(figure, "drawn")) & (y_of(figure, "drawn") <= high)).all()
+
+
+def test_survivors_have_a_row_a_policy():
+    figure = plots.survivors({"fifo": np.arange(3.0), "lru": np.arange(5.0)})
+    assert [len(trace.x) for trace in figure.data] == [3, 5]
+    assert len(plots.cost_against_size([10, 100], {"uniform": np.ones(2)}, batch_size=8).data) == 1
+
+
 def test_the_heatmap_has_a_row_a_rollout_and_shows_versions_behind(large):
     figure = plots.version_age_heatmap(large.processes)
     heat = figure.data[0]

@@ -24,11 +24,19 @@ def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[s
 
 def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.CompletedProcess[str]:
     """`mpirun -n RANKS python -m ddrl.run ARGUMENTS` with more ranks than cores allowed."""
+    return subprocess.run(_mpirun(ranks, arguments), capture_output=True, text=True, timeout=limit, env={**os.environ, **MPI_ENVIRONMENT})
+
+
+def start_mpirun(ranks: int, *arguments: str) -> subprocess.Popen[bytes]:
+    """The same, not waited for; what it prints is thrown away."""
+    return subprocess.Popen(_mpirun(ranks, arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **MPI_ENVIRONMENT})
+
+
+def _mpirun(ranks: int, arguments: tuple[str, ...]) -> list[str]:
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     assert launcher, "mpirun is not installed: pip install 'ddrl[mpi]'"
-    return subprocess.run([launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "ddrl.run", *arguments],
-                          capture_output=True, text=True, timeout=limit, env={**os.environ, **MPI_ENVIRONMENT})
+    return [launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "ddrl.run", *arguments]
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -36,6 +44,7 @@ def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
 
 
-def our_segments() -> list[str]:
-    """What ddrl has in /dev/shm."""
-    return sorted(path.name for path in Path("/dev/shm").glob("ddrl-*"))
+def segments_of(run: Path) -> list[str]:
+    """What a run has in /dev/shm; other runs of this machine do not count."""
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
+    return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))

@@ -16,19 +16,23 @@ def refused(done, *words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--set", "learner.lrr=1"], ["learner.lrr", "did you mean 'learner.lr'"]),
-    (["--set", "env.id=CartPol-v1"], ["CartPol-v1", "CartPole"]),
-    (["--set", "env.id=Pendulum-v1"], ["Pendulum-v1", "continuous"]),
-    (["--set", "learner.network=nowhere.module:Net"], ["nowhere"]),
-    (["--set", "learner.network=tests.run.networks:WrongOutputs"], ["WrongOutputs"]),
-    (["no_such_task"], ["no_such_task", "cartpole"]),
-    (["--set", "run.dir=/proc/ddrl"], ["/proc/ddrl"]),
-    (["--resume", "/nonexistent"], ["/nonexistent"]),
-])
-@pytest.mark.parametrize("mode", [[], ["--serial"]], ids=["local", "serial"])
-def test_it_is_refused_in_one_line(arguments, words, mode, tmp_path):
-    where = [] if any("run.dir" in word or "--resume" in word for word in arguments) else ["--set", f"run.dir={tmp_path / 'run'}"]
+REFUSALS = {
+    "setting": (["--set", "learner.lrr=1"], ["learner.lrr", "did you mean 'learner.lr'"]),
+    "environment": (["--set", "env.id=CartPol-v1"], ["CartPol-v1", "CartPole"]),
+    "actions": (["--set", "env.id=Pendulum-v1"], ["Pendulum-v1", "continuous"]),
+    "module": (["--set", "learner.network=nowhere.module:Net"], ["nowhere"]),
+    "outputs": (["--set", "learner.network=tests.run.networks:WrongOutputs"], ["WrongOutputs"]),
+    "task": (["no_such_task"], ["no_such_task", "cartpole"]),
+    "directory": (["--set", "run.dir=/proc/ddrl"], ["/proc/ddrl"]),
+    "resume": (["--resume", "/nonexistent"], ["/nonexistent"]),
+}
+
+
+@pytest.mark.parametrize(("refusal", "mode"), [*((name, []) for name in REFUSALS), ("environment", ["--serial"]), ("outputs", ["--serial"])],
+                         ids=lambda value: value if isinstance(value, str) else "serial" if value else "local")
+def test_it_is_refused_in_one_line(refusal, mode, tmp_path):
+    arguments, words = REFUSALS[refusal]
+    where = [] if refusal in ("directory", "resume") else ["--set", f"run.dir={tmp_path / 'run'}"]
     refused(ddrl(*mode, *arguments, *where), *words)
 
 

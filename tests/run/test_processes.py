@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from tests.run.launch import TINY, ddrl, mpirun, our_segments, summary
+from tests.run.launch import TINY, ddrl, mpirun, segments_of, start_mpirun, summary
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
 
@@ -19,8 +20,9 @@ def test_a_local_run_trains_evaluates_and_leaves_nothing_behind(tmp_path):
     written = summary(tmp_path / "run")
     assert written["env_steps"] >= 3000
     assert written["evaluation"]["episodes"] == 4
-    assert our_segments() == []
-    played = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "3", "--json"], capture_output=True, text=True)
+    assert segments_of(tmp_path / "run") == []
+    command = [sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "3", "--json"]
+    played = subprocess.run(command, capture_output=True, text=True)
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout)["episodes"] == 3
 
@@ -42,20 +44,18 @@ def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_i
     most = max(sent.values())
     assert most * nbytes <= hosts[0]["model_bytes_sent"] <= 1.5 * (most + 1) * nbytes + 4096, hosts
     assert sum(figures["rows_forwarded"] for host, figures in hosts.items() if host) > 0
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("mode", ["local", "serial", "mpi"])
 def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mode, tmp_path):
     arguments = [*TINY, *WALK, "--set", "env.kwargs={fail_at = 40}", "--set", "evaluation.period=0", "--set", f"run.dir={tmp_path / 'run'}"]
-    if mode == "mpi":
-        done = mpirun(6, *arguments, "--set", "cluster.relays=2")
-    else:
-        done = ddrl(*arguments, *(["--serial"] if mode == "serial" else []))
+    start = {"local": ddrl, "serial": partial(ddrl, "--serial"), "mpi": partial(mpirun, 6, "--set", "cluster.relays=2")}[mode]
+    done = start(*arguments)
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: the corridor collapsed") == 1, done.stderr
     assert "tests/run/environments.py" in done.stderr
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
 
 
 def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
@@ -88,12 +88,12 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
     process = subprocess.Popen([sys.executable, "-m", "ddrl.run", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for_updates(run)
-    assert our_segments()
+    assert segments_of(tmp_path / "run")
     process.kill()
     process.wait()
     done = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
     assert done.returncode == 0, done.stderr
-    assert our_segments() == []
+    assert segments_of(tmp_path / "run") == []
 
 
 def wait_for_updates(run) -> None:
@@ -102,3 +102,21 @@ def wait_for_updates(run) -> None:
     while not any((run / "checkpoints").glob("0*")) if run.exists() else True:
         assert time.monotonic() < deadline, "the run wrote no checkpoint within 60 s"
         time.sleep(0.05)
+
+
+def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
+    run = tmp_path / "run"
+    process = start_mpirun(4, *TINY, "--set", "run.max_env_steps=100000000", "--set", "run.checkpoint_period=1000", "--set", f"run.dir={run}")
+    wait_for_updates(run)
+    process.send_signal(signal.SIGINT)  # as Ctrl-C does; mpirun leaves its ranks a quarter of a second
+    process.wait(timeout=60)
+    deadline = time.monotonic() + 30
+    while not (run / "summary.json").exists():
+        assert time.monotonic() < deadline, "nothing was saved"
+        time.sleep(0.05)
+    stopped = summary(run)
+    assert stopped["reason"] == "interrupted"
+    assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
+    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
+    assert done.returncode == 0, done.stderr
+    assert segments_of(tmp_path / "run") == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.run.launch import TINY, ddrl, our_segments, summary
+from tests.run.launch import TINY, ddrl, segments_of, summary
 
 
 def run(folder: Path, seed: int, *more: str) -> None:
@@ -49,7 +49,7 @@ def test_a_run_leaves_everything_the_readme_names(first):
     assert written["updates"] > 100
     assert written["evaluation"]["episodes"] == 4
     assert written["policy_lag"]["p99"] >= written["policy_lag"]["p50"] >= 0
-    assert our_segments() == []
+    assert segments_of(first) == []
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(first, tmp_path):

@@ -1,0 +1,176 @@
+"""A virtual cluster on one Linux machine, for root: network namespaces on a bridge, every link shaped each way.
+
+`python -m benchmarks.cluster up --hosts 100 --rate 20mbit`, `python -m benchmarks.cluster run -- PROGRAM ...` (one rank a host), and
+`python -m benchmarks.cluster down`. Host 0 is the trainer's, hosts 1..N the others. `up` replaces what an earlier `up` left; `down` leaves
+nothing: namespaces, bridge, neighbor table limits and files are as before. Only the standard library and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+STATE = Path("/run/ddrl-cluster")
+BRIDGE = "ddrl-bridge"
+PREFIX = "ddrl-h"
+NETWORK = "10.77.0.0/16"
+BRIDGE_ADDRESS = "10.77.255.254/16"
+NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
+
+
+def available() -> str:
+    """Why this machine cannot carry a virtual cluster; empty: it can."""
+    if os.geteuid() != 0:
+        return "a virtual cluster needs root (network namespaces)"
+    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    return f"a virtual cluster needs {', '.join(missing)} (iproute2, util-linux)" if missing else ""
+
+
+def address(host: int) -> str:
+    """Host's address in the cluster's network."""
+    return f"10.77.{host // 250}.{host % 250 + 1}"
+
+
+def rate_bytes(rate: str) -> float:
+    """Bytes/s of a rate as tc writes it: 20mbit, 1gbit, 500kbit."""
+    for unit, factor in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+        if rate.endswith(unit):
+            return float(rate.removesuffix(unit)) * factor / 8
+    raise ValueError(f"rate {rate!r}: write it as 20mbit, 1gbit or 500kbit")
+
+
+def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
+    """One host for each rate (each way), the trainer's first."""
+    down()
+    STATE.mkdir(parents=True)
+    neighbors = {name: _neighbors(name).read_text().strip() for name in NEIGHBORS}
+    (STATE / "state.json").write_text(json.dumps({"hosts": len(rates), "rates": list(rates), "neighbors": neighbors, "mtu": mtu}))
+    for name, least in zip(NEIGHBORS, (1 << 17, 1 << 18, 1 << 19), strict=True):  # one table for all namespaces: n^2 entries
+        _neighbors(name).write_text(str(max(int(neighbors[name]), least)))
+    _batch(["ip"], [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} mtu {mtu} up", f"address add {BRIDGE_ADDRESS} dev {BRIDGE}"])
+    _batch(["ip"], [f"netns add {PREFIX}{host}" for host in range(len(rates))])
+    for host, rate in enumerate(rates):
+        name, burst = f"{PREFIX}{host}", _burst(rate)
+        gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
+        _batch(["ip"], [f"link add ddrl-v{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 netns {name} mtu {mtu} gso_max_size {gso}",
+                        f"link set ddrl-v{host} master {BRIDGE} up"])
+        _batch(["ip", "-n", name], [f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up"])
+        shape = f"root tbf rate {rate} burst {burst} limit"
+        _batch(["tc"], [f"qdisc add dev ddrl-v{host} {shape} 16000000"])
+        _batch(["tc", "-n", name], [f"qdisc add dev eth0 {shape} 4000000"])
+    agent = STATE / "agent"
+    agent.write_text("#!/bin/sh\n# called by mpirun as: agent [options] ADDRESS COMMAND...\n"
+                     'while [ "${1#-}" != "$1" ]; do shift; done\naddress=$1; shift\n'
+                     "number=$(echo $address | awk -F. '{print $3 * 250 + $4 - 1}')\n"
+                     f'exec ip netns exec {PREFIX}$number unshare --uts sh -c "hostname {PREFIX}$number; $*"\n')
+    agent.chmod(0o755)
+
+
+def _burst(rate: str) -> int:
+    """Bytes that tbf lets through at once: 2 ms at the link's rate, 16 KB at least."""
+    return max(16384, int(rate_bytes(rate) * 2e-3))
+
+
+def change_rate(host: int, rate: str) -> None:
+    """Give one host's link another rate, each way, while it runs."""
+    burst = _burst(rate)
+    shape = f"root tbf rate {rate} burst {burst} limit"
+    _batch(["tc"], [f"qdisc replace dev ddrl-v{host} {shape} 16000000"])
+    _batch(["tc", "-n", f"{PREFIX}{host}"], [f"qdisc replace dev eth0 {shape} 4000000"])
+
+
+def down() -> None:
+    """Take everything away again; without a cluster it does nothing."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
+    if names:
+        _batch(["ip"], [f"netns delete {name}" for name in names])
+    deadline = time.monotonic() + 60
+    while _links("ddrl-v"):  # a namespace's interfaces go some time after it
+        for link in _links("ddrl-v"):
+            subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"interfaces are still there after 60 s: {_links('ddrl-v')[:5]}")
+        time.sleep(0.05)
+    if _links(BRIDGE):
+        _batch(["ip"], [f"link delete {BRIDGE}"])
+    if (STATE / "state.json").exists():
+        for name, value in json.loads((STATE / "state.json").read_text())["neighbors"].items():
+            _neighbors(name).write_text(value)
+    shutil.rmtree(STATE, ignore_errors=True)
+
+
+def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dict[str, str] | None = None) -> list[str]:
+    """The command that runs one rank of `program` on each host of the cluster (the first `hosts`)."""
+    state = json.loads((STATE / "state.json").read_text())
+    count = state["hosts"] if hosts is None else hosts
+    found = Path(sys.executable).with_name("mpirun")
+    settings = {  # sent data must leave in the order of the plan: small socket buffers; chunks go without a handshake
+        "btl": "tcp,self", "btl_tcp_if_include": NETWORK, "btl_tcp_eager_limit": str(1 << 18), "btl_tcp_rndv_eager_limit": str(1 << 18),
+        "btl_tcp_max_send_size": str(1 << 18), "pml": "ob1", "mpi_yield_when_idle": "1",
+    }
+    command = [str(found if found.exists() else "mpirun"), "--host", ",".join(f"{address(host)}:1" for host in range(count)), "-n", str(count),
+               "--map-by", "node", "--bind-to", "none",
+               "--prtemca", "plm_ssh_agent", str(STATE / "agent"), "--prtemca", "prte_if_include", NETWORK,
+               "--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_num_concurrent", str(count + 1)]  # its agents stay
+    for name, value in settings.items():
+        command += ["--mca", name, value]
+    for name, value in (environment or {}).items():
+        command += ["-x", f"{name}={value}"]
+    return [*command, *program]
+
+
+def mpi_environment() -> dict[str, str]:
+    """The environment in which root may call mpirun."""
+    allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+    return {**os.environ, **allowed}
+
+
+def _neighbors(name: str) -> Path:
+    return Path(f"/proc/sys/net/ipv4/neigh/default/{name}")
+
+
+def _links(prefix: str) -> list[str]:
+    listed = subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, check=True).stdout
+    names = [line.split(": ")[1].split("@")[0] for line in listed.splitlines()]
+    return [name for name in names if name.startswith(prefix)]
+
+
+def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
+    done = subprocess.run([*command, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}\n  of: {lines[0]} ... {lines[-1]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=(__doc__ or "").split("\n\n")[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    make = actions.add_parser("up", help="make the cluster")
+    make.add_argument("--hosts", type=int, default=16, help="hosts beside the trainer's (%(default)s)")
+    make.add_argument("--rate", default="200mbit", help="of every link each way; or one rate a host, separated by commas, the trainer's first")
+    make.add_argument("--mtu", type=int, default=1500)
+    start = actions.add_parser("run", help="run one rank of a program on each host")
+    start.add_argument("program", nargs=argparse.REMAINDER)
+    actions.add_parser("down", help="take it away")
+    chosen = parser.parse_args()
+    if problem := available():
+        raise SystemExit(problem)
+    if chosen.action == "up":
+        rates = chosen.rate.split(",")
+        up(rates * (chosen.hosts + 1) if len(rates) == 1 else rates, mtu=chosen.mtu)
+    elif chosen.action == "run":
+        program = [argument for index, argument in enumerate(chosen.program) if index or argument != "--"]
+        raise SystemExit(subprocess.run(mpirun(program), env=mpi_environment(), check=False).returncode)
+    else:
+        down()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What telemetry costs: a counter in the hot loop, the recorder with 300 ranks at 10 Hz, reading 10^7 stored points, and a whole run with
+everything on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fake_cluster import FakeCluster
+from benchmarks.harness import Timing, arguments, print_table, ratios, save
+from ddrl.channels.counters import Counters
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.telemetry import Record, Recorder, Run
+from ddrl.telemetry.series import SERIES, SeriesWindow
+from ddrl.telemetry.store import Store
+
+
+def counter_cost(calls: int) -> dict[str, float]:
+    """Nanoseconds of one store from Python, beside an empty loop's turn and a plain float addition."""
+    table = Counters.create(f"ddrl-benchmark-{os.getpid()}", 1)
+    try:
+        counter = table.row(0)["env_steps"]
+        add, value, turns = counter.add, 1.0, range(calls)
+        best: dict[str, list[float]] = {"empty turn": [], "counter.add": [], "counter.set": [], "x = x + 1.0": []}
+        for _ in range(7):
+            begin = time.perf_counter_ns()
+            for _ in turns:
+                pass
+            empty = time.perf_counter_ns() - begin
+            begin = time.perf_counter_ns()
+            for _ in turns:
+                add(value)
+            added = time.perf_counter_ns() - begin
+            store = counter.set
+            begin = time.perf_counter_ns()
+            for _ in turns:
+                store(value)
+            stored = time.perf_counter_ns() - begin
+            x = 0.0
+            begin = time.perf_counter_ns()
+            for _ in turns:
+                x = x + 1.0
+            plain = time.perf_counter_ns() - begin
+            spent = {"empty turn": empty, "counter.add": added - empty, "counter.set": stored - empty, "x = x + 1.0": plain - empty}
+            for name, nanoseconds in spent.items():
+                best[name].append(nanoseconds / calls)
+        return {name: statistics.median(values) for name, values in best.items()}
+    finally:
+        table.close()
+        table.unlink()
+
+
+def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
+    """Share of a core that the recorder takes with so many ranks at so many records a second, live stream and SQLite on."""
+    cluster = FakeCluster(processes, 8)
+    tables = []
+    for _ in range(40):
+        cluster.advance(1 / rate)
+        tables.append(cluster.table())
+    turn = iter(range(10**9))
+    with tempfile.TemporaryDirectory() as folder:
+        config = Config(telemetry=TelemetryConfig(period=1 / rate))
+        with Recorder(Path(folder), lambda: tables[next(turn) % len(tables)], config) as recorder:
+            begin, used = time.perf_counter(), time.process_time()
+            time.sleep(seconds)
+            share = (time.process_time() - used) / (time.perf_counter() - begin)
+            records = recorder.latest.tick + 1 if recorder.latest else 0
+        nbytes = (Path(folder) / "telemetry.sqlite").stat().st_size
+    return {"core_share": share, "records": records, "bytes_per_record": nbytes / max(records, 1)}
+
+
+def fill(folder: Path, points: int, processes: int = 12) -> int:
+    """Write a run of so many stored values; the number of records."""
+    cluster, window = FakeCluster(processes, 3), SeriesWindow(Config())
+    store = Store(folder)
+    ticks = points // len(SERIES)
+    for tick in range(ticks):
+        if tick % 50 == 0 or tick < 200:  # a new table now and then: making them is not what is measured
+            cluster.advance(1.0)
+            values = window.measure(cluster.table(), cluster.now, cluster.elapsed)
+            table = cluster.table()
+        store.record(Record(tick, cluster.now + tick, float(tick), values, table))
+    store.close()
+    return ticks
+
+
+def reading_cost(points: int) -> dict[str, float]:
+    """Milliseconds to read what a page shows of a run of so many stored values."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        ticks = fill(Path(folder), points)
+        filled = time.perf_counter() - begin
+
+        def median(read: object) -> float:
+            taken = []
+            for _ in range(9):
+                begin = time.perf_counter()
+                with Run(folder) as run:
+                    read(run)  # type: ignore[operator]
+                taken.append(time.perf_counter() - begin)
+            return statistics.median(taken) * 1e3
+
+        reads = {
+            "series_400_points_ms": lambda run: run.series(points=400),
+            "processes_60_frames_ms": lambda run: run.processes(points=60),
+            "newest_record_ms": lambda run: run.series(since=run.cursor - 1),
+            "whole_loss_curve_ms": lambda run: run.series(["loss"]),
+        }
+        return {"records": ticks, "file_mb": (Path(folder) / "telemetry.sqlite").stat().st_size / 1e6,
+                "microseconds_per_record": filled / ticks * 1e6, **{name: median(read) for name, read in reads.items()}}
+
+
+def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
+    """Processor time of a whole serial run with telemetry at its least and with everything on, A B A B."""
+    least = ["telemetry.period=1e9", "telemetry.live=false"]
+    most = ["telemetry.period=0.1", "telemetry.tensorboard=true", "telemetry.prometheus_port={port}"]
+    seconds: dict[str, list[float]] = {"least": [], "most": []}
+    for turn in range(rounds):
+        for name, settings in (("least", least), ("most", most)):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-m", "ddrl.run", "--serial", "--set", f"run.dir={folder}/run", "--set", f"run.max_env_steps={env_steps}",
+                           "--set", "evaluation.period=0", "--set", "run.checkpoint_period=0"]
+                for setting in settings:
+                    command += ["--set", setting.format(port=19000 + os.getpid() % 5000 + turn)]
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                seconds[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return {"least_cpu_seconds": Timing.of(seconds["least"]), "most_cpu_seconds": Timing.of(seconds["most"]),
+            "ratio": ratios(seconds["most"], seconds["least"])}
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments("telemetry", __doc__ or "").parse_args()
+    short = options.short
+    counters = counter_cost(200_000 if short else 1_000_000)
+    recorder = recorder_cost(5 if short else 30)
+    reading = reading_cost(10**6 if short else 10**7)
+    whole = run_cost(2 if short else 7, 4_000 if short else 20_000)
+    ratio = whole["ratio"]
+    assert isinstance(ratio, Timing)
+    print_table(["what", "measured", "limit"], [
+        ["one counter.add from Python [ns]", counters["counter.add"], 100],
+        ["one counter.set from Python [ns]", counters["counter.set"], 100],
+        ["x = x + 1.0 in Python [ns], for comparison", counters["x = x + 1.0"], "-"],
+        ["recorder, 300 ranks at 10 Hz [share of a core]", recorder["core_share"], 0.05],
+        ["recorder, bytes a record of 300 ranks", recorder["bytes_per_record"], "-"],
+        [f"{reading['records']} records: 400 points of all series [ms]", reading["series_400_points_ms"], "-"],
+        ["... 60 frames of all counters [ms]", reading["processes_60_frames_ms"], "-"],
+        ["... the newest record [ms]", reading["newest_record_ms"], "-"],
+        ["whole run, everything on / least [processor time]", ratio.median, 1.01],
+        ["... least and most of the pairs", f"{ratio.low:.4f} .. {ratio.high:.4f}", "-"],
+    ])
+    save(options.json, {"counter_ns": counters, "recorder": recorder, "reading": reading, "whole_run": whole})
+
+
+if __name__ == "__main__":
+    np.seterr(all="ignore")
+    main()

@@ -1,0 +1,296 @@
+"""C++ kernel of ddrl: channels in shared memory, and the replay store."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy
+from numpy.typing import NDArray
+
+
+def map_memory(descriptor: int, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]:
+    """
+    Map a file's bytes, shared (-1: anonymous memory that forks share); unmapped with the last view.
+    """
+
+class Doorbell:
+    """64 bytes of shared memory that processes ring and wait on (futex)."""
+
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], initialize: bool = False) -> None:
+        """View of 64 aligned bytes; `initialize` makes a fresh one of value 0."""
+
+    def ring(self) -> None:
+        """Add 1 to the value (modulo 2**32) and wake all who wait."""
+
+    def set(self, value: int) -> None:
+        """Store the value and wake all who wait."""
+
+    @property
+    def value(self) -> int: ...
+
+    def wait(self, seen: int, timeout: float | None) -> int:
+        """
+        Wait until the value differs from `seen`, at most `timeout` [s] (None: for ever); returns the value.
+        """
+
+    def wait_at_least(self, target: int, timeout: float | None) -> bool:
+        """Wait until the value is at least `target`; returns whether it is."""
+
+class Ring:
+    """
+    Single-producer single-consumer ring of fixed-size rows in memory of the caller.
+    """
+
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """View of a ring that `initialize` made."""
+
+    @staticmethod
+    def nbytes(capacity: int, row_nbytes: int) -> int:
+        """Memory that a ring takes [bytes]."""
+
+    @staticmethod
+    def initialize(memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], capacity: int, row_nbytes: int, drop: bool) -> None:
+        """Make a fresh ring; `drop`: a full one drops new rows."""
+
+    def push(self, rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout: float | None = None) -> int:
+        """
+        Append rows; waits for room at most `timeout` [s] (None: for ever) unless the ring drops. Returns rows written.
+        """
+
+    def pop(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """Move the oldest rows to `out`; returns how many."""
+
+    def close(self) -> None:
+        """End all waiting, now and later."""
+
+    def set_bell(self, bell: object | None) -> None:
+        """Ring this doorbell after each push; None: none."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def row_nbytes(self) -> int: ...
+
+    @property
+    def drops(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def pushed(self) -> int: ...
+
+    @property
+    def popped(self) -> int: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    @property
+    def waits(self) -> int: ...
+
+    @property
+    def wait_seconds(self) -> float: ...
+
+class LaneSet:
+    """Rings drained fairly by one consumer."""
+
+    def __init__(self, rings: Sequence[object]) -> None: ...
+
+    def drain(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """Move rows of all rings to `out`; returns how many."""
+
+    @property
+    def pending(self) -> int: ...
+
+class StepWriter:
+    """Turns vector steps into rows of a ring."""
+
+    def __init__(self, ring: object, row_nbytes: int, offsets: Sequence[int], frame_nbytes: int, state: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], action: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], first_stream: int) -> None: ...
+
+    def write(self, state: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], action: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], reward: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], terminated: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], truncated: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], next_state: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], policy_version: int, timeout: float | None = None) -> int:
+        """
+        Record one vector step; returns the rows made. Waits for room at most `timeout` [s] (None: for ever).
+        """
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Move waiting rows to the ring; True: none is left."""
+
+    def cut(self) -> None:
+        """Forget the running episodes; call it when the environments are reset."""
+
+    @property
+    def pending(self) -> int: ...
+
+class Sealed:
+    """What is known of a pinned version."""
+
+    @property
+    def word(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def checksum(self) -> int: ...
+
+    @property
+    def time_ns(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def values(self) -> tuple[float, ...]: ...
+
+class Mailbox:
+    """Slots of bytes: one writer, many readers in place."""
+
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """View of a mailbox that `initialize` made."""
+
+    @staticmethod
+    def nbytes(slots: int, readers: int, data_nbytes: int) -> int:
+        """Memory that a mailbox takes [bytes]."""
+
+    @staticmethod
+    def initialize(memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], slots: int, readers: int, data_nbytes: int) -> None: ...
+
+    def data_offset(self, slot: int) -> int:
+        """Where the data of a slot begin in the memory."""
+
+    def begin(self, revoke: bool) -> int:
+        """Take a slot to write into; -1: none."""
+
+    def seal(self, slot: int, version: int, checksum: int, time_ns: int, values: Sequence[float]) -> bool:
+        """Hand over a slot; returns whether it is the newest."""
+
+    def abandon(self, slot: int) -> None: ...
+
+    def wait_newer(self, version: int, timeout: float | None) -> int: ...
+
+    def claim(self, reader: int, pid: int, start: int, firm: bool) -> None: ...
+
+    def release(self, reader: int) -> None: ...
+
+    def reader_process(self, reader: int) -> tuple[int, int]:
+        """Process id (0: none) and start time of a reader."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def readers(self) -> int: ...
+
+    @property
+    def data_nbytes(self) -> int: ...
+
+    @property
+    def newest(self) -> int: ...
+
+    @property
+    def revoked(self) -> int: ...
+
+class MailboxReader:
+    """One reader's line of a mailbox."""
+
+    def __init__(self, mailbox: object, reader: int) -> None: ...
+
+    def pin(self) -> Sealed:
+        """Pin the newest version; word 0: none yet."""
+
+    def unpin(self) -> None: ...
+
+    def valid(self, word: int) -> bool: ...
+
+    @property
+    def newest_word(self) -> int: ...
+
+class Counter:
+    """One float64 in shared memory: one writer, many readers."""
+
+    def __init__(self, table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], row: int, column: int) -> None: ...
+
+    def add(self, x: float) -> None:
+        """Add to it; a fresh one counts from 0."""
+
+    def set(self, x: float) -> None: ...
+
+    @property
+    def value(self) -> float: ...
+
+def read_table(out: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    """Copy a table that others write, value by value."""
+
+def store_table(table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    """Write a whole table that others read, value by value."""
+
+def checksum(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """64-bit checksum of bytes."""
+
+def copy_with_checksum(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """Copy bytes and return their checksum, in one pass."""
+
+class ReplayCore:
+    """The replay kernel; ddrl.replay.ExperienceReplay is its face."""
+
+    def __init__(self, *, states: Sequence[tuple[str, Sequence[int]]], state_bytes: Sequence[int], action_format: str, action_shape: Sequence[int], action_bytes: int, memory_bytes: int, capacity: int, pick_len: int, short_picks: bool, n_step: int, frame_stack: int, burn_in: int, eviction: str, seed: int, shift: int, file: str) -> None: ...
+
+    def new_episode(self) -> int: ...
+
+    def record(self, handle: int, state: object, action: object, reward: float, final_state: object | None, ending: int, policy_version: int, memory: object | None) -> int: ...
+
+    def record_steps(self, handle: int, count: int, state: object, action: object, reward: object, final_state: object | None, ending: int, policy_version: object, memory: object | None) -> int: ...
+
+    def cut(self, handle: int) -> None: ...
+
+    def set_row_layout(self, row_bytes: int, version: int, stream: int, step: int, reward: int, kind: int, action: int, states: Sequence[int]) -> None: ...
+
+    def record_rows(self, rows: object) -> int: ...
+
+    def cut_streams(self) -> None: ...
+
+    def add_uniform(self) -> int: ...
+
+    def add_prioritized(self, priority_exponent: float, importance_exponent: float, stratified: bool) -> int: ...
+
+    def keep_selectors(self, count: int) -> None: ...
+
+    def set_importance_exponent(self, selector: int, exponent: float) -> None: ...
+
+    def get_batch(self, batch_size: int, selector: int, make: Callable[[int], object]) -> Any: ...
+
+    def sample(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
+
+    def sample_sequences(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
+
+    def set_priority(self, selector: int, pick_epi: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], pick_pos: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
+    def list_picks(self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def law(self, selector: int, probability: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def episodes(self) -> int: ...
+
+    @property
+    def picks(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def check(self) -> str: ...
+
+    def serialize(self, configuration: str, progress: object | None) -> bytes: ...
+
+    def unserialize(self, data: object, configuration: str, progress: object | None) -> None: ...
+
+    def save(self, path: str, configuration: str, progress: object | None) -> None: ...
+
+    def load(self, path: str, configuration: str, progress: object | None) -> None: ...

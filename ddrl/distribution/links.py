@@ -1,0 +1,242 @@
+"""Measuring the links between relays: rates each way, latency, and what a message costs.
+
+Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two. In each round every
+host sends to the one a certain number of places further on, which answers when it has everything; a host's rate each way is the best of all
+rounds, so a slow partner does not count against it. Nobody spins while it waits. Models must be at rest meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddrl.distribution.simulator import Network
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+PIECE = 1 << 15  # bytes of a message in the rounds
+ROUND_SECONDS = 0.06
+FEWEST, MOST = 4, 1 << 11  # pieces in a round
+ROUNDS = 12  # partners of each host, at most
+FRAME_BYTES = 40  # of TCP and IP, by packet
+PACKET_BYTES = 1448
+RECENT = 5  # models
+SLOWER = 1.5
+ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
+_TAG = 1 << 14
+
+
+@dataclass(frozen=True)
+class Links:
+    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct machines below the hosts."""
+
+    up: list[float]
+    down: list[float]
+    latency: float
+    message_seconds: float
+    machines: int
+    cores: int
+    byte_seconds: float = 0.0  # processor time of a byte at each end
+
+    def network(self) -> Network:
+        """For the simulator. Hosts that stand on one machine share its cores."""
+        rates = [*self.up, *self.down[1:]]
+        middle = statistics.median(rates)
+        if max(rates) < ALIKE * middle and min(rates) > middle / ALIKE:  # what differs less is noise
+            up = down = [middle] * len(self.up)
+        else:
+            up, down = self.up, self.down
+        shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
+        half = 0.5 * self.message_seconds
+        return Network(up, down, latency=self.latency, send_cpu=half, receive_cpu=half, cpu_byte=self.byte_seconds, cores=shared)
+
+
+def measure_links(comm: MPI.Comm) -> Links:
+    """Measure; every rank returns the same."""
+    from mpi4py import MPI
+
+    probe = _Probe(comm, MPI)
+    size = comm.size
+    if size == 1:
+        return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1)
+    latency = probe.latency()
+    message = probe.message_seconds()
+    pieces = FEWEST
+    rates = np.zeros((size, size))
+    shifts = list(range(1, size))
+    if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
+        few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
+        shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
+    probe.round(1, FEWEST)  # opens connections and fills token buckets' debts
+    while True:  # a first look at how much fits into a round
+        seconds = float(np.median(comm.allgather(probe.round(shifts[0], pieces))))
+        if seconds > 0.3 * ROUND_SECONDS or pieces >= MOST:
+            break
+        pieces = min(MOST, pieces * 4)
+    pieces = max(FEWEST, min(MOST, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
+    used = time.process_time()
+    for shift in shifts:
+        seconds = probe.round(shift, pieces)
+        rates[comm.rank, (comm.rank + shift) % size] = pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
+    used = float(comm.allreduce(time.process_time() - used)) / (2 * size * len(shifts) * pieces * PIECE)
+    fan = probe.fan_out(pieces)
+    comm.Allreduce(MPI.IN_PLACE, rates, MPI.MAX)
+    up, down = rates.max(axis=1), rates.max(axis=0)
+    up[0] = max(up[0], fan)
+    machines = len(set(comm.allgather(_machine())))
+    return Links(up.tolist(), down.tolist(), latency, message, machines, os.cpu_count() or 1, used)
+
+
+def _machine() -> str:
+    """Names the machine under a host, namespaces and containers seen through."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        import platform
+
+        return platform.node()
+
+
+class _Probe:
+    """Rounds of messages on one communicator."""
+
+    def __init__(self, comm: MPI.Comm, mpi: Any) -> None:
+        self._comm, self._mpi = comm, mpi
+        self._out = np.zeros(PIECE, np.uint8)
+        self._nothing = np.zeros(1, np.uint8)
+        self._in = np.zeros((MOST, PIECE), np.uint8)
+
+    def wait(self, requests: list[Any]) -> None:
+        """All of them, sleeping between looks."""
+        pause = 2e-5
+        while not self._mpi.Request.Testall(requests):
+            time.sleep(pause)
+            pause = min(5e-4, pause * 1.5)
+
+    def barrier(self) -> None:
+        """Meet, sleeping."""
+        self.wait([self._comm.Ibarrier()])
+
+    def latency(self) -> float:
+        """Half a round trip of an empty message between the root and a few hosts, the median."""
+        times: list[float] = []
+        nothing = np.zeros(1, np.uint8)
+        for host in sorted({1, self._comm.size // 2 or 1, self._comm.size - 1}):
+            self.barrier()
+            for turn in range(6):
+                if self._comm.rank == 0:
+                    begun = time.perf_counter()
+                    self.wait([self._comm.Isend(nothing, host, _TAG)])
+                    self.wait([self._comm.Irecv(nothing, host, _TAG)])
+                    if turn:
+                        times.append(0.5 * (time.perf_counter() - begun))
+                elif self._comm.rank == host:
+                    self.wait([self._comm.Irecv(nothing, 0, _TAG)])
+                    self.wait([self._comm.Isend(nothing, 0, _TAG)])
+        return float(self._comm.bcast(float(np.median(times)) if times else 0.0))
+
+    def message_seconds(self, count: int = 64) -> float:
+        """Processor time of sending and receiving one small message, at both ends together, all hosts busy."""
+        size, rank = self._comm.size, self._comm.rank
+        self.barrier()
+        used = time.process_time()
+        begun = time.perf_counter()
+        small = self._in[0, :256]
+        receives = [self._comm.Irecv(self._in[1 + index, :256], (rank - 1) % size, _TAG + 1) for index in range(count)]
+        sends = [self._comm.Isend(small, (rank + 1) % size, _TAG + 1) for _ in range(count)]
+        self.wait(receives + sends)
+        used, elapsed = time.process_time() - used, time.perf_counter() - begun
+        return float(self._comm.allreduce(min(used, elapsed) / count)) / size
+
+    def round(self, shift: int, pieces: int) -> float:
+        """Everybody sends `pieces` to the host `shift` places on; seconds until that host says that it has them all.
+
+        Timed by the sender, so that a process that is late can only make a link look slower, never faster.
+        """
+        size, rank = self._comm.size, self._comm.rank
+        source, target = (rank - shift) % size, (rank + shift) % size
+        done = np.zeros(1, np.uint8)
+        self.barrier()
+        receives = [self._comm.Irecv(self._in[index], source, _TAG + 2) for index in range(pieces)]
+        answer = self._comm.Irecv(done, target, _TAG + 4)
+        begun = time.perf_counter()
+        sends = [self._comm.Isend(self._out, target, _TAG + 2) for _ in range(pieces)]
+        answered, pause = False, 2e-5
+        while not answer.Test():
+            if not answered and self._mpi.Request.Testall(receives):
+                sends.append(self._comm.Isend(self._nothing, source, _TAG + 4))
+                answered = True
+            time.sleep(pause)
+            pause = min(5e-4, pause * 1.5)
+        seconds = time.perf_counter() - begun
+        self.wait(receives)
+        if not answered:
+            sends.append(self._comm.Isend(self._nothing, source, _TAG + 4))
+        self.wait(sends)
+        return seconds
+
+    def fan_out(self, pieces: int) -> float:
+        """Rate at which the root can send to up to 8 hosts at once [bytes/s]."""
+        targets = range(1, min(9, self._comm.size))
+        share = max(2, pieces // 4)
+        self.barrier()
+        begun = time.perf_counter()
+        if self._comm.rank == 0:
+            self.wait([self._comm.Isend(self._out, host, _TAG + 3) for _ in range(share) for host in targets])
+        elif self._comm.rank in targets:
+            self.wait([self._comm.Irecv(self._in[index], 0, _TAG + 3) for index in range(share)])
+        ended = time.perf_counter() - begun if self._comm.rank in targets else 0.0
+        slowest = float(self._comm.allreduce(ended, self._mpi.MAX))
+        return len(targets) * share * PIECE / max(slowest, 1e-9)
+
+
+class PaceWatch:
+    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the machine is busy.
+
+    The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time.
+    """
+
+    def __init__(self, interval: float = 20.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._interval = clock, interval
+        self._begun: dict[int, float] = {}
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=RECENT)
+        self._rest_until = clock() + interval
+
+    def restart(self) -> None:
+        """A new plan: forget how long models took."""
+        if len(self._last) == RECENT and self.suspicious:
+            self._interval *= 2
+        self._begun.clear()
+        self._first.clear()
+        self._last.clear()
+        self._rest_until = self._clock() + self._interval
+
+    def began(self, sequence: int) -> None:
+        """A model has left."""
+        self._begun[sequence] = self._clock()
+
+    def ended(self, sequence: int) -> None:
+        """It has been confirmed everywhere."""
+        seconds = self._clock() - self._begun.pop(sequence, math.inf)
+        if len(self._first) < RECENT:
+            self._first.append(seconds)
+        else:
+            self._last.append(seconds)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the last models took half as long again as the first, and it is time to look."""
+        if len(self._last) < RECENT or self._clock() < self._rest_until:
+            return False
+        return statistics.median(self._last) > SLOWER * statistics.median(self._first)

@@ -1,0 +1,144 @@
+"""Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables out, figures by `ddrl.plots`.
+
+Stands above the stages like `run`; pure apart from the clock. The sliders need ipywidgets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import MissingExtraError
+from ddrl.core.specs import ArraySpec
+from ddrl.distribution import costs
+from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.simulator import Network, Simulation, simulate
+from ddrl.replay import ExperienceReplay
+
+_STATE = ArraySpec((4,), "float32")
+_ACTION = ArraySpec((), "int64")
+
+
+def filled_replay(records: int, *, capacity: int | None = None, episode_steps: int = 100, eviction: str = "fifo",
+                  seed: int = 0) -> tuple[ExperienceReplay, NDArray[np.uint64]]:
+    """A replay into which `records` records of made-up episodes were written, and the handles of all these episodes in order."""
+    replay = ExperienceReplay(_STATE, _ACTION, capacity or records, eviction=eviction, seed=seed)
+    handles = [_record_episode(replay, episode_steps) for _ in range(records // episode_steps)]
+    return replay, np.array(handles, np.uint64)
+
+
+def _record_episode(replay: ExperienceReplay, steps: int) -> int:
+    handle = replay.new_episode()
+    states = np.zeros((steps, 4), np.float32)
+    # An episode that is evicted while it is recorded goes on under another handle.
+    return replay.record_steps(handle, states, np.zeros(steps, np.int64), np.ones(steps, np.float32), np.zeros(4, np.float32))
+
+
+def draw_cost(sizes: Sequence[int], kinds: Sequence[str] = ("uniform", "prioritized"), *, batch_size: int = 128,
+              rounds: int = 30) -> dict[str, NDArray[np.float64]]:
+    """Median microseconds to draw a batch, by kind of selector and records held: {kind: [sizes]}."""
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for size in sizes:
+        replay, _ = filled_replay(size)
+        selectors = {kind: replay.new_pick_selector(kind) for kind in kinds}
+        for kind, selector in selectors.items():
+            seconds = []
+            for _ in range(rounds):
+                begin = time.perf_counter()
+                replay.sample(batch_size, selector, 0.99)
+                seconds.append(time.perf_counter() - begin)
+            found[kind].append(float(np.median(seconds)) * 1e6)
+    return {kind: np.array(values) for kind, values in found.items()}
+
+
+def draws_and_law(priorities: NDArray[np.float32], exponent: float, *, draws: int = 100_000) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """How often each transition was drawn with these raw priorities, and the probability that the law gives it: [N], [N]."""
+    replay = ExperienceReplay(_STATE, _ACTION, len(priorities))
+    _record_episode(replay, len(priorities))
+    selector = replay.new_pick_selector("prioritized", priority_exponent=exponent)
+    handles, positions = replay.picks()
+    replay.set_priority(selector, handles, positions, priorities)
+    counts = np.zeros(len(priorities), np.int64)
+    where = {int(position): index for index, position in enumerate(positions)}
+    place = np.array([where[position] for position in range(len(positions))])
+    for _ in range(-(-draws // 1000)):
+        counts += np.bincount(place[replay.sample(1000, selector, 0.99).pick_pos], minlength=len(counts))
+    return counts, replay.law(selector)
+
+
+def eviction_survivors(policies: Sequence[str] = ("fifo", "second_chance", "lru", "lfu"), *, capacity: int = 10_000, episodes: int = 400,
+                       episode_steps: int = 100, favorites: float = 0.1, seed: int = 0) -> dict[str, NDArray[np.float64]]:
+    """Age, in episodes recorded since, of the episodes that each policy has kept, where a share `favorites` of the episodes is drawn often.
+
+    Every 10th episode gets a high priority, so that policies that look at use keep it longer.
+    """
+    found: dict[str, NDArray[np.float64]] = {}
+    every = max(round(1 / favorites), 1)
+    for policy in policies:
+        replay, _ = filled_replay(0, capacity=capacity, eviction=policy, seed=seed)
+        selector = replay.new_pick_selector("prioritized", priority_exponent=1.0)
+        order: dict[int, int] = {}
+        for episode in range(episodes):
+            handle = _record_episode(replay, episode_steps)
+            order[handle] = episode
+            liked = 1.0 if episode % every == 0 else 0.01
+            steps = np.arange(episode_steps, dtype=np.uint32)
+            replay.set_priority(selector, np.full(episode_steps, handle, np.uint64), steps, np.full(episode_steps, liked, np.float32))
+            replay.sample(128, selector, 0.99)
+        kept = np.unique(replay.picks()[0])
+        found[policy] = np.array([episodes - 1 - order[int(handle)] for handle in kept], np.float64)
+    return found
+
+
+def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: float, relays: int = 0) -> dict[str, NDArray[np.float64]]:
+    """Seconds until the last of n hosts has the model, by the cost model, for every scheme and the lower bound: {scheme: [hosts]}.
+
+    `rate` in bytes/s each way, `latency` in s a message, `relays` the m of the sharded scheme (0: the best).
+    """
+    rows: dict[str, list[float]] = {}
+    for n in hosts:
+        m = min(relays or costs.best_relays(n, nbytes, rate, latency), n)
+        found = {
+            "direct": costs.direct_seconds(n, nbytes, rate, latency), "binomial": costs.binomial_seconds(n, nbytes, rate, latency),
+            "sharded": costs.sharded_seconds(n, nbytes, rate, latency, m), "scatter + ring": costs.ring_seconds(n, nbytes, rate, latency),
+            "two-tree": costs.two_tree_seconds(n, nbytes, rate, latency, costs.best_two_tree_chunks(n, nbytes, rate, latency)),
+            "bound": costs.bound_seconds(n, nbytes, rate, latency),
+        }
+        for name, seconds in found.items():
+            rows.setdefault(name, []).append(seconds)
+    return {name: np.array(values) for name, values in rows.items()}
+
+
+def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: float, **parameters: Any) -> Simulation:
+    """One model by `scheme` on a network of equal hosts, with its trace."""
+    network = Network.equal(hosts, rate, message_seconds=latency)
+    return simulate(make_plan(scheme, hosts, nbytes, **parameters), network, trace=True)
+
+
+def distribution_sliders() -> Any:
+    """Sliders for hosts, m, bandwidth and latency over two figures: a Gantt chart of the sharded scheme, and all schemes against hosts."""
+    try:
+        import ipywidgets
+        from IPython.display import display
+    except ImportError:
+        raise MissingExtraError("ipywidgets", "notebook", "ddrl.explore.distribution_sliders") from None
+    from ddrl import plots
+
+    def draw(hosts: int, m: int, megabits: int, microseconds: int) -> None:
+        rate, latency, nbytes = megabits * 125e3, microseconds * 1e-6, 2_000_000
+        m = min(m, hosts)
+        simulation = simulated("sharded", hosts, nbytes=nbytes, rate=rate, latency=latency, relays=m)
+        display(plots.gantt(simulation.trace, f"sharded, m = {m}, {hosts} hosts: {simulation.seconds * 1e3:.1f} ms"))
+        counts = np.unique(np.geomspace(2, 300, 24).astype(int))
+        here = {"sharded, simulated": (np.array([float(hosts)]), np.array([simulation.seconds]))}
+        display(plots.times_against_hosts(counts, scheme_times(counts, nbytes=nbytes, rate=rate, latency=latency, relays=m), here))
+
+    def slider(low: int, high: int, value: int, step: int = 1) -> Any:
+        return ipywidgets.IntSlider(value=value, min=low, max=high, step=step, continuous_update=False)
+
+    return ipywidgets.interactive(draw, hosts=slider(1, 32, 8), m=slider(1, 32, 8), megabits=slider(10, 10_000, 1000, 10),
+                                  microseconds=slider(0, 1000, 50))

@@ -1,0 +1,58 @@
+"""A distribution plan as it runs, and what schemes cost: figures from a simulator's trace and from tables of seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet
+
+
+def gantt(trace: NDArray[np.float64], title: str = "Who sends when", *, height: int = 340) -> go.Figure:
+    """Every send of a simulation, one row a host: the root's, and what relays pass on.
+
+    `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message (ddrl.distribution.simulator.Simulation.trace).
+    """
+    figure = new_figure(title, "ms", "host that sends (0: root)", height=height)
+    if not len(trace):
+        return say_nothing_yet(figure, "nothing is sent")
+    hosts = int(max(trace[:, 3].max(), trace[:, 4].max()))
+    thick = float(np.clip(220 / (hosts + 1), 2, 16))
+    for index, (rows, name) in enumerate(((trace[:, 3] == 0, "root sends its shards"), (trace[:, 3] > 0, "relays pass them on"))):
+        sends = trace[rows]
+        x = np.stack([sends[:, 0], sends[:, 1], np.full(len(sends), np.nan)], axis=1).ravel() * 1e3
+        figure.add_scatter(x=x, y=np.repeat(sends[:, 3], 3), mode="lines", name=name, line={"color": COLORS[1 - index], "width": thick})
+    last = np.array([trace[trace[:, 4] == host, 2].max() for host in range(1, hosts + 1)])
+    figure.add_scatter(x=last * 1e3, y=np.arange(1, hosts + 1), mode="markers", name="has the whole model",
+                       marker={"symbol": "line-ns-open", "size": max(thick, 8), "color": COLORS[5]})
+    figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def times_against_hosts(hosts: Sequence[int] | NDArray[np.int64], seconds: Mapping[str, NDArray[np.float64]],
+                        points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None, *,
+                        height: int = 380) -> go.Figure:
+    """Milliseconds until the last host has the model, against the number of hosts: {scheme: [hosts]}; "bound" is drawn as such.
+
+    `points`: name -> (hosts, seconds), drawn as markers, e.g. {"sharded, measured": ...}, in the color of the scheme that the name begins with.
+    """
+    figure = new_figure("Until the last host has the model", "hosts", "ms", height=height)
+    colors: dict[str, str] = {}
+    for index, (name, values) in enumerate(seconds.items()):
+        if name == "bound":
+            figure.add_scatter(x=list(hosts), y=values * 1e3, name="lower bound", mode="lines",
+                               line={"color": "#808080", "dash": "dash", "width": 2})
+        else:
+            add_line(figure, np.asarray(hosts, float), values * 1e3, name, index)
+            colors[name] = COLORS[index % len(COLORS)]
+    for name, (x, y) in (points or {}).items():
+        marker = {"size": 10, "symbol": "diamond", "color": colors.get(name.partition(",")[0], COLORS[5]), "line": {"width": 1, "color": "#808080"}}
+        figure.add_scatter(x=x, y=y * 1e3, mode="markers", name=name, marker=marker)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
+    return figure

@@ -1,0 +1,63 @@
+"""Rank 0 under mpirun: the trainer's host, its session, and the end of the job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddrl.channels.board import Board, Command
+from ddrl.channels.lane import LaneSet
+from ddrl.channels.segment import sweep_dead
+from ddrl.core.layouts import row_dtype
+from ddrl.run.final_evaluation import FinalEvaluation
+from ddrl.run.interrupts import Interrupts
+from ddrl.run.last_save import save_in_a_child
+from ddrl.run.leftovers import sweep_open_mpi
+from ddrl.run.messages import wait_for
+from ddrl.run.preparation import Preparation
+from ddrl.run.session import Session
+from ddrl.run.wiring import HostChannels, Topology, board_name
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DISCARDED_ROWS = 64
+
+
+def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[str, Any]:
+    """Train to the end; the summary. The learner is built while the other ranks still start."""
+    sweep_dead()
+    sweep_open_mpi()
+    board = Board.create(board_name(topology.run_id, 0))
+    channels: HostChannels | None = None
+    standing: MPI.Request | None = None
+    try:
+        channels = HostChannels.create(topology, 0, board)
+        standing = world.Ibarrier()  # every host's channels stand
+        with Interrupts() as interrupts:
+            session = Session(topology, preparation.directory, channels, interrupts, resume=preparation.resume)
+            try:
+                wait_for(standing)
+                session.start()
+                reason = session.run()
+                saved = interrupts.terminated and save_in_a_child(session, topology.run_id)
+                return session.finish(reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved)
+            except BaseException as error:
+                session.abandon(error)
+                raise
+    except BaseException:
+        board.command = Command.FAIL
+        raise
+    finally:
+        wait_for(world.Ibarrier() if standing is None else standing)  # (a request that has ended is false)
+        wait_for(world.Ibarrier(), lambda: _discard(channels))  # nobody needs this host's channels any more
+        if channels is not None:
+            channels.close()
+
+
+def _discard(channels: HostChannels | None) -> None:
+    """Take rows that came after the end, so that no relay waits for room in a lane."""
+    if channels is not None:
+        rows = np.zeros(DISCARDED_ROWS, row_dtype(channels.topology.spec))
+        LaneSet(channels.drained_lanes()).drain(rows)

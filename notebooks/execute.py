@@ -1,0 +1,60 @@
+"""Run the notebooks top to bottom, as a reader would: `python notebooks/execute.py [--save] [NAME ...]`.
+
+With --save the outputs, pictures included, are written back, so that a code-hosting site shows them. Used by people and by the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+
+
+def notebooks() -> list[Path]:
+    """All notebooks, in order."""
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def execute(path: Path, folder: Path, *, timeout: float = 600.0) -> nbformat.NotebookNode:
+    """The notebook at `path`, run in `folder`; raises nbclient's CellExecutionError with the cell and its traceback."""
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return client.execute()
+
+
+def tidy(notebook: nbformat.NotebookNode) -> None:
+    """Drop what changes with each execution and tells the reader nothing."""
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata["language_info"] = {"name": "python"}
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names; default: all")
+    parser.add_argument("--save", action="store_true", help="write the outputs back")
+    options = parser.parse_args()
+    for path in notebooks():
+        if options.names and not any(name in path.name for name in options.names):
+            continue
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ.setdefault("PYTHONPATH", str(FOLDER.parent))
+            notebook = execute(path, Path(folder))
+        if options.save:
+            tidy(notebook)
+            nbformat.write(notebook, path)
+        print(f"{path.name}: {time.monotonic() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The planner against full sweeps in the simulator."""
+
+import random
+
+import pytest
+
+from ddrl.core.config import ClusterConfig
+from ddrl.core.errors import ConfigError
+from ddrl.distribution.planner import Choice, candidates, choose, choose_best, predict
+from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.simulator import Network
+
+
+def unequal_network(seed):
+    draw = random.Random(seed)
+    hosts = draw.randint(4, 16)
+    rates = [draw.uniform(50, 400) * 1e6 / 8 for _ in range(hosts + 1)]
+    return Network(rates, rates, latency=3e-4, message_seconds=3e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_auto_is_within_five_percent_of_the_best_candidate_on_unequal_links(seed):
+    network, nbytes = unequal_network(seed), 1_000_000
+    chosen = choose_best(network, nbytes, 1)
+    sweep = list(candidates(network, nbytes))
+    hosts = len(network.up) - 1
+    sweep += [Choice("direct", {}), Choice("scatter_ring", {}), Choice("tree", {"fanout": 3}), Choice("chain", {"chunk_bytes": 1 << 14}),
+              *(Choice("sharded", {"relays": m}) for m in range(1, hosts + 1, 3))]
+    best = min(predict(candidate, network, nbytes, 1) for candidate in sweep)
+    assert chosen.seconds <= 1.05 * best
+
+
+def test_a_small_model_travels_whole_and_a_large_one_in_chunks():
+    network = Network.equal(100, 1.25e9, latency=1e-4, message_seconds=5e-5, header_bytes=128)
+    assert choose_best(network, 2_000, 1).scheme in ("binomial", "postal")
+    assert "chunk_bytes" in choose_best(network, 20_000_000, 1, budget_seconds=2).parameters
+
+
+def test_one_slow_host_does_not_relay():
+    rates = [25e6] * 9
+    rates[4] = 2.5e6
+    network = Network(rates, [25e6] * 9, latency=1e-4, message_seconds=2e-5)
+    chosen = choose_best(network, 4_000_000, 2)
+    egress = make_plan(chosen.scheme, 8, 4_000_000, **chosen.parameters).egress()
+    assert egress[4] < 0.3 * 4_000_000
+    assert chosen.seconds < 1.3 * network.bound(4_000_000)
+
+
+def test_settings_are_kept_and_impossible_ones_refused():
+    assert choose(ClusterConfig(scheme="sharded", shards=3, chunk_bytes=4096), 5, 10_000).parameters == {"relays": 3, "chunk_bytes": 4096}
+    assert choose_best(Network.equal(20, 1e8), 100_000, 2, relays=7).parameters["relays"] == 7
+    with pytest.raises(ConfigError, match=r"cluster\.shards \(6\) exceeds the 5 relays"):
+        choose(ClusterConfig(scheme="sharded", shards=6), 5, 10_000)
+    with pytest.raises(ConfigError, match="must be one of auto"):
+        choose(ClusterConfig(scheme="gossip"), 5, 10_000)

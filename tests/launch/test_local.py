@@ -1,0 +1,65 @@
+"""mpi_launch/local: it prints what it runs, passes on how that ended, and turns Ctrl-C into a stop that saves."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.run.launch import TINY, segments_of, summary
+
+LOCAL = Path(__file__).parents[2] / "mpi_launch" / "local"
+
+
+def fake_mpirun(folder: Path, version: str, status: int = 0) -> Path:
+    path = folder / "mpirun"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "{version}"; exit; }}\nprintf "%s|" "$@"\nexit {status}\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [[], ["0"], ["-3"], ["many"], ["3.5"]])
+def test_a_number_of_ranks_is_asked_for(arguments):
+    done = subprocess.run([LOCAL, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: mpi_launch/local N")
+
+
+def test_the_command_is_printed_as_it_is_run(tmp_path):
+    fake = fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11", status=3)
+    done = subprocess.run([LOCAL, "4", "pong", "--set", "env.kwargs={a = 1}"], capture_output=True, text=True,
+                          env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable})
+    assert done.returncode == 3
+    printed, given = done.stdout.splitlines()
+    given = given.strip("|").split("|")
+    assert shlex.split(printed.removeprefix("+")) == [str(fake), *given]
+    assert given[-6:] == [sys.executable, "-m", "ddrl.run", "pong", "--set", "env.kwargs={a = 1}"]
+    assert ("--allow-run-as-root" in given) == (os.geteuid() == 0)
+    assert ":OVERSUBSCRIBE" in given
+
+
+def test_another_mpi_gets_no_option_of_open_mpi(tmp_path):
+    fake = fake_mpirun(tmp_path, "HYDRA build details")
+    done = subprocess.run([LOCAL, "4"], capture_output=True, text=True, env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable})
+    assert done.stdout.splitlines()[1] == f"-n|4|{sys.executable}|-m|ddrl.run|"
+
+
+def test_ctrl_c_stops_the_job_saves_and_ends_with_130(tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen([LOCAL, "4", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHON": sys.executable})
+    deadline = time.monotonic() + 120
+    while not list((run / "checkpoints").glob("0*")):
+        assert time.monotonic() < deadline, "the run wrote no checkpoint within 120 s"
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert summary(run)["reason"] == "interrupted"
+    assert f"--resume {run}" in out
+    assert segments_of(run) == []

@@ -1,0 +1,130 @@
+"""The package as a newcomer meets it: its version, its names, its command line, what it imports, and what it must never contain."""
+
+import ast
+import importlib.metadata
+import os
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ddrl
+from ddrl.core.config import Config
+from ddrl.core.settings import config_from_toml, describe_settings, load_config
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for path in (ROOT / "ddrl").rglob("*.py"))
+LONGEST = 350
+
+
+def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **options)
+
+
+def test_the_version_is_the_same_everywhere():
+    assert ddrl.__version__ == importlib.metadata.version("ddrl")
+    assert ddrl.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_the_public_names_are_these_and_all_of_them_exist():
+    assert ddrl.__all__ == ["Run", "__version__", "attach", "start", "watch"]
+    for name in ddrl.__all__:
+        assert getattr(ddrl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = ddrl.nonsense
+
+
+def test_help_lists_every_setting_with_type_default_and_unit():
+    done = python("-m", "ddrl.run", "--help")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ") and "." in line.split()[0]}
+    for info in describe_settings():
+        line = lines[info.name]
+        assert info.type in line
+        assert str(info.default) in line or info.default == ""
+        assert f"[{info.unit}]" in line or not info.unit
+        assert info.doc in line
+
+
+def test_printed_settings_can_be_fed_back(tmp_path):
+    first = python("-m", "ddrl.run", "pong", "--print-config", "--set", "learner.lr=0.0007", "--set", "env.kwargs={a = 1}")
+    assert first.returncode == 0, first.stderr
+    task = tmp_path / "task.toml"
+    task.write_text(first.stdout)
+    again = python("-m", "ddrl.run", str(task), "--print-config")
+    assert again.stdout == first.stdout
+    assert load_config(task).learner.lr == 0.0007
+    assert config_from_toml(first.stdout, "printed") != Config()
+
+
+def test_the_installed_package_runs_outside_the_repository(tmp_path):
+    done = python("-P", "-m", "ddrl.run", "--print-config", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert config_from_toml(done.stdout, "printed") == load_config(ROOT / "ddrl" / "tasks" / "cartpole.toml")
+    done = python("-P", "-c", "import ddrl._kernel, ddrl.channels, ddrl.replay, ddrl.rollout", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def modules() -> list[str]:
+    names = [module.name for module in pkgutil.walk_packages([str(ROOT / "ddrl")], "ddrl.")]
+    return [name for name in names if not name.startswith("ddrl.learner") and not name.endswith("__main__") and name != "ddrl._kernel"]
+
+
+def test_no_module_but_the_learner_imports_torch():
+    done = python("-c", f"import importlib, sys\nfor name in {modules()!r}:\n    importlib.import_module(name)\n"
+                        "    assert 'torch' not in sys.modules, name + ' imports torch'\n", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+BLOCK = """
+import sys, importlib.abc
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Missing())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in {blocked!r} else found(name, package)
+from ddrl.run.__main__ import main
+sys.exit(main({arguments!r}))
+"""
+
+
+@pytest.mark.parametrize(("blocked", "environment", "arguments", "extra"), [
+    (["torch"], {}, ["--serial"], "train"),
+    (["onnx"], {}, ["--serial"], "train"),
+    (["mpi4py"], {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, [], "mpi"),
+    (["ale_py"], {}, ["pong", "--serial"], "atari"),
+    (["Box2D"], {}, ["lunarlander", "--serial"], "box2d"),
+])
+def test_a_missing_extra_is_said_in_one_line(blocked, environment, arguments, extra, tmp_path):
+    arguments = [*arguments, "--set", f"run.dir={tmp_path / 'run'}"]
+    done = python("-c", BLOCK.format(blocked=set(blocked), arguments=arguments), cwd=ROOT, env={**os.environ, **environment})
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("ddrl: ")
+    assert f"pip install 'ddrl[{extra}]'" in done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_is_long(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= LONGEST, f"{path.name} has {lines} lines: split it"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_unpickled(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {name.name.partition(".")[0] for name in node.names} & {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] not in {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            assert node.attr not in {"load", "save"}, f"line {node.lineno}"
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant), f"line {node.value.lineno}"
+            assert node.value.value is False, f"line {node.value.lineno}"
