@@ -76,7 +76,8 @@ class StartedRun:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def __repr__(self) -> str:
-        return f"<run {self.path}: {self.state}>"
+        here = Path.cwd()
+        return f"<run {self.path.relative_to(here) if self.path.is_relative_to(here) else self.path}: {self.state}>"
 
 
 def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0) -> StartedRun:
@@ -106,8 +107,16 @@ def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: st
     while run.state == "starting" and time.monotonic() < end:
         time.sleep(0.05)
     if run.state == "failed":
-        raise DdrlError(f"the run ended at once: {run.last_words(1) or 'it said nothing'} (all it said: {log})")
+        raise DdrlError(f"the run ended at once: {_reason(run.last_words(60))} (all it said: {log})")
     return run
+
+
+def _reason(words: str) -> str:
+    """The line that says why, out of a run's last words: mpirun adds a frame of its own below it."""
+    lines = [line.strip() for line in words.splitlines()]
+    framed = [index for index, line in enumerate(lines) if line.startswith("-----")]
+    before = [line for line in lines[: framed[0]] if line] if framed else [line for line in lines if line]
+    return next(reversed(before), "it said nothing")
 
 
 _count = 0

@@ -13,7 +13,7 @@ from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.settings import config_to_toml
-from ddrl.notebook import Panel, _mpirun, _toml, start, watch
+from ddrl.notebook import Panel, _mpirun, _reason, _toml, start, watch
 from ddrl.plots import sketch
 from ddrl.telemetry import Recorder
 
@@ -73,6 +73,13 @@ def test_a_run_that_ends_at_once_gives_its_own_words(tmp_path):
     record(tmp_path / "a", seconds=1)
     with pytest.raises(RunDirError, match="holds a run already"):
         start({"run.dir": str(tmp_path / "a")})
+
+
+def test_the_reason_stands_above_what_mpirun_adds():
+    said = "starting\nddrl: there is no setting 'learner.lrr'\n-------\nprterun detected that one or more processes exited\n-------\n"
+    assert _reason(said) == "ddrl: there is no setting 'learner.lrr'"
+    assert _reason("a\n\n") == "a"
+    assert _reason("") == "it said nothing"
 
 
 def test_a_run_started_from_a_plain_script_goes_on_stops_when_told_and_leaves_a_summary(tmp_path):

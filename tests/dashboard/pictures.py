@@ -1,0 +1,54 @@
+"""The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts a real run under mpirun and photographs every page."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ddrl
+from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "pictures"
+PAGES = ("overview", "distribution", "devices", "replay", "ranks", "settings")
+
+
+def main() -> None:
+    """Start, wait until there is something to see, photograph, stop."""
+    if missing_browser():
+        raise SystemExit(missing_browser())
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        settings = {"run.dir": f"{name}/runs/cartpole-4-hosts", "cluster.relays": 4, "run.max_env_steps": 100_000_000,
+                    "run.max_seconds": 600, "telemetry.period": 0.5}
+        run = ddrl.start(settings, ranks=16, wait=240)
+        stack.callback(run.stop)
+        port, driver_port = free_port(), free_port()
+        command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port), "--server.headless", "true",
+                   "--", f"{name}/runs"]
+        stack.enter_context(serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=subprocess.DEVNULL))
+        stack.enter_context(serving(["chromedriver", f"--port={driver_port}"], f"http://127.0.0.1:{driver_port}/status", stdout=subprocess.DEVNULL))
+
+        def evaluated() -> bool:
+            with run.open() as tables:
+                return len(tables.evaluations()) >= 4
+
+        until(evaluated, "four evaluations", timeout=300)
+        for dark in (False, True):
+            browser = Browser(f"http://127.0.0.1:{driver_port}", dark=dark, height=1300)
+            stack.callback(browser.close)
+            for page in PAGES if not dark else PAGES[:2]:
+                browser.open(f"http://127.0.0.1:{port}/{page}")
+                browser.wait_for("cartpole-4-hosts", "running")
+                drawn = ".js-plotly-plot .main-svg, [data-testid=stDataFrame] canvas"
+                until(lambda browser=browser, drawn=drawn: browser.find(drawn), "figures")
+                time.sleep(4)  # charts below the first are drawn one after the other
+                browser.screenshot(FOLDER / f"dashboard-{page}{'-dark' if dark else ''}.png")
+                print(f"{page}{' (dark)' if dark else ''}: {len(browser.console_errors())} console errors")
+
+
+if __name__ == "__main__":
+    main()
