@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -243,7 +243,7 @@ class ExperienceReplay:
 
     def serialize(self, progress: Progress | None = None) -> bytes:
         """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may go on meanwhile."""
-        return self._core.serialize(self._describe(self._selectors), progress)
+        return cast(bytes, self._core.serialize(self._describe(self._selectors), progress))
 
     def unserialize(self, data: bytes, progress: Progress | None = None) -> None:
         """Become the replay that `serialize` wrote; the same draws follow.

@@ -146,7 +146,7 @@ class ReferenceReplay:
 
     def victim(self) -> int:
         """The episode that goes next."""
-        held = [episode for handle, episode in sorted(self.episodes.items()) if episode.actions]
+        held = [episode for _, episode in sorted(self.episodes.items()) if episode.actions]
         ended = [episode for episode in held if episode.ended]
         if self.eviction == "fifo" or (self.eviction in ("lru", "lfu") and not ended):
             return held[0].handle

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tests.replay.filled import add_episode, fill, make_replay
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.replay.filled import ACTION, STATE, make_replay
 
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
+from tests.replay.filled import ACTION, STATE, make_replay
 
 
 @pytest.mark.parametrize(("final", "truncated"), [(True, False), (True, True), (False, False)])

@@ -143,7 +143,7 @@ def test_increments_out_of_order_or_without_their_base_are_refused(tmp_path: Pat
         add_episode(replay, 10)
     other = make_replay(400, n_step=3, eviction="second_chance")
     for order in ("1", "12", "02", "010"):
-        with pytest.raises(CheckpointError, match="whole|build on"):
+        with pytest.raises(CheckpointError, match=r"whole|build on"):
             other.load(*(tmp_path / name for name in order))
     assert len(other) == 0
     other.load(*(tmp_path / name for name in "012"))
