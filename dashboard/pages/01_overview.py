@@ -26,7 +26,7 @@ def figures(runs: watch.Runs) -> None:
         ("Return", value_text(newest["return_mean"]), "training, last seconds"),
         ("Evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-",
          f"best {value_text(float(judged['mean'].max()))}" if len(judged) else "none yet"),
-        ("Policy lag", f"{count_text(newest['lag_p50'])} / {count_text(newest['lag_p99'])}", "versions, p50 / p99"),
+        ("Policy lag", count_text(newest["lag_p50"]), f"versions; p99 {count_text(newest['lag_p99'])}"),
         ("Time left", duration_text(newest["seconds_left"]), f"{duration_text(newest['wall_seconds'])} so far"),
     ]
     for column, (label, value, below) in zip(st.columns(len(texts)), texts, strict=True):

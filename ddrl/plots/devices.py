@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.plots.frame import add_line, minutes, new_figure, rates, say_nothing_yet
+from ddrl.telemetry.devices import SAMPLE_PERIOD
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.series import ROLES
 
@@ -23,7 +24,7 @@ def cpu_by_role(processes: Processes, *, height: int = 280) -> go.Figure:
     figure = new_figure("Cores in use", label, "cores", height=height)
     shown = False
     for index, role, rows in _by_role(processes):
-        values = rates(processes.column("cpu_seconds")[:, rows], processes.time)
+        values = rates(processes.column("cpu_seconds")[:, rows], processes.time, over=2.5 * SAMPLE_PERIOD)
         kept = np.isfinite(values).any(axis=1)
         if kept.any():
             add_line(figure, x[1:][kept], np.nansum(values[kept], axis=1), f"{role} x {len(rows)}", index)

@@ -73,11 +73,16 @@ def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     return figure
 
 
-def rates(values: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Growth per second between moments: [T - 1, ...] of counters [T, ...] at `times` [T]; a restarted counter gives NaN, never less
-    than 0."""
-    seconds = np.diff(times)
-    gained = np.diff(values, axis=0)
+def rates(values: NDArray[np.float64], times: NDArray[np.float64], over: float = 0.0) -> NDArray[np.float64]:
+    """Growth per second up to each moment but the first: [T - 1, ...] of counters [T, ...] at `times` [T].
+
+    `over`: since the last moment at least so many seconds earlier (the first, where there is none), for counters that are written less often
+    than they are read. A restarted counter gives NaN, never less than 0.
+    """
+    later = np.arange(1, len(times))
+    earlier = np.clip(np.searchsorted(times, times[1:] - over, side="right") - 1, 0, later - 1) if over else later - 1
+    seconds = times[later] - times[earlier]
+    gained = values[later] - values[earlier]
     with np.errstate(divide="ignore", invalid="ignore"):
         found = gained / seconds.reshape(-1, *[1] * (values.ndim - 1))
     return np.where((gained >= 0) & np.isfinite(found), found, np.nan)

@@ -29,7 +29,7 @@ def name_bottleneck(series: Mapping[str, float]) -> Bottleneck:
 
     def value(name: str) -> float:
         found = series.get(name, math.nan)
-        return 0.0 if math.isnan(found) else found
+        return 0.0 if math.isnan(found) else min(found, 1.0) if name.endswith("_share") else found
 
     learn, wait = value("learn_share"), value("trainer_wait_share")
     replay = value("sample_share") + value("record_share")

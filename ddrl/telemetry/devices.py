@@ -20,6 +20,7 @@ from ddrl.telemetry.series import COLUMN, ROLES
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+SAMPLE_PERIOD = 2.0  # [s] between looks at a host's processes
 
 
 class Counters(Protocol):
@@ -94,7 +95,7 @@ class Gpus:
 class HostSampler:
     """Samples this host every `period` seconds in a thread of its own (`start`), or when told (`sample`)."""
 
-    def __init__(self, counters: Counters, *, period: float = 2.0) -> None:
+    def __init__(self, counters: Counters, *, period: float = SAMPLE_PERIOD) -> None:
         self._counters = counters
         self._period = period
         self._gpus = Gpus()

@@ -14,7 +14,7 @@ from tests.dashboard.webdriver import Browser, free_port, missing_browser, servi
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
-PAGES = ("overview", "distribution", "devices", "replay", "ranks", "settings")
+PAGES = ("overview", "distribution", "replay", "ranks")
 
 
 def main() -> None:
@@ -23,13 +23,14 @@ def main() -> None:
         raise SystemExit(missing_browser())
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         settings = {"run.dir": f"{name}/runs/cartpole-4-hosts", "cluster.relays": 4, "run.max_env_steps": 100_000_000,
-                    "run.max_seconds": 600, "telemetry.period": 0.5}
+                    "run.max_seconds": 600, "run.target_return": float("inf"), "telemetry.period": 0.5}
         run = ddrl.start(settings, ranks=16, wait=240)
         stack.callback(run.stop)
         port, driver_port = free_port(), free_port()
-        command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port), "--server.headless", "true",
-                   "--", f"{name}/runs"]
-        stack.enter_context(serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=subprocess.DEVNULL))
+        command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py"), "--server.port", str(port),
+                   "--server.address", "127.0.0.1", "--server.headless", "true", "--client.toolbarMode", "minimal",
+                   "--browser.gatherUsageStats", "false"]
+        stack.enter_context(serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=name, stdout=subprocess.DEVNULL))
         stack.enter_context(serving(["chromedriver", f"--port={driver_port}"], f"http://127.0.0.1:{driver_port}/status", stdout=subprocess.DEVNULL))
 
         def evaluated() -> bool:
@@ -40,8 +41,8 @@ def main() -> None:
         for dark in (False, True):
             browser = Browser(f"http://127.0.0.1:{driver_port}", dark=dark, height=1300)
             stack.callback(browser.close)
-            for page in PAGES if not dark else PAGES[:2]:
-                browser.open(f"http://127.0.0.1:{port}/{page}")
+            for page in PAGES if not dark else PAGES[:1]:
+                browser.open(f"http://127.0.0.1:{port}/{page if page != PAGES[0] else ''}")
                 browser.wait_for("cartpole-4-hosts", "running")
                 drawn = ".js-plotly-plot .main-svg, [data-testid=stDataFrame] canvas"
                 until(lambda browser=browser, drawn=drawn: browser.find(drawn), "figures")

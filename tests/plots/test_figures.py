@@ -6,14 +6,15 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-go = pytest.importorskip("plotly.graph_objects", reason="needs the extra [plots]")
+pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from benchmarks.fake_cluster import FakeCluster  # noqa: E402
-from ddrl import plots  # noqa: E402
-from ddrl.core.config import Config, LearnerConfig, TelemetryConfig  # noqa: E402
-from ddrl.telemetry import Recorder, Run  # noqa: E402
-from ddrl.telemetry.reading import Table  # noqa: E402
-from ddrl.telemetry.series import SERIES_NAMES  # noqa: E402
+from benchmarks.fake_cluster import FakeCluster
+from ddrl import plots
+from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
+from ddrl.plots.frame import rates
+from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry.reading import Table
+from ddrl.telemetry.series import SERIES_NAMES
 
 CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))
 
@@ -165,6 +166,15 @@ def test_the_heatmap_has_a_row_a_rollout_and_shows_versions_behind(large):
 def test_cores_in_use_add_up_over_the_ranks_of_a_role(small):
     figure = plots.cpu_by_role(small.processes)
     assert np.allclose(y_of(figure, "rollout x 8")[:40], 8 * 0.9)
+
+
+def test_rates_of_a_counter_that_is_written_every_other_moment_are_smooth():
+    times = np.arange(20.0)
+    written = np.floor(times / 2) * 2.0  # grows by 1 a second, seen every 2 s
+    assert np.allclose(rates(written, times, over=4.0)[5:], 1.0, atol=0.3)
+    assert np.allclose(rates(times * 3, times), 3.0)
+    restarted = np.where(times < 10, times, times - 10)
+    assert np.isnan(rates(restarted, times)[9])
 
 
 def test_the_oldest_record_is_as_old_as_the_time_it_took_to_record_what_is_held():
