@@ -36,7 +36,7 @@ class Series:
 
 
 SERIES: tuple[Series, ...] = (
-    Series("env_steps", "total", "env steps", "Environment steps of all rollouts."),
+    Series("env_steps", "total", "env steps", "Environment steps of all rollouts that the trainer has recorded: what run.max_env_steps counts."),
     Series("episodes", "total", "episodes", "Episodes ended in all rollouts."),
     Series("updates", "total", "updates", "Optimizer steps."),
     Series("publishes", "total", "versions", "Versions of the parameters published."),
@@ -146,6 +146,8 @@ class SeriesWindow:
         sums = {f"rollout.{name}": _sum(rollouts[:, COLUMN[name]]) for name in _ROLLOUT_SUMS}
         if not len(rollouts):  # a run whose only process reports as trainer
             sums["rollout.env_steps"] = _sum(trainer[:, COLUMN["env_steps"]])
+        recorded = _sum(trainer[:, COLUMN["env_steps"]])
+        sums["run.env_steps"] = sums["rollout.env_steps"] if np.isnan(recorded) else recorded
         sums |= {f"relay.{name}": _sum(relays[:, COLUMN[name]]) for name in _RELAY_SUMS}
         sums |= {f"trainer.{name}": _sum(trainer[:, COLUMN[name]]) for name in _TRAINER_SUMS}
         sums["all.bytes_sent"] = _sum(table[:, COLUMN["bytes_sent"]])
@@ -153,7 +155,7 @@ class SeriesWindow:
 
     def _instant(self, table: NDArray[np.float64], rollouts: NDArray[np.float64], relays: NDArray[np.float64],
                  trainer: NDArray[np.float64], sums: dict[str, float], now: float) -> dict[str, float]:
-        totals = {"env_steps": "rollout", "episodes": "rollout", "rows_dropped": "rollout", "updates": "trainer", "publishes": "trainer",
+        totals = {"env_steps": "run", "episodes": "rollout", "rows_dropped": "rollout", "updates": "trainer", "publishes": "trainer",
                   "samples": "trainer", "rows_recorded": "trainer", "checksum_failures": "relay", "bytes_sent": "all",
                   "model_bytes_sent": "relay"}
         values = {name: sums[f"{role}.{name}"] for name, role in totals.items()}
@@ -210,6 +212,7 @@ class SeriesWindow:
             "rollout_wait_share": rate("rollout.wait_seconds", rollouts),
             "trainer_wait_share": rate("trainer.wait_seconds"),
             "rollout_hold": sum(held) / len(held),
+            "recorded_per_s": rate("run.env_steps"),
         }
         for name in ("learn", "sample", "record", "publish", "checkpoint"):
             values[f"{name}_share"] = rate(f"trainer.{name}_seconds")
@@ -218,7 +221,7 @@ class SeriesWindow:
     def _seconds_left(self, values: Mapping[str, float], wall_seconds: float) -> float:
         run = self.config.run
         by_time = run.max_seconds - wall_seconds
-        speed = values["env_steps_per_s"]
+        speed = values["recorded_per_s"]
         by_steps = (run.max_env_steps - values["env_steps"]) / speed if speed > 0 else NAN
         known = [left for left in (by_time, by_steps) if np.isfinite(left)]
         return max(min(known), 0.0) if known else NAN

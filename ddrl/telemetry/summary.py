@@ -40,9 +40,9 @@ def summarize(table: NDArray[np.float64], *, wall_seconds: float, evaluation: Ev
         total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)
         return None if total is None else _number(total)
 
-    steps = count(rollouts, "env_steps", "env_steps")
-    if steps is None or not len(rollouts):
-        steps = count(trainer, "env_steps", "env_steps")
+    steps = count(trainer, "env_steps", "env_steps")  # what the trainer has recorded; rollouts may be ahead by what stands in lanes
+    if steps is None:
+        steps = count(rollouts, "env_steps", "env_steps")
     lag = policy_lag or {"p50": _last(trainer, "lag_p50"), "p99": _last(trainer, "lag_p99")}
     hosts = []
     for host in np.unique(table[:, COLUMN["host"]][~np.isnan(table[:, COLUMN["host"]])]):

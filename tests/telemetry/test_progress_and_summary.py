@@ -47,6 +47,19 @@ def test_rates_are_over_the_window_and_never_negative():
     assert window.measure(cluster.table(), cluster.now, 21.0)["env_steps_per_s"] >= 0
 
 
+def test_steps_that_the_trainer_has_not_recorded_yet_count_as_speed_but_not_as_progress():
+    cluster = FakeCluster()
+    window = SeriesWindow(Config())
+    for _ in range(5):
+        cluster.advance(1.0)
+        cluster.set(0, env_steps=cluster.elapsed * 100)
+        values = window.measure(cluster.table(), cluster.now, cluster.elapsed)
+    assert values["env_steps"] == 500
+    assert values["env_steps_per_s"] > 9_000
+    assert values["seconds_left"] == (500_000 - 500) / 100
+    assert summarize(cluster.table(), wall_seconds=5.0)["env_steps"] == 500
+
+
 def test_the_return_is_the_mean_over_the_episodes_that_ended_in_the_window():
     cluster = FakeCluster(processes=5, hosts=1)
     window = SeriesWindow(Config(), window=5.0)
