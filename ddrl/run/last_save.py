@@ -1,37 +1,23 @@
-"""Saving when mpirun ends the job: it kills its ranks a quarter of a second after SIGTERM, which is too short for a checkpoint.
-
-So the trainer forks: the child leaves the process group that is being killed, and saves what the trainer had at that moment. The trainer
-waits for it and, where it was given the time after all (a scheduler's grace period), ends in order without saving twice.
-"""
+"""What the trainer's child does that escaped when mpirun ended the job (see `interrupts`): save, clean up, say so, and be gone."""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 
 from ddrl.channels.segment import unlink_run
 from ddrl.run.session import Reason, Session
 
 
-def save_in_a_child(session: Session, run_id: str) -> bool:
-    """Save the session in a child process; whether it was saved. Returns late or, where this process is killed, never."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1] == 0
+def save_and_exit(session: Session, run_id: str) -> None:
+    """Save the session and end this process, without touching MPI, threads or files that belong to the parent. Does not return."""
     status = 1
     try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
         session.finish(Reason.INTERRUPTED, settle=False)
         unlink_run(run_id)  # nobody else will: the ranks are being killed
         _tell(f"saved; go on: python -m ddrl.run --resume {session.directory.path}")
         status = 0
     finally:
-        os._exit(status)  # no clean-up of MPI, threads or files that belong to the parent
+        os._exit(status)
 
 
 def _tell(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ddrl.channels.segment import sweep_dead
 from ddrl.core.layouts import row_dtype
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts
-from ddrl.run.last_save import save_in_a_child
+from ddrl.run.last_save import save_and_exit
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.messages import wait_for
 from ddrl.run.preparation import Preparation
@@ -35,15 +36,19 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
     try:
         channels = HostChannels.create(topology, 0, board)
         standing = world.Ibarrier()  # every host's channels stand
-        with Interrupts() as interrupts:
+        with Interrupts(escape=True) as interrupts:
             session = Session(topology, preparation.directory, channels, interrupts, resume=preparation.resume)
             try:
                 wait_for(standing)
                 session.start()
                 reason = session.run()
-                saved = interrupts.terminated and save_in_a_child(session, topology.run_id)
+                if interrupts.escaped:
+                    save_and_exit(session, topology.run_id)
+                saved = interrupts.child_saved
                 return session.finish(reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved)
             except BaseException as error:
+                if interrupts.escaped:
+                    os._exit(1)  # this child must not speak MPI
                 session.abandon(error)
                 raise
     except BaseException:
