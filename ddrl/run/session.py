@@ -114,6 +114,9 @@ class Session:
         """Train until a limit, the target, an interrupt, or a failure (JobFailed)."""
         trainer, next_look = self.trainer, 0.0
         while True:
+            if self.interrupts.escaped:
+                self._control = self._sampler = None  # sockets and threads belong to the parent
+                return Reason.INTERRUPTED
             busy = not self.paused and trainer.step()
             now = time.monotonic()
             if now >= next_look or self.interrupts.requested or trainer.state.env_steps >= self.config.run.max_env_steps:
