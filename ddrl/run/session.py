@@ -117,6 +117,8 @@ class Session:
             if self.interrupts.escaped:
                 self._control = self._sampler = None  # sockets and threads belong to the parent
                 return Reason.INTERRUPTED
+            if self.interrupts.child_saved:
+                return Reason.INTERRUPTED  # go on from exactly what was saved
             busy = not self.paused and trainer.step()
             now = time.monotonic()
             if now >= next_look or self.interrupts.requested or trainer.state.env_steps >= self.config.run.max_env_steps:
