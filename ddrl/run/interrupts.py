@@ -11,6 +11,10 @@ import signal
 from types import FrameType
 
 
+class Escaped(BaseException):
+    """Raised in the forked child where it was outside of a training step: sockets and threads it may have been using are not its own."""
+
+
 class Interrupts:
     """Notes that a stop was asked for. Use as a context in the main thread of the trainer's process.
 
@@ -21,6 +25,7 @@ class Interrupts:
         self.requested = False
         self.escaped = False
         self.child_saved = False
+        self.in_step = False  # set by the training loop: a step is finished before the child saves
         self._escape = escape
         self._previous: dict[signal.Signals, object] = {}
 
@@ -41,7 +46,9 @@ class Interrupts:
             if child == 0:
                 os.setsid()
                 ignore_interrupts()
-                self.escaped = True
+                self.escaped = self.requested = True
+                if not self.in_step:
+                    raise Escaped
             else:  # whoever sent the signal may kill this process any moment, or (a scheduler's grace period) let it end in order
                 self.child_saved = os.waitpid(child, 0)[1] == 0
         self.requested = True

@@ -26,7 +26,7 @@ from ddrl.rollout.policy_file import save_policy
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.failure import JobFailed, describe, read_failure
-from ddrl.run.interrupts import Interrupts
+from ddrl.run.interrupts import Escaped, Interrupts
 from ddrl.run.steering import Steering
 from ddrl.run.trainer import Trainer, TrainerState
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
@@ -112,16 +112,22 @@ class Session:
 
     def run(self) -> Reason:
         """Train until a limit, the target, an interrupt, or a failure (JobFailed)."""
-        trainer, next_look = self.trainer, 0.0
-        while True:
-            if self.interrupts.escaped:
-                self._control = self._sampler = None  # sockets and threads belong to the parent
-                return Reason.INTERRUPTED
-            if self.interrupts.child_saved:
-                return Reason.INTERRUPTED  # go on from exactly what was saved
+        try:
+            return self._run()
+        except Escaped:
+            self._control = self._sampler = None  # they belong to the parent
+            return Reason.INTERRUPTED
+
+    def _run(self) -> Reason:
+        trainer, interrupts, next_look = self.trainer, self.interrupts, 0.0
+        while not interrupts.child_saved:
+            interrupts.in_step = True
             busy = not self.paused and trainer.step()
+            interrupts.in_step = False
+            if interrupts.escaped:
+                raise Escaped
             now = time.monotonic()
-            if now >= next_look or self.interrupts.requested or trainer.state.env_steps >= self.config.run.max_env_steps:
+            if now >= next_look or interrupts.requested or trainer.state.env_steps >= self.config.run.max_env_steps:
                 next_look = now + LOOK_PERIOD
                 reason = self.look()
                 if reason is not None:
@@ -132,6 +138,7 @@ class Session:
                 self.wait_for_command()
             elif not busy:
                 trainer.wait(WAIT)
+        return Reason.INTERRUPTED  # end where the child saved
 
     @property
     def paused(self) -> bool:
