@@ -17,7 +17,7 @@ from ddrl.core.settings import config_from_toml, describe_settings, load_config
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for path in (ROOT / "ddrl").rglob("*.py"))
-LONGEST = 350
+LONGEST = 450
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
