@@ -255,10 +255,9 @@ class ReplayCore {
 
     // One record. Every array must already fit its field: the Python side converts on TypeError and calls again.
     u64 record(u64 handle, nb::handle state, nb::handle action, float reward, nb::handle final_state, int ending, u64 version, nb::handle memory) {
-        constexpr std::size_t MOST = 24;
-        View views[MOST];
-        const byte* data[MOST];
-        std::size_t stride[MOST] = {};
+        View views[MOST_COLUMNS];
+        const byte* data[MOST_COLUMNS];
+        std::size_t stride[MOST_COLUMNS] = {};
         const std::size_t states = replay_.store().state_count(), columns = replay_.store().column_count();
         read_states(state, views, data, -1);
         if (columns > states + 3) data[states] = read(memory.ptr(), views[states], fields_[states], -1);
@@ -273,8 +272,8 @@ class ReplayCore {
         }
         data[columns - 2] = reinterpret_cast<const byte*>(&reward);
         data[columns - 1] = reinterpret_cast<const byte*>(&version);
-        View last_views[MOST];
-        const byte* last[MOST];
+        View last_views[MOST_COLUMNS];
+        const byte* last[MOST_COLUMNS];
         const bool ends = ending != 0;
         if (ends) read_states(final_state, last_views, last, -1);
         nb::gil_scoped_release release;
@@ -284,10 +283,9 @@ class ReplayCore {
     // Many records of one episode: arrays with a leading axis of `count`.
     u64 record_steps(u64 handle, u32 count, nb::handle state, nb::handle action, nb::handle reward, nb::handle final_state, int ending,
                      nb::handle version, nb::handle memory) {
-        constexpr std::size_t MOST = 24;
-        View views[MOST], last_views[MOST];
-        const byte *data[MOST], *last[MOST];
-        std::size_t stride[MOST];
+        View views[MOST_COLUMNS], last_views[MOST_COLUMNS];
+        const byte *data[MOST_COLUMNS], *last[MOST_COLUMNS];
+        std::size_t stride[MOST_COLUMNS];
         const std::size_t states = replay_.store().state_count(), columns = replay_.store().column_count();
         for (std::size_t c = 0; c < columns; ++c) stride[c] = replay_.store().column_bytes(static_cast<u32>(c));
         read_states(state, views, data, count);

@@ -71,7 +71,7 @@ class ExperienceReplay:
             states=[(_format(spec), list(spec.shape)) for spec in states.values()], state_bytes=[spec.nbytes for spec in states.values()],
             action_format=_format(action), action_shape=list(action.shape), action_bytes=action.nbytes,
             memory_bytes=memory.nbytes if memory else 0, capacity=capacity, pick_len=pick_len, short_picks=short_picks, n_step=n_step,
-            frame_stack=frame_stack, burn_in=burn_in, eviction=eviction, seed=seed, shift=_chunk_shift(record_bytes, capacity),
+            frame_stack=frame_stack, burn_in=burn_in, eviction=eviction, seed=seed, shift=_chunk_shift(record_bytes, capacity, pick_len),
             file="" if file is None else str(file))
         shapes = BatchShapes(state, action, memory, pick_len=pick_len, n_step=n_step, frame_stack=frame_stack, burn_in=burn_in)
         self._make_windows, self._make_transitions, self._make_sequences = shapes.windows, shapes.transitions, shapes.sequences
@@ -329,9 +329,9 @@ def _format(spec: ArraySpec) -> str:
     return memoryview(np.empty(0, spec.dtype)).format  # pyright: ignore[reportArgumentType]  # numpy says so from Python 3.12 on
 
 
-def _chunk_shift(record_bytes: int, capacity: int) -> int:
-    """log2 of the records in a chunk: long runs for small records, little waste at an episode's end for large ones."""
-    shift = 7 if record_bytes <= 64 else 6 if record_bytes <= 256 else 5 if record_bytes <= 2048 else 4
+def _chunk_shift(record_bytes: int, capacity: int, pick_len: int) -> int:
+    """log2 of the records in a chunk: long runs for small records and long windows, little waste at an episode's end for others."""
+    shift = 8 if record_bytes <= 64 and pick_len > 1 else 7 if record_bytes <= 64 else 6 if record_bytes <= 256 else 5 if record_bytes <= 2048 else 4
     return max(0, min(shift, capacity.bit_length() - 1))
 
 

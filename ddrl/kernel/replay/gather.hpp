@@ -9,12 +9,7 @@
 #include <cstring>
 
 #include "replay.hpp"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DDRL_REPLAY_WIDE 1
-#else
-#define DDRL_REPLAY_WIDE 0
-#endif
+#include "wide.hpp"
 
 namespace ddrl::replay {
 
@@ -64,9 +59,8 @@ namespace avx512 {
 template <class Visit>
 void gather(const Replay& replay, std::span<const Window> windows, Visit visit) {
 #if DDRL_REPLAY_WIDE
-    static const int lane = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") ? 64 : __builtin_cpu_supports("avx2") ? 32 : 16;
-    if (lane == 64) return visit(avx512::Gather(replay.options(), replay.store(), windows));
-    if (lane == 32) return visit(avx2::Gather(replay.options(), replay.store(), windows));
+    if (lane_bytes() == 64) return visit(avx512::Gather(replay.options(), replay.store(), windows));
+    if (lane_bytes() == 32) return visit(avx2::Gather(replay.options(), replay.store(), windows));
 #endif
     visit(portable::Gather(replay.options(), replay.store(), windows));
 }

@@ -2,7 +2,10 @@
 // a batch of draws runs as fast as the processor multiplies, and the state in a snapshot is two words.
 #pragma once
 
+#include <span>
+
 #include "memory.hpp"
+#include "wide.hpp"
 
 namespace ddrl::replay {
 
@@ -16,12 +19,34 @@ class Random {
     u64 next() { return mix(counter_ += step_); }
     // An integer below `bound` (Lemire's multiplication; the bias is below bound / 2^64).
     u32 below(u32 bound) { return static_cast<u32>((static_cast<unsigned __int128>(next()) * bound) >> 64); }
+    // The same for a whole batch, in the widest vectors at hand: number i needs none of those before it.
+    void below(u32 bound, std::span<u32> out) {
+#if DDRL_REPLAY_WIDE
+        if (lane_bytes() == 64)
+            below_wide(counter_, step_, bound, out.data(), out.size());
+        else
+#endif
+            below_plain(counter_, step_, bound, out.data(), out.size());
+        counter_ += step_ * out.size();
+    }
     // A number in [0, 1) with 53 random bits.
     double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 
   private:
     static constexpr u64 GAMMA = 0x9E3779B97F4A7C15ULL;
-    static u64 mix(u64 z) {
+    __attribute__((always_inline)) static inline void below_plain(u64 counter, u64 step, u32 bound, u32* out, std::size_t count) {
+        for (std::size_t i = 0; i < count; ++i) {
+            const u64 z = mix(counter + step * (i + 1));
+            out[i] = static_cast<u32>(((z >> 32) * bound + ((z & 0xFFFFFFFFu) * bound >> 32)) >> 32);
+        }
+    }
+#if DDRL_REPLAY_WIDE
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))) static void below_wide(u64 counter, u64 step, u32 bound, u32* out,
+                                                                                                                std::size_t count) {
+        below_plain(counter, step, bound, out, count);
+    }
+#endif
+    __attribute__((always_inline)) static inline u64 mix(u64 z) {
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
         return z ^ (z >> 31);

@@ -18,6 +18,8 @@
 
 namespace ddrl::replay {
 
+inline constexpr std::size_t MOST_COLUMNS = 20;  // up to sixteen states, memory, action, reward, policy_version
+
 struct Options {
     Columns columns;
     u64 capacity = 0;        // [records]
@@ -33,11 +35,10 @@ struct Options {
 // A drawn pick: its first record, and how much of the episode the window sees.
 struct Window {
     u32 slot, position;
-    u32 records_;  // of the episode; the highest bit: its last state is terminal
-    u32 states_;   // of the episode
-    u32 records() const { return records_ & 0x7FFFFFFFu; }
+    u32 records_, states_;  // of the episode, as in EpisodeView
+    u32 records() const { return records_ & ~EpisodeView::TERMINAL; }
     u32 states() const { return states_; }
-    bool terminal_end() const { return records_ >> 31; }
+    bool terminal_end() const { return records_ & EpisodeView::TERMINAL; }
 };
 
 // Where one row of many interleaved streams keeps its fields (ddrl.core.layouts.row_dtype).
@@ -86,20 +87,24 @@ class Replay {
         std::lock_guard lock(mutex_);
         u32 episode = live_episode(handle);
         for (u32 done = 0; done < rows.count;) episode = append(episode, rows, done);
-        return ending == Ending::LIVE ? store_.episode(episode).handle : end(episode, ending, final_state);
+        const u64 in_force = ending == Ending::LIVE ? store_.episode(episode).handle : end(episode, ending, final_state);
+        tell_added();
+        return in_force;
     }
 
     // Ends a live episode without a final state.
     void cut(u64 handle) {
         std::lock_guard lock(mutex_);
         end(live_episode(handle), Ending::CUT, nullptr);
+        tell_added();
     }
 
     // Records rows of many streams in their order; returns how many were records (not final states). See ExperienceReplay.record_rows.
     u32 record_rows(const byte* rows, u32 count, const RowLayout& layout) {
         std::lock_guard lock(mutex_);
         const u32 columns = store_.column_count();
-        row_data_.resize(columns), row_stride_.resize(columns);
+        const byte* data[MOST_COLUMNS];
+        const std::size_t stride[MOST_COLUMNS] = {};
         u32 recorded = 0, stream, step, kind;
         for (u32 i = 0; i < count; ++i) {
             std::memcpy(&kind, rows + i * layout.row_bytes + layout.kind, 4);
@@ -112,25 +117,25 @@ class Replay {
             if (live.handle != NO_HANDLE && step != live.next_step) close(live);
             if (kind != 0) {
                 if (live.handle != NO_HANDLE) {
-                    const u32 episode = store_.find(live.handle);
-                    for (u32 c = 0; c < store_.state_count(); ++c) row_data_[c] = row + layout.states[c];
-                    if (episode != NONE) end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, row_data_.data());
+                    const u32 episode = episode_of(live);
+                    for (u32 c = 0; c < store_.state_count(); ++c) data[c] = row + layout.states[c];
+                    if (episode != NONE) end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, data);
                     live.handle = NO_HANDLE;
                 }
                 continue;
             }
-            u32 episode = live.handle == NO_HANDLE ? NONE : store_.find(live.handle);
+            u32 episode = episode_of(live);
             if (episode == NONE) episode = store_.begin_episode();
-            for (u32 c = 0; c < store_.state_count(); ++c) row_data_[c] = row + layout.states[c];
-            row_data_[columns - 3] = row + layout.action;
-            row_data_[columns - 2] = row + layout.reward;
-            row_data_[columns - 1] = row + layout.version;
+            for (u32 c = 0; c < store_.state_count(); ++c) data[c] = row + layout.states[c];
+            data[columns - 3] = row + layout.action;
+            data[columns - 2] = row + layout.reward;
+            data[columns - 1] = row + layout.version;
             u32 done = 0;
-            episode = append(episode, {row_data_.data(), row_stride_.data(), 1}, done);
-            live.handle = store_.episode(episode).handle;
-            live.next_step = step + 1;
+            episode = append(episode, {data, stride, 1}, done);
+            streams_.at(stream) = {store_.episode(episode).handle, step + 1, episode};  // the lock may have been let go of: look again
             ++recorded;
         }
+        tell_added();
         return recorded;
     }
 
@@ -143,6 +148,7 @@ class Replay {
         for (const u64 handle : handles)
             if (const u32 episode = handle == NO_HANDLE ? NONE : store_.find(handle); episode != NONE) end(episode, Ending::CUT, nullptr);
         streams_.clear();
+        tell_added();
     }
 
     // Priorities of picks; one whose episode was evicted, or that never was, is passed over. Returns how many were set.
@@ -152,6 +158,7 @@ class Replay {
                 throw std::invalid_argument("a priority of " + std::to_string(p) + " cannot be used: priorities are finite and at least 0");
         std::lock_guard lock(mutex_);
         PickSelector& chosen = selector(selector_handle);
+        tell_added();
         index_.resize(episode.size());
         u32 set = 0;
         for (std::size_t i = 0; i < episode.size(); ++i) {
@@ -170,6 +177,7 @@ class Replay {
         {
             std::lock_guard lock(mutex_);
             PickSelector& chosen = selector(selector_handle);
+            tell_added();  // all are told already, unless recording failed halfway
             if (!picks_.size()) return false;
             index_.resize(count);
             if (!chosen.draw(index_, weights ? std::span<float>(weights, count) : std::span<float>())) return false;
@@ -200,7 +208,7 @@ class Replay {
     std::size_t nbytes() const {
         std::lock_guard lock(mutex_);
         std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) + eviction_->nbytes() + streams_.nbytes() +
-                            (index_.capacity() + drawn_.capacity() + limbo_.size() * 4) * sizeof(u32) + moves_.capacity() * sizeof(Move);
+                            (index_.capacity() + slots_.capacity() + drawn_.capacity() + limbo_.size() * 4) * sizeof(u32) + moves_.capacity() * sizeof(Move);
         for (const auto& chosen : selectors_) bytes += chosen->nbytes();
         for (const auto& windows : scratch_) bytes += windows.capacity() * sizeof(Window);
         return bytes;
@@ -247,6 +255,7 @@ class Replay {
     }
     void load_structure(Reader& in) {
         store_.load(in), picks_.load(in), eviction_->load(in);
+        told_ = picks_.size();
         streams_.clear();
         for (u64 left = in.value<u64>(); left--;) {
             const u64 key = in.value<u64>();
@@ -282,8 +291,11 @@ class Replay {
     static constexpr u64 NO_HANDLE = ~u64{0};
     struct Stream {
         u64 handle = NO_HANDLE;
-        u32 next_step = 0, unused = 0;
+        u32 next_step = 0, episode = 0;  // episode: its index, good while the handle stands there
     };
+    u32 episode_of(const Stream& live) const {
+        return live.handle != NO_HANDLE && store_.holds(live.episode, live.handle) ? live.episode : NONE;
+    }
 
     u32 live_episode(u64 handle) {
         const u32 episode = store_.find(handle);
@@ -298,7 +310,7 @@ class Replay {
     }
 
     void close(Stream& live) {
-        if (const u32 episode = store_.find(live.handle); episode != NONE) end(episode, Ending::CUT, nullptr);
+        if (const u32 episode = episode_of(live); episode != NONE) end(episode, Ending::CUT, nullptr);
         live.handle = NO_HANDLE;
     }
 
@@ -356,6 +368,7 @@ class Replay {
     }
 
     void evict(u32 victim) {
+        tell_added();
         moves_.clear();
         picks_.note_high_water();
         const u32 before = picks_.size();
@@ -365,6 +378,7 @@ class Replay {
                 if (!moves_.empty()) chosen->picks_moved(moves_);
                 chosen->picks_dropped(picks_.size());
             }
+        told_ = picks_.size();
         eviction_->removed(victim, store_);
         if (readers_.empty()) {
             store_.remove(victim, [&](u32 chunk) { store_.give_back(chunk); });
@@ -390,14 +404,22 @@ class Replay {
         Episode& episode = store_.episode(index);
         const u32 wanted = picks_of(episode), made = episode.picks;
         if (wanted <= made) return;
-        const u32 first = picks_.size(), mask = store_.chunk_records() - 1;
-        u32 chunk = store_.chunk_at(index, made);
+        const u32 mask = store_.chunk_records() - 1;
+        u32 chunk = episode.last_chunk;
+        if (made < store_.head(chunk).base) chunk = store_.chunk_at(index, made);
         for (u32 position = made; position < wanted; ++position) {
             if (position != made && (position & mask) == 0) chunk = store_.head(chunk).next;
             picks_.add((chunk << store_.shift()) | (position & mask));
         }
         episode.picks = wanted;
-        for (const auto& chosen : selectors_) chosen->picks_added(first, wanted - made);
+    }
+
+    // Tells the selectors of the picks made since they were told last: once for a batch of records.
+    void tell_added() {
+        const u32 size = picks_.size();
+        if (size != told_)
+            for (const auto& chosen : selectors_) chosen->picks_added(told_, size - told_);
+        told_ = size;
     }
 
     u32 find_pick(u64 handle, u32 position) const {
@@ -412,24 +434,27 @@ class Replay {
         // Passes, so that the memory each needs has been asked for by the one before: pick table, heads of chunks, episodes. What they read
         // stands in locals: a number written to an output could be any other, as far as the compiler knows.
         const std::size_t count = windows.size();
-        const u32 *const index = index_.data(), *const slots = picks_.slots(), shift = store_.shift(), mask = store_.chunk_records() - 1;
+        const u32 *const slots = picks_.slots(), shift = store_.shift(), mask = store_.chunk_records() - 1;
+        const u32* const index = index_.data();
+        slots_.resize(count);
+        u32* const found = slots_.data();
         const ChunkHead* const heads = store_.heads();
-        const Episode* const episodes = store_.episodes_data();
+        const EpisodeView* const views = store_.views();
         Window* const out = windows.data();
         u32* const drawn = drawn_.data();
         for (std::size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) __builtin_prefetch(slots + index[i + AHEAD]);
             const u32 slot = slots[index[i]];
-            out[i].slot = slot;
+            found[i] = slot;
             __builtin_prefetch(heads + (slot >> shift));
         }
         for (std::size_t i = 0; i < count; ++i) {
-            const u32 slot = out[i].slot;
+            const u32 slot = found[i];
             const ChunkHead head = heads[slot >> shift];
-            const Episode& episode = episodes[head.episode];
             const u32 position = head.base + (slot & mask);
-            out[i] = {slot, position, episode.records | u32{episode.ending == Ending::TERMINATED} << 31, episode.states()};
-            handles[i] = episode.handle;
+            const EpisodeView view = views[head.episode];
+            out[i] = {slot, position, view.records, view.states};
+            handles[i] = view.handle;
             positions[i] = position;
             if (tell) drawn[i] = head.episode;
         }
@@ -452,13 +477,12 @@ class Replay {
     std::vector<std::unique_ptr<PickSelector>> selectors_;
     FlatMap<Stream> streams_;
     std::vector<Move> moves_;
-    std::vector<u32> index_, drawn_;
-    std::vector<const byte*> row_data_;
-    std::vector<std::size_t> row_stride_;
+    std::vector<u32> index_, slots_, drawn_;
     std::vector<std::vector<Window>> scratch_;
     std::vector<u64> readers_;                   // epochs in which readers entered
     std::deque<std::pair<u32, u64>> limbo_;      // chunks of evicted episodes and the epoch of their eviction
     u64 epoch_ = 0;
+    u32 told_ = 0;  // picks that the selectors know of
 };
 
 }  // namespace ddrl::replay

@@ -31,6 +31,13 @@ struct Episode {
     u32 states() const { return records + (ending == Ending::TERMINATED || ending == Ending::TRUNCATED); }
 };
 
+// What a draw needs of an episode, in a quarter of a cache line.
+struct EpisodeView {
+    static constexpr u32 TERMINAL = 0x80000000u;
+    u64 handle;
+    u32 records, states;  // TERMINAL set in records: the last state is terminal
+};
+
 struct ChunkHead {
     u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
 };
@@ -97,6 +104,8 @@ class Store {
         const u32* found = by_handle_.find(handle);
         return found ? *found : NONE;
     }
+    // Whether episode `index` is the one with `handle` still.
+    bool holds(u32 index, u64 handle) const { return index < table_.size() && table_[index].used && table_[index].handle == handle; }
     const byte* column(u32 chunk, u32 column) const { return arena_.chunk(chunk) + offset_[column]; }
     Chunks chunks() const { return {arena_.base(), arena_.chunk_bytes()}; }
     const byte* chunk(u32 chunk) const { return arena_.chunk(chunk); }
@@ -105,7 +114,7 @@ class Store {
     u32 episode_of(u32 slot) const { return heads_[slot >> shift_].episode; }
 
     const ChunkHead* heads() const { return heads_.data(); }
-    const Episode* episodes_data() const { return table_.data(); }
+    const EpisodeView* views() const { return views_.data(); }
 
     // The chunk that holds a position of an episode. O(1).
     u32 chunk_at(u32 index, u32 position) const { return chunks_[index][position >> shift_]; }
@@ -119,6 +128,7 @@ class Store {
             index = static_cast<u32>(table_.size());
             table_.emplace_back();
             chunks_.emplace_back();
+            views_.emplace_back();
         } else {
             index = unused_.back();
             unused_.pop_back();
@@ -133,6 +143,7 @@ class Store {
         newest_ = index;
         if (oldest_ == NONE) oldest_ = index;
         by_handle_.at(episode.handle) = index;
+        refresh_view(index);
         return index;
     }
 
@@ -156,6 +167,7 @@ class Store {
         }
         episode.records += count;
         records_ += count;
+        refresh_view(index);
         return count;
     }
 
@@ -168,6 +180,7 @@ class Store {
             for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
         }
         table_[index].ending = ending;
+        refresh_view(index);
     }
 
     // Takes an episode out; `recycle` is called with each of its chunks, which `give_back` makes usable again. O(chunks).
@@ -189,7 +202,7 @@ class Store {
     void give_back(u32 chunk) { free_.push_back(chunk); }
 
     std::size_t nbytes() const {
-        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead) + sizeof(Growth)) + table_.capacity() * (sizeof(Episode) + sizeof(std::vector<u32>)) + fresh_ * sizeof(u32) + by_handle_.nbytes() +
+        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead) + sizeof(Growth)) + table_.capacity() * (sizeof(Episode) + sizeof(EpisodeView) + sizeof(std::vector<u32>)) + fresh_ * sizeof(u32) + by_handle_.nbytes() +
                (free_.capacity() + unused_.capacity() + growing_.capacity()) * sizeof(u32);
     }
     u32 chunks_touched() const { return fresh_; }
@@ -242,6 +255,8 @@ class Store {
         for (u32 i = 0; i < table_.size(); ++i)
             if (table_[i].used) by_handle_.at(table_[i].handle) = i;
         chunks_.assign(table_.size(), {});
+        views_.resize(table_.size());
+        for (u32 i = 0; i < table_.size(); ++i) refresh_view(i);
         growing_.clear();
         grown_.clear();
         for (u32 i = 0; i < table_.size(); ++i)
@@ -279,6 +294,10 @@ class Store {
     struct Growth {
         u32 saved, growing;
     };
+    void refresh_view(u32 index) {
+        const Episode& episode = table_[index];
+        views_[index] = {episode.handle, episode.records | (episode.ending == Ending::TERMINATED ? EpisodeView::TERMINAL : 0), episode.states()};
+    }
     void note_growth(u32 chunk) {
         if (!grown_[chunk].growing) grown_[chunk].growing = 1, growing_.push_back(chunk);
     }
@@ -343,6 +362,7 @@ class Store {
     std::vector<u32> free_;
     u32 fresh_ = 0;  // chunks ever taken: 0 .. fresh_ - 1
     std::vector<Episode> table_;
+    std::vector<EpisodeView> views_;
     std::vector<std::vector<u32>> chunks_;  // of each episode, in order
     std::vector<u32> unused_;
     FlatMap<u32> by_handle_;

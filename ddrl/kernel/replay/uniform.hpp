@@ -17,7 +17,7 @@ class Uniform final : public PickSelector {
     void set_priority(std::span<const u32>, std::span<const float>) override {}
     bool draw(std::span<u32> index, std::span<float> weight) override {
         if (!size_) return false;
-        for (u32& drawn : index) drawn = random_.below(size_);
+        random_.below(size_, index);
         std::fill(weight.begin(), weight.end(), 1.0f);
         return true;
     }
