@@ -144,7 +144,7 @@ def main() -> None:
     counters = counter_cost(200_000 if short else 1_000_000)
     recorder = recorder_cost(5 if short else 30)
     reading = reading_cost(10**6 if short else 10**7)
-    whole = run_cost(2 if short else 7, 4_000 if short else 20_000)
+    whole = run_cost(2 if short else 7, 4_000 if short else 10_000)
     ratio = whole["ratio"]
     assert isinstance(ratio, Timing)
     print_table(["what", "measured", "limit"], [

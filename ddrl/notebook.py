@@ -81,7 +81,7 @@ class StartedRun:
 
 
 def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0) -> StartedRun:
-    """Start a run and return once it writes telemetry (at most `wait` seconds later).
+    """Start a run and return once it writes telemetry and takes commands (at most `wait` seconds later).
 
     `settings`: {"env.id": "LunarLander-v3", "learner.lr": 5e-4, ...} as after --set. `ranks`: 0 for local processes, else under mpirun
     with so many. Raises DdrlError with the run's own words where it ends at once.
@@ -104,11 +104,17 @@ def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: st
         raise RunDirError(f"cannot start a run in {path} ({error.strerror or error}): choose another root") from None
     run = StartedRun(path, log, process, under_mpirun=ranks > 0)
     end = time.monotonic() + wait
-    while run.state == "starting" and time.monotonic() < end:
+    listens = settings.get("telemetry.live", True)
+    while (run.state == "starting" or (listens and run.state == "running" and not _takes_commands(path))) and time.monotonic() < end:
         time.sleep(0.05)
     if run.state == "failed":
         raise DdrlError(f"the run ended at once: {_reason(run.last_words(60))} (all it said: {log})")
     return run
+
+
+def _takes_commands(path: Path) -> bool:
+    live = read_live_file(path)
+    return live is not None and live.control != ""
 
 
 def _reason(words: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
+import ddrl
 from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
@@ -101,6 +102,22 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
         go_to(browser, "Overview")
         browser.wait_for("Return")
     browser.wait_for("ended", "At its end:")
+
+
+def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, browser):
+    settings = {"run.max_seconds": 250.0, "run.max_env_steps": 10**9, "run.target_return": 1e9, "telemetry.period": 0.5}
+    run = ddrl.start(settings, root=tmp_path / "runs", wait=120)
+    try:
+        browser.open(dashboard)
+        browser.wait_for(run.path.name, "running", "Return", "Loss")
+        first = shown_steps(browser)
+        until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
+        for page, word in (("Distribution", "one host: nothing travels"), ("Devices", "Private memory"), ("Replay", "Priority law"),
+                           ("Ranks", "ranks are alive"), ("Settings", "Only what differs")):
+            go_to(browser, page)
+            browser.wait_for(run.path.name, word)
+    finally:
+        run.stop()
 
 
 def test_two_runs_are_compared_and_their_settings_differ(tmp_path, dashboard, browser):

@@ -1,0 +1,48 @@
+import itertools
+
+import pytest
+
+import ddrl
+from ddrl.core.errors import MessageError
+
+
+def records(run, *, most=200):
+    """What the live stream says, one record after the other."""
+    with run.follow() as live:
+        for _ in range(most):
+            yield from (item for item in live.receive(timeout=30) if hasattr(item, "series"))
+
+
+def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
+    started = ddrl.start({"env.num_envs": 2, "run.max_seconds": 250.0, "run.max_env_steps": 10**9, "run.target_return": 1e9, "evaluation.period": 0,
+                          "telemetry.period": 0.1}, root=tmp_path)
+    try:
+        with started.attach() as run:
+            steps = (record.series["env_steps"] for record in records(run))
+            assert any(count > 0 for count in steps), "the run makes steps"
+            run.pause()
+            assert run.status()["paused"]
+            held = run.status()["env_steps"]
+            list(itertools.islice(records(run), 3))
+            assert run.status()["env_steps"] == held
+            run.resume()
+            assert any(record.series["env_steps"] > held + 1 for record in records(run)), "the run goes on"
+            assert run.set("learner.lr", 1e-4) == "set learner.lr = 0.0001: done"
+            run.set("rollout.epsilon", 0.5)
+            assert any(abs(record.series["epsilon"] - 0.5) < 1e-6 for record in records(run)), "rollouts take the new epsilon"
+            run.set("replay.samples_per_insert", 4.0)
+            with pytest.raises(MessageError, match=r"cluster\.scheme"):
+                run.set("cluster.scheme", "direct")
+            assert (tmp_path / run.checkpoint()["path"]).is_dir()
+            run.stop()
+        assert started.wait(60) == "ended"
+        with started.open() as tables:
+            commands = tables.events(kinds=["command"])["text"].tolist()
+            assert tables.state == "ended"
+        assert commands[:5] == ["pause: done", "resume: done", "set learner.lr = 0.0001: done", "set rollout.epsilon = 0.5: done",
+                                "set replay.samples_per_insert = 4.0: done"]
+        assert "refused" in commands[5]
+        assert commands[6:] == ["checkpoint: done", "stop: done"]
+        assert started.summary["reason"] == "stopped from outside"
+    finally:
+        started.stop()
