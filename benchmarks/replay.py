@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Peer:
                                          stdout=subprocess.PIPE, text=True, cwd=root)
 
     def ask(self, line: str) -> str:
+        """Send one line; the peer's answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(line + "\n")
@@ -243,11 +245,11 @@ def size_curve(short: bool) -> dict[str, Any]:
         selectors = {"uniform": replay.new_pick_selector("uniform"), "prioritized": replay.new_pick_selector("prioritized")}
         limit = Limit(size, (4,), "float32")
         cases: dict[str, Callable[[], object]] = {
-            name: (lambda handle=handle: replay.sample(256, handle, 0.99)) for name, handle in selectors.items()}
+            name: partial(replay.sample, 256, handle, 0.99) for name, handle in selectors.items()}
         seconds = alternate(cases | {"limit": limit.transitions(256)}, {}, 300)
         figures[str(size)] = {name: Timing.of([MICROSECONDS * second for second in times]) for name, times in seconds.items()}
         figures[str(size)]["bytes a record"] = replay.nbytes / size
-        del replay, limit
+        del cases, replay, limit  # the largest do not fit beside each other
     print_table(["stored steps", "uniform us", "prioritized us", "limit us", "bytes a record"],
                 [[size, values["uniform"].median, values["prioritized"].median, values["limit"].median, values["bytes a record"]]
                  for size, values in figures.items()])
