@@ -49,7 +49,7 @@ def run_cases(nbytes: int, cases: Sequence[dict[str, Any]], *, timeout: float = 
         environment = {"PYTHONPATH": str(Path(__file__).parent.parent)} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
         command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_ranks", str(request), str(out)], hosts=hosts,
                                  environment=environment)
-        with subprocess.Popen(command, env=cluster.mpi_environment(), stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=cluster.mpi_environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             try:
                 _, errors = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
@@ -71,7 +71,7 @@ def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout:
         command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_mpi", kind, str(nbytes), str(models), str(out)],
                                  environment=environment)
         try:
-            subprocess.run(command, env=cluster.mpi_environment(), capture_output=True, timeout=timeout, check=False)
+            subprocess.run(command, env=cluster.mpi_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
             return []
         return json.loads(out.read_text()) if out.exists() else []
