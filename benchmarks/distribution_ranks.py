@@ -33,7 +33,7 @@ def host(nbytes: int, versions_in_flight: int, trace: bool = False) -> tuple[Rel
     """A relay over private memory."""
     config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight)
     board, comm = Board.create(None), MPI.COMM_WORLD
-    mailbox = Mailbox.create(None, nbytes, versions_in_flight + 3, readers_needed(config))
+    mailbox = Mailbox.create(None, nbytes, 2 * versions_in_flight + 4, readers_needed(config))
     counters = Counters.create(None, 1)
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
     relay = Relay(comm, mailbox, board, config, counters.row(0), row_dtype=ROW, lanes_down=lanes, trace=trace,

@@ -39,13 +39,13 @@ QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 
 
 def readers_needed(config: ClusterConfig) -> int:
-    """Firm readers of its mailbox that a relay needs."""
-    return config.versions_in_flight + 1
+    """Firm readers of its mailbox that a relay needs: versions under way, and as many sealed ones still on their way to slower hosts."""
+    return 2 * config.versions_in_flight + 2
 
 
 def slots_needed(config: ClusterConfig) -> int:
     """Fewest slots of a mailbox: newest, one being written, those under way or being sent on, and one pinned by rollouts."""
-    return config.versions_in_flight + 3
+    return 2 * config.versions_in_flight + 4
 
 
 class Relay:
@@ -65,7 +65,7 @@ class Relay:
                  quiet: Callable[[], bool] = lambda: True, confirm: Callable[[int], bool] | None = None,
                  failure: Callable[[], str] | None = None, on_failure: Callable[[str], None] | None = None, trace: bool = False) -> None:
         if len(readers) < readers_needed(config):
-            raise ConfigError(f"a relay needs {readers_needed(config)} readers of its mailbox (cluster.versions_in_flight + 1), not {len(readers)}")
+            raise ConfigError(f"a relay needs {readers_needed(config)} readers of its mailbox (2 cluster.versions_in_flight + 2), not {len(readers)}")
         self.root, self.hosts, self.rank = comm.rank == 0, comm.size - 1, comm.rank
         if self.root and (len(lanes_down) != self.hosts or len(mirrors) not in (0, self.hosts)):
             raise ConfigError(f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes_down)}")
