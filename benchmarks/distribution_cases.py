@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import cluster
 from ddrl.distribution.costs import bound_unequal
+from ddrl.distribution.links import Links
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
@@ -85,9 +86,7 @@ def efficiency(rates: Sequence[float], nbytes: int, seconds: float) -> float:
 def modeled(rates: Sequence[float], links: dict[str, Any]) -> Network:
     """The emulated cluster as the simulator sees it: the links as shaped, costs as measured."""
     payload = [rate * PACKET / FRAME for rate in rates]
-    half = 0.5 * links["message_seconds"]
-    return Network(payload, payload, latency=links["latency"], send_cpu=half, receive_cpu=half, cpu_byte=links["byte_seconds"],
-                   cores=os.cpu_count() or 1)
+    return replace(Links(**links).network(), up=payload, down=payload)
 
 
 def predicted(result: dict[str, Any], nbytes: int, network: Network) -> float:
