@@ -62,9 +62,10 @@ def choose(config: ClusterConfig, hosts: int, nbytes: int, network: Network | No
 
 def choose_best(network: Network, nbytes: int, versions_in_flight: int, *, relays: int = 0, chunk_bytes: int = 0,
                 budget_seconds: float = math.inf) -> Choice:
-    """The candidate with the least simulated time between models, and where several are alike the one whose models arrive soonest; `relays` and `chunk_bytes` other than 0 are kept as asked.
+    """The candidate with the least simulated time between models; where several are alike, the one whose models arrive soonest.
 
-    The ranking goes on until `budget_seconds` are spent, best guesses first, and looks at one candidate at least.
+    `relays` and `chunk_bytes` other than 0 are kept as asked. The ranking goes on until `budget_seconds` are spent, best guesses first, and
+    looks at one candidate at least.
     """
     hosts = len(network.up) - 1
     if hosts < 1 or nbytes < 1:

@@ -10,7 +10,6 @@ import os
 import signal
 from types import FrameType
 
-
 ESCAPE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 
 
