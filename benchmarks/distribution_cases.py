@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import cluster
 from ddrl.distribution.costs import bound_unequal
+from ddrl.distribution.links import Links
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
@@ -49,7 +50,7 @@ def run_cases(nbytes: int, cases: Sequence[dict[str, Any]], *, timeout: float = 
         environment = {"PYTHONPATH": str(Path(__file__).parent.parent)} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
         command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_ranks", str(request), str(out)], hosts=hosts,
                                  environment=environment)
-        with subprocess.Popen(command, env=cluster.mpi_environment(), stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=cluster.mpi_environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             try:
                 _, errors = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
@@ -71,7 +72,7 @@ def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout:
         command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_mpi", kind, str(nbytes), str(models), str(out)],
                                  environment=environment)
         try:
-            subprocess.run(command, env=cluster.mpi_environment(), capture_output=True, timeout=timeout, check=False)
+            subprocess.run(command, env=cluster.mpi_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
             return []
         return json.loads(out.read_text()) if out.exists() else []
@@ -85,9 +86,7 @@ def efficiency(rates: Sequence[float], nbytes: int, seconds: float) -> float:
 def modeled(rates: Sequence[float], links: dict[str, Any]) -> Network:
     """The emulated cluster as the simulator sees it: the links as shaped, costs as measured."""
     payload = [rate * PACKET / FRAME for rate in rates]
-    half = 0.5 * links["message_seconds"]
-    return Network(payload, payload, latency=links["latency"], send_cpu=half, receive_cpu=half, cpu_byte=links["byte_seconds"],
-                   cores=os.cpu_count() or 1)
+    return replace(Links(**links).network(), up=payload, down=payload)
 
 
 def predicted(result: dict[str, Any], nbytes: int, network: Network) -> float:

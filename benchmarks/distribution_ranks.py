@@ -33,7 +33,7 @@ def host(nbytes: int, versions_in_flight: int, trace: bool = False) -> tuple[Rel
     """A relay over private memory."""
     config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight)
     board, comm = Board.create(None), MPI.COMM_WORLD
-    mailbox = Mailbox.create(None, nbytes, versions_in_flight + 3, readers_needed(config))
+    mailbox = Mailbox.create(None, nbytes, 2 * versions_in_flight + 4, readers_needed(config))
     counters = Counters.create(None, 1)
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
     relay = Relay(comm, mailbox, board, config, counters.row(0), row_dtype=ROW, lanes_down=lanes, trace=trace,
@@ -49,18 +49,20 @@ def busy() -> tuple[float, float]:
 
 def drive(relay: Relay, mailbox: Mailbox, case: dict[str, Any], version: int, vector: np.ndarray) -> tuple[dict[str, Any], int]:
     """Send a case's models from the root; its figures, and the next free version."""
-    while not relay.settled:
+    sender = relay.sender
+    assert sender is not None
+    while not sender.settled:
         relay.step()
     begun = time.perf_counter()
     choice = Choice(case["scheme"], case["parameters"])
     if case["scheme"] == "auto":
-        choice = choose_best(relay.links.network(), mailbox.nbytes, case["versions_in_flight"], budget_seconds=5.0, **case["parameters"])
-    relay.plan_with(choice, case["versions_in_flight"])
-    executor, hosts = relay.executor, relay.hosts
-    while len(relay._ready) < hosts:
+        choice = choose_best(sender.links.network(), mailbox.nbytes, case["versions_in_flight"], budget_seconds=5.0, **case["parameters"])
+    sender.plan_with(choice, case["versions_in_flight"])
+    executor, hosts = sender.executor, relay.hosts
+    while len(sender.ready) < hosts:
         relay.step()
     planned = time.perf_counter() - begun
-    relay.confirms.clear()
+    sender.confirms.clear()
     started, ended, left = [], [], {}
     models, sent_before = case["models"], executor.traffic.bytes_sent
     busy_before = busy()
@@ -77,11 +79,11 @@ def drive(relay: Relay, mailbox: Mailbox, case: dict[str, Any], version: int, ve
             left[executor.next_sequence - 1] = hosts
             version += 1
         now = time.perf_counter()
-        for _, confirm in relay.confirms:
+        for _, confirm in sender.confirms:
             left[confirm.sequence] -= 1
             if not left[confirm.sequence]:
                 ended.append(now)
-        relay.confirms.clear()
+        sender.confirms.clear()
         deadline = now > limit and len(started) == len(ended)
         models = min(models, len(started)) if now > limit else models
     busy_after = busy()
@@ -90,7 +92,7 @@ def drive(relay: Relay, mailbox: Mailbox, case: dict[str, Any], version: int, ve
     warm = min(case.get("warm", 1), len(ended) - 1)
     figures = {**case, "scheme": choice.scheme, "parameters": choice.parameters, "expected": choice.seconds, "seconds": seconds,
                "planned": planned, "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(ended),
-               "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]), "problems": relay.problems[-3:]}
+               "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]), "problems": list(sender.problems)[-3:]}
     figures["period"] = float(np.median(seconds[warm:])) if closed else (ended[-1] - ended[warm - 1]) / (len(ended) - warm) if warm else seconds[0]
     return figures, version
 
@@ -109,7 +111,7 @@ def main() -> None:
     for case in request["cases"]:
         figures, version = drive(relay, mailbox, case, version, vector)
         results.append(figures)
-        Path(sys.argv[2]).write_text(json.dumps({"links": asdict(relay.links), "results": results}))
+        Path(sys.argv[2]).write_text(json.dumps({"links": asdict(relay.models.links), "results": results}))
         if os.environ.get("DDRL_BENCHMARK_VERBOSE"):
             shown = {name: value for name, value in figures["parameters"].items() if not isinstance(value, list)}
             print(figures["label"], figures["scheme"], shown, figures["versions_in_flight"], f"{figures['period']:.3f} s",

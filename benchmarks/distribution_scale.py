@@ -16,7 +16,7 @@ from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
-SCALE = {100: ("10mbit", 2_000_000, 10), 298: ("4mbit", 2_000_000, 30)}  # rate, bytes, the source's m
+SCALE = {100: ("5mbit", 2_000_000, 10), 298: ("1mbit", 1_000_000, 30)}  # rate, bytes, the source's m
 
 
 def cases(hosts: int, relays: int, short: bool) -> list[dict[str, Any]]:
@@ -28,11 +28,11 @@ def cases(hosts: int, relays: int, short: bool) -> list[dict[str, Any]]:
         return min(values, key=lambda value: simulate(make_plan(scheme, hosts, nbytes, **{name: value}), ideal).seconds)
 
     fanout = best("tree", "fanout", list(range(4, 25)))
-    ours = [case("auto", 3, label="auto", limit=90), case("auto", 9, 3, label="auto", limit=90),
+    ours = [case("auto", 3, label="auto", limit=90), case("auto", 8, 2, label="auto", limit=90),
             case("stripes", 3, label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15, limit=90)]
-    theirs = [case("sharded", 2, label=f"sharded m={relays} (source's preset)", relays=relays, limit=120),
+    theirs = [case("sharded", 1, label=f"sharded m={relays} (source's preset)", relays=relays),
               case("sharded", 2, label="sharded, whole shards, best m", relays=best("sharded", "relays", [relays, hosts // 3, hosts // 2, hosts])),
-              case("sharded", 2, label="sharded m=n, 16 kB chunks on arrival", chunk_bytes=1 << 14),
+              case("sharded", 2, label="sharded m=n, chunks on arrival", chunk_bytes=1 << 14),
               case("tree", 1, label=f"tree, 2 levels, best fan-out {fanout}", fanout=fanout, depth=2, limit=300)]
     return ours[:1] + theirs[:1] if short else ours + theirs
 

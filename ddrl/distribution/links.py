@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
+MESSAGE_CPU, BYTE_CPU = 3e-5, 1e-9  # s at each end, of the executor and the kernel: fitted to benchmarks/distribution.py on a 2-core machine
+LOOK_SECONDS = 1e-3  # that a message waits for its relay to look, about
 FEWEST, MOST = 4, 1 << 11  # pieces in a round
 ROUNDS = 12  # partners of each host, at most
 FRAME_BYTES = 40  # of TCP and IP, by packet
@@ -46,7 +48,6 @@ class Links:
     message_seconds: float
     machines: int
     cores: int
-    byte_seconds: float = 0.0  # processor time of a byte at each end
 
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
@@ -57,8 +58,8 @@ class Links:
         else:
             up, down = self.up, self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
-        half = 0.5 * self.message_seconds
-        return Network(up, down, latency=self.latency, send_cpu=half, receive_cpu=half, cpu_byte=self.byte_seconds, cores=shared)
+        message = max(MESSAGE_CPU, 0.5 * self.message_seconds)
+        return Network(up, down, latency=self.latency + LOOK_SECONDS, send_cpu=message, receive_cpu=message, cpu_byte=BYTE_CPU, cores=shared)
 
 
 def measure_links(comm: MPI.Comm) -> Links:
@@ -84,17 +85,15 @@ def measure_links(comm: MPI.Comm) -> Links:
             break
         pieces = min(MOST, pieces * 4)
     pieces = max(FEWEST, min(MOST, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
-    used = time.process_time()
     for shift in shifts:
         seconds = probe.round(shift, pieces)
         rates[comm.rank, (comm.rank + shift) % size] = pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
-    used = float(comm.allreduce(time.process_time() - used)) / (2 * size * len(shifts) * pieces * PIECE)
     fan = probe.fan_out(pieces)
     comm.Allreduce(MPI.IN_PLACE, rates, MPI.MAX)
     up, down = rates.max(axis=1), rates.max(axis=0)
     up[0] = max(up[0], fan)
     machines = len(set(comm.allgather(_machine())))
-    return Links(up.tolist(), down.tolist(), latency, message, machines, os.cpu_count() or 1, used)
+    return Links(up.tolist(), down.tolist(), latency, message, machines, os.cpu_count() or 1)
 
 
 def _machine() -> str:

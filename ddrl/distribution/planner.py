@@ -23,6 +23,7 @@ from ddrl.distribution.simulator import Network, simulate
 
 CHUNKS = (1 << 12, 1 << 13, 1 << 14, 20_000, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)  # bytes
 FANOUTS = (2, 3, 4, 6, 8)
+LAG_WEIGHT = 0.1  # of a model's own time beside the time between models
 LAST_ROUND = 16  # candidates that are simulated
 SEVERAL = 1.25  # rates that differ by less count as equal
 CHUNKED = ("direct", "chain", "two_tree", "sharded", "weighted", "stripes")
@@ -61,23 +62,24 @@ def choose(config: ClusterConfig, hosts: int, nbytes: int, network: Network | No
 
 def choose_best(network: Network, nbytes: int, versions_in_flight: int, *, relays: int = 0, chunk_bytes: int = 0,
                 budget_seconds: float = math.inf) -> Choice:
-    """The candidate with the least simulated time between models; `relays` and `chunk_bytes` other than 0 are kept as asked.
+    """The candidate with the least simulated time between models; where several are alike, the one whose models arrive soonest.
 
-    The ranking goes on until `budget_seconds` are spent, best guesses first, and looks at one candidate at least.
+    `relays` and `chunk_bytes` other than 0 are kept as asked. The ranking goes on until `budget_seconds` are spent, best guesses first, and
+    looks at one candidate at least.
     """
     hosts = len(network.up) - 1
     if hosts < 1 or nbytes < 1:
         return Choice("direct", {})
-    begun, best = time.monotonic(), Choice("direct", {}, math.inf)
+    begun, best, least = time.monotonic(), Choice("direct", {}), math.inf
     if relays:
         ranked = [candidate for candidate in candidates(network, nbytes, chunk_bytes) if candidate.scheme == "sharded"]
         ranked = [Choice("sharded", {**candidate.parameters, "relays": min(relays, hosts)}, candidate.seconds) for candidate in ranked]
     else:
         ranked = list(candidates(network, nbytes, chunk_bytes))
     for candidate in sorted(ranked, key=lambda candidate: candidate.seconds)[:LAST_ROUND]:
-        seconds = predict(candidate, network, nbytes, versions_in_flight)
-        if seconds < best.seconds:
-            best = Choice(candidate.scheme, candidate.parameters, seconds)
+        period, lag = _run(candidate, network, nbytes, versions_in_flight)
+        if period + LAG_WEIGHT * lag < least:
+            best, least = Choice(candidate.scheme, candidate.parameters, period), period + LAG_WEIGHT * lag
         if time.monotonic() - begun > budget_seconds:
             break
     return best
@@ -85,11 +87,15 @@ def choose_best(network: Network, nbytes: int, versions_in_flight: int, *, relay
 
 def predict(choice: Choice, network: Network, nbytes: int, versions_in_flight: int) -> float:
     """Simulated seconds a model: alone where one travels at a time, else between models in the steady state."""
+    return _run(choice, network, nbytes, versions_in_flight)[0]
+
+
+def _run(choice: Choice, network: Network, nbytes: int, versions_in_flight: int) -> tuple[float, float]:
+    """Seconds between models, and of the first one."""
     plan = make_plan(choice.scheme, len(network.up) - 1, nbytes, **choice.parameters)
-    if versions_in_flight == 1:
-        return simulate(plan, network).seconds
-    models = 3 * versions_in_flight + 2
-    return simulate(plan, network, models=models, versions_in_flight=versions_in_flight).period
+    models = 1 if versions_in_flight == 1 else 3 * versions_in_flight + 2
+    result = simulate(plan, network, models=models, versions_in_flight=versions_in_flight)
+    return result.period, result.seconds
 
 
 def candidates(network: Network, nbytes: int, chunk_bytes: int = 0) -> Iterator[Choice]:

@@ -27,7 +27,7 @@ def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: in
     relays = _of_role(processes, Role.RELAY)
     values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.time) / 1e6
     if not relays.size or not np.isfinite(values).any():
-        return say_nothing_yet(figure, "no relay has sent bytes over MPI" if len(processes) else "no records yet")
+        return say_nothing_yet(figure, "no bytes over MPI so far" if len(processes) else "no records yet")
     hosts = processes.column("host")[-1, relays]
     if len(relays) <= _MOST_LINES:
         if len(relays) > 3:
@@ -93,7 +93,7 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
     figure = new_figure("Bytes a version against the bound", "", "bytes / S", height=height, legend=False)
     relays, trainer = _of_role(processes, Role.RELAY), _of_role(processes, Role.TRAINER)
     if not relays.size or not trainer.size:
-        return say_nothing_yet(figure, "no relay has reported yet")
+        return say_nothing_yet(figure, "one host: nothing travels" if trainer.size else "no records yet")
     last = processes.values[-1]
     column = processes.columns.index
     size = last[trainer[0], column("model_nbytes")] if "model_nbytes" in processes.columns else np.nan

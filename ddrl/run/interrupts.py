@@ -10,6 +10,8 @@ import os
 import signal
 from types import FrameType
 
+ESCAPE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
+
 
 class Escaped(BaseException):
     """Raised in the forked child where it was outside of a training step: sockets and threads it may have been using are not its own."""
@@ -46,6 +48,7 @@ class Interrupts:
             if child == 0:
                 os.setsid()
                 ignore_interrupts()
+                signal.alarm(ESCAPE_SECONDS)
                 self.escaped = self.requested = True
                 if not self.in_step:
                     raise Escaped

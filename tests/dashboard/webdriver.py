@@ -37,7 +37,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until(look: Callable[[], T], what: str, timeout: float = 60.0) -> T:
+def until(look: Callable[[], T], what: str, timeout: float = 120.0) -> T:
     """What `look` returns once it is true; AssertionError naming `what` if that never comes."""
     end = time.monotonic() + timeout
     while True:
@@ -111,7 +111,7 @@ class Browser:
         """All text that the page shows."""
         return self.run("return document.body.innerText")
 
-    def wait_for(self, *words: str, timeout: float = 60.0) -> str:
+    def wait_for(self, *words: str, timeout: float = 120.0) -> str:
         """The page's text, once it shows all of `words`."""
         return until(lambda: (text := self.text) and all(word in text for word in words) and text, f"{words} on the page", timeout)
 

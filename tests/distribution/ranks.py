@@ -38,6 +38,9 @@ class Host:
     def publish(self, version):
         self.mailbox.publish(model(version, self.mailbox.nbytes), version, [version * 0.5, 2.0])
 
+    def problems(self):
+        return [*self.relay.problems, *self.relay.models.problems]
+
     def stop(self):
         self.board.command = Command.STOP
 
@@ -60,10 +63,10 @@ def models():
     while not host.relay.finished:
         host.relay.progress()
         if RANK == 0:
-            if published < versions - 1 and (published < 0 or host.relay.executor.next_sequence > published - 2):
+            if published < versions - 1 and (published < 0 or host.relay.sender.executor.next_sequence > published - 2):
                 published += 1
                 host.publish(published)
-            if published == versions - 1 and host.relay._sent_version == published and host.relay.settled:
+            if published == versions - 1 and host.relay.sender.sent_version == published and host.relay.sender.settled:
                 host.stop()
             continue
         pin = host.reader.pin()
@@ -71,7 +74,7 @@ def models():
             seen.append(pin.version)
             good = np.array_equal(pin.data, model(pin.version, nbytes)) and checksum(pin.data) == pin.checksum
             wrong += not (good and pin.values[0] == pin.version * 0.5 and pin.values[1] == 2.0)
-    report(seen=seen, wrong=wrong, problems=host.relay.problems)
+    report(seen=seen, wrong=wrong, problems=host.problems())
 
 
 def traffic():
@@ -80,16 +83,16 @@ def traffic():
     host = Host(nbytes, ClusterConfig(scheme="sharded", chunk_bytes=1 << 16, versions_in_flight=1), trace=True)
     if RANK == 0:
         host.publish(0)
-    trace = host.relay.executor.traffic.trace if RANK == 0 else None
+    trace = host.relay.models.executor.traffic.trace if RANK == 0 else None
     while not host.relay.finished:
         host.relay.progress()
-        trace = trace if trace is not None or host.relay.executor is None else host.relay.executor.traffic.trace
-        if RANK == 0 and host.relay.confirms and host.relay.settled:
+        trace = trace if trace is not None or host.relay.models.executor is None else host.relay.models.executor.traffic.trace
+        if RANK == 0 and host.relay.sender.confirms and host.relay.sender.settled:
             host.stop()
     row = host.counters.row(0)
     sends = [moment for moment, what, *_ in trace if what == "send"]
     report(sent=row["model_bytes_sent"].value, received=row["model_bytes_received"].value, first_send=min(sends), last_send=max(sends),
-           chunks=host.relay.executor.plan.chunks, sealed=row["versions_sealed"].value,
+           chunks=host.relay.models.executor.plan.chunks, sealed=row["versions_sealed"].value,
            mirrored=[mirror.row(0)["versions_sealed"].value for mirror in host.mirrors])
 
 
@@ -103,7 +106,7 @@ def flipped():
     sealed = []
     while not host.relay.finished:
         host.relay.progress()
-        executor = host.relay.executor
+        executor = host.relay.models.executor
         if RANK == 1 and executor is not None and not hasattr(executor, "spoiled"):
             executor.spoiled, inner = True, executor._received
 
@@ -116,9 +119,9 @@ def flipped():
             executor._received = received
         if host.mailbox.newest >= 0 and not sealed:
             sealed.append(bool(np.array_equal(host.reader.pin().data, model(0, nbytes))))
-        if RANK == 0 and host.relay.settled and len(host.relay.confirms) == 2 * (SIZE - 1):
+        if RANK == 0 and host.relay.sender.settled and len(host.relay.sender.confirms) == 2 * (SIZE - 1):
             host.stop()
-    report(sealed=sealed, problems=host.relay.problems, failures=host.counters.row(0)["checksum_failures"].value)
+    report(sealed=sealed, problems=host.problems(), failures=host.counters.row(0)["checksum_failures"].value)
 
 
 def rows():
@@ -163,7 +166,7 @@ def rows():
         while taken := lane.pop(out):
             received += taken
             digest ^= row_digest(out[:taken])
-    report(received=received, digest=digest, broken=broken, problems=host.relay.problems, discarded=host.relay.rows_discarded)
+    report(received=received, digest=digest, broken=broken, problems=host.problems(), discarded=host.relay.rows_discarded)
 
 
 def row_digest(batch):
@@ -190,7 +193,7 @@ def stalled():
         host.counters.row(1)["rows_dropped"].set(refused)
         if RANK == 0 and all(mirror.row(1)["rows_dropped"].value > 200 for mirror in host.mirrors) and host.board.command == Command.RUN:
             host.stop()
-    report(pushed=pushed, problems=host.relay.problems, discarded=host.relay.rows_discarded)
+    report(pushed=pushed, problems=host.problems(), discarded=host.relay.rows_discarded)
 
 
 def control():

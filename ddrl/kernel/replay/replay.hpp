@@ -120,7 +120,7 @@ class Replay {
                     const u32 episode = episode_of(live);
                     for (u32 c = 0; c < store_.state_count(); ++c) data[c] = row + layout.states[c];
                     if (episode != NONE) end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, data);
-                    live.handle = NO_HANDLE;
+                    streams_.at(stream).handle = NO_HANDLE;  // the lock may have been let go of: look again
                 }
                 continue;
             }
@@ -228,6 +228,7 @@ class Replay {
     // What is wrong with the structure, or nothing. O(everything).
     std::string check() {
         std::lock_guard lock(mutex_);
+        tell_added();
         if (std::string wrong = store_.check(); !wrong.empty()) return wrong;
         if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
         if (store_.records() > options_.capacity) return "more records than the capacity";
@@ -239,7 +240,8 @@ class Replay {
     }
 
     // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds the lock.
-    void save_structure(Writer& out, bool whole) const {
+    void save_structure(Writer& out, bool whole) {
+        tell_added();
         std::vector<u32> waiting;
         for (const auto& [chunk, epoch] : limbo_) waiting.push_back(chunk);
         store_.save(out, waiting, whole), picks_.save(out, whole), eviction_->save(out);
@@ -362,6 +364,7 @@ class Replay {
     // Lets go of the lock, which the caller holds, until a leaving reader made `ready` true.
     template <class Ready>
     void wait(Ready ready) {
+        tell_added();  // whoever takes the lock meanwhile, a snapshot or a check, finds selectors and pick table agreed
         std::unique_lock lock(mutex_, std::adopt_lock);
         reader_left_.wait(lock, ready);
         lock.release();
