@@ -14,14 +14,18 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-STATE = Path("/run/ddrl-cluster")
-BRIDGE = "ddrl-bridge"
-PREFIX = "ddrl-h"
-NETWORK = "10.77.0.0/16"
-BRIDGE_ADDRESS = "10.77.255.254/16"
+NAME = os.environ.get("DDRL_CLUSTER", "ddrl")  # several clusters can stand beside each other; at most 6 letters
+if not NAME.isalnum() or len(NAME) > 6:
+    raise SystemExit(f"DDRL_CLUSTER={NAME!r}: at most 6 letters and digits, for interfaces bear the name")
+STATE = Path(f"/run/{NAME}-cluster")
+BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
+SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
+NETWORK = f"{SUBNET}.0.0/16"
+BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
 
@@ -35,7 +39,7 @@ def available() -> str:
 
 def address(host: int) -> str:
     """Host's address in the cluster's network."""
-    return f"10.77.{host // 250}.{host % 250 + 1}"
+    return f"{SUBNET}.{host // 250}.{host % 250 + 1}"
 
 
 def rate_bytes(rate: str) -> float:
@@ -59,11 +63,11 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     for host, rate in enumerate(rates):
         name, burst = f"{PREFIX}{host}", _burst(rate)
         gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
-        _batch(["ip"], [f"link add ddrl-v{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 netns {name} mtu {mtu} gso_max_size {gso}",
-                        f"link set ddrl-v{host} master {BRIDGE} up"])
+        _batch(["ip"], [f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 netns {name} mtu {mtu} gso_max_size {gso}",
+                        f"link set {LINK}{host} master {BRIDGE} up"])
         _batch(["ip", "-n", name], [f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up"])
         shape = f"root tbf rate {rate} burst {burst} limit"
-        _batch(["tc"], [f"qdisc add dev ddrl-v{host} {shape} 16000000"])
+        _batch(["tc"], [f"qdisc add dev {LINK}{host} {shape} 16000000"])
         _batch(["tc", "-n", name], [f"qdisc add dev eth0 {shape} 4000000"])
     agent = STATE / "agent"
     agent.write_text("#!/bin/sh\n# called by mpirun as: agent [options] ADDRESS COMMAND...\n"
@@ -78,11 +82,12 @@ def _burst(rate: str) -> int:
     return max(16384, int(rate_bytes(rate) * 2e-3))
 
 
-def change_rate(host: int, rate: str) -> None:
-    """Give one host's link another rate, each way, while it runs."""
+def change_rate(host: int, rate: str, *, up_only: bool = False) -> None:
+    """Give one host's link another rate while it runs: each way, or only for what the host sends."""
     burst = _burst(rate)
     shape = f"root tbf rate {rate} burst {burst} limit"
-    _batch(["tc"], [f"qdisc replace dev ddrl-v{host} {shape} 16000000"])
+    if not up_only:
+        _batch(["tc"], [f"qdisc replace dev {LINK}{host} {shape} 16000000"])
     _batch(["tc", "-n", f"{PREFIX}{host}"], [f"qdisc replace dev eth0 {shape} 4000000"])
 
 
@@ -93,11 +98,11 @@ def down() -> None:
     if names:
         _batch(["ip"], [f"netns delete {name}" for name in names])
     deadline = time.monotonic() + 60
-    while _links("ddrl-v"):  # a namespace's interfaces go some time after it
-        for link in _links("ddrl-v"):
+    while _links(LINK):  # a namespace's interfaces go some time after it
+        for link in _links(LINK):
             subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
         if time.monotonic() > deadline:
-            raise SystemExit(f"interfaces are still there after 60 s: {_links('ddrl-v')[:5]}")
+            raise SystemExit(f"interfaces are still there after 60 s: {_links(LINK)[:5]}")
         time.sleep(0.05)
     if _links(BRIDGE):
         _batch(["ip"], [f"link delete {BRIDGE}"])

@@ -19,6 +19,10 @@ pages = [
     for index, path in enumerate(sorted((Path(__file__).parent / "pages").glob("*.py")))
 ]
 page = st.navigation(pages)
+wanted = st.session_state.pop("wanted page", None)
+for candidate in pages:
+    if candidate.url_path == wanted != page.url_path:
+        st.switch_page(candidate)
 watch.choose_runs()
 if watch.selection():
     watch.headline()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import streamlit as st
 
@@ -73,7 +74,11 @@ def _look_for_runs(names: tuple[str, ...], states: tuple[str, ...]) -> None:
 
 def selection() -> list[Path]:
     """The chosen run directories, the main one first."""
-    return st.session_state.get("paths", [])
+    if "paths" not in st.session_state:
+        # The first visitor of a fresh server came by a link to a page: Streamlit runs that page's file without app.py. Go through app.py.
+        st.session_state["wanted page"] = urlsplit(str(st.context.url or "")).path.rstrip("/").rpartition("/")[2]
+        st.switch_page("app.py")
+    return st.session_state["paths"]
 
 
 def x_axis() -> str:

@@ -63,7 +63,7 @@ class _SerialLoop:
             else:
                 self._step()
             turn += 1
-            if turn % LOOK_TURNS == 0 or session.paused or trainer.state.env_steps >= self.config.run.max_env_steps or session.target_reached:
+            if turn % LOOK_TURNS == 0 or session.paused or trainer.state.env_steps >= self.config.run.max_env_steps or session.best.target_reached:
                 reason = session.look()
                 if reason is not None:
                     return self._finish(reason)

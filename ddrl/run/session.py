@@ -22,15 +22,16 @@ from ddrl.core.errors import DdrlError
 from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Role
 from ddrl.replay import ExperienceReplay, RateLimiter
-from ddrl.rollout.policy_file import save_policy
+from ddrl.run.best_policy import BestPolicy
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.failure import JobFailed, describe, read_failure
 from ddrl.run.interrupts import Escaped, Interrupts
+from ddrl.run.plans import PlanWatch
 from ddrl.run.steering import Steering
 from ddrl.run.trainer import Trainer, TrainerState
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
-from ddrl.telemetry import ControlServer, Evaluation, HostSampler, ProgressLine, Recorder, summarize
+from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
 
 if TYPE_CHECKING:
     from ddrl.learner import DQN
@@ -76,8 +77,7 @@ class Session:
         else:
             self._selector = self.replay.new_pick_selector("uniform")
         self._limiter = RateLimiter(replay.samples_per_insert, replay.min_size, replay.samples_tolerance)
-        self.best: dict[str, Any] | None = None
-        self.target_reached = False
+        self.best = BestPolicy(directory.path, topology, self.model, resume.state["best"] if resume else None)
         state = TrainerState()
         if resume is not None:
             state = self._restore(resume)
@@ -90,7 +90,8 @@ class Session:
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
         self._base = {"env_steps": float(state.env_steps), "updates": float(state.updates), "wall_seconds": state.wall_seconds}
         self.recorder = Recorder(directory.path, self.tables, config, base=self._base, sinks=[ProgressLine(config)])
-        self._steering = Steering(self.trainer, self.checkpoint)
+        self._plans = PlanWatch(topology, channels, self.model.layout.nbytes, self.recorder.record_event)
+        self._steering = Steering(self.trainer, self.checkpoint, self._plans.ask)
         self._control = None
         if config.telemetry.live:
             self._control = ControlServer(directory.path, config, self._steering.handlers(), self.recorder.record_event)
@@ -158,12 +159,13 @@ class Session:
         if self._control is not None:
             self._control.poll()
         self._record_law()
+        self._plans.look()
         self._watch()
         self._read_evaluations()
         state = self.trainer.state
         if self._steering.stop_requested:
             return Reason.STOPPED
-        if self.target_reached:
+        if self.best.target_reached:
             return Reason.TARGET
         if self.interrupts.requested:
             return Reason.INTERRUPTED
@@ -176,22 +178,10 @@ class Session:
     # ---- evaluation and the policy --------------------------------------------------------------------------------
 
     def accept_evaluation(self, version: int, vector: np.ndarray, values: tuple[float, ...]) -> None:
-        """An evaluation of `version`: recorded; the best policy so far is kept on disk.
-
-        Values are those of `members.evaluation_values`.
-        """
-        env_steps, mean, std, episodes, confirmed_mean, confirmed_std, confirmed_episodes, _ = values
-        target = self.config.run.target_return
-        judged = {"policy_version": version, "env_steps": int(env_steps), "mean": mean, "std": std, "episodes": int(episodes)}
-        reached = mean >= target
-        if confirmed_episodes:
-            judged["confirmed"] = {"mean": confirmed_mean, "std": confirmed_std, "episodes": int(confirmed_episodes)}
-            reached = reached and confirmed_mean >= target
+        """Record an evaluation of `version` (values: see `members.evaluation_values`); the best policy so far is kept on disk."""
+        env_steps, mean, std, episodes = values[:4]
         self.recorder.record_evaluation(mean, std, int(episodes), env_steps=env_steps, updates=self.trainer.state.updates, policy_version=version)
-        if reached or self.best is None or mean >= self.best["mean"]:
-            self.best = judged
-            self._save_policy(vector, judged)
-        self.target_reached = self.target_reached or reached
+        self.best.consider(version, vector, values)
 
     def _read_evaluations(self) -> None:
         pin = self._results.pin() if self._results is not None else None
@@ -209,10 +199,6 @@ class Session:
         self._learner.parameters.copy_to(vector)
         return vector
 
-    def _save_policy(self, vector: np.ndarray, judged: dict[str, Any]) -> None:
-        save_policy(self.directory.path, self.model.onnx, self.model.layout, self.topology.spec, vector[: self.model.layout.nbytes],
-                    env=asdict(self.config.env), evaluation=judged)
-
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     @property
@@ -226,7 +212,7 @@ class Session:
         trainer = self.trainer
         trainer.state.wall_seconds = trainer.seconds
         trainer.state.cuts += 1
-        state = {"trainer": asdict(trainer.state), "limiter": self._limiter.state(), "best": self.best,
+        state = {"trainer": asdict(trainer.state), "limiter": self._limiter.state(), "best": self.best.judged,
                  "layout": self.model.layout.digest, "env_id": self.config.env.id}
         path = write_checkpoint(self.directory.checkpoints, trainer.state.env_steps, state,
                                 {"learner.safetensors": self._learner.save, "replay.snapshot": self.replay.save}, self.config.run.keep_checkpoints)
@@ -244,7 +230,6 @@ class Session:
         self.replay.load(checkpoint.path / "replay.snapshot")
         self.replay.cut_streams()
         self._limiter.load_state(checkpoint.state["limiter"])
-        self.best = checkpoint.state["best"]
         return TrainerState(**checkpoint.state["trainer"])
 
     # ---- the end --------------------------------------------------------------------------------------------------
@@ -265,18 +250,12 @@ class Session:
         if evaluate is not None and self.config.evaluation.period and reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
             vector = self.acting_vector()
             self.accept_evaluation(self.trainer.state.policy_version, vector, evaluate(vector, self.trainer.state.env_steps))
-        if self.best is None:
-            self._save_policy(self.acting_vector(), {})
+        self.best.save_unjudged(self.acting_vector())
         self.recorder.record_event("end", reason.value, env_steps=self.trainer.state.env_steps)
-        state, best = self.trainer.state, self.best
-        wall_seconds = self.trainer.seconds
-        evaluation = None
-        if best is not None:
-            judged = best.get("confirmed", best)
-            evaluation = Evaluation(time.time(), wall_seconds, best["env_steps"], state.updates, judged["mean"], judged["std"], judged["episodes"],
-                                    best["policy_version"])
+        state, wall_seconds = self.trainer.state, self.trainer.seconds
+        evaluation = self.best.evaluation(wall_seconds, state.updates)
         document = summarize(self.tables(), wall_seconds=wall_seconds, evaluation=evaluation, base=self._base, policy_lag=self.trainer.lag.summary(),
-                             env_steps=state.env_steps, updates=state.updates, reason=reason.value, best=best)
+                             env_steps=state.env_steps, updates=state.updates, reason=reason.value, best=self.best.judged)
         self._close()
         write_json(self.directory.summary, document)
         return document

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ddrl.channels.board import Command
-from ddrl.core.errors import ConfigError
 from ddrl.run.trainer import Trainer
 
 Handlers = dict[str, Callable[..., Any]]
@@ -18,9 +17,10 @@ Handlers = dict[str, Callable[..., Any]]
 class Steering:
     """What was asked of a session from outside."""
 
-    def __init__(self, trainer: Trainer, checkpoint: Callable[[], object]) -> None:
+    def __init__(self, trainer: Trainer, checkpoint: Callable[[], object], ask_scheme: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._checkpoint = checkpoint
+        self._ask_scheme = ask_scheme
         self.paused = False
         self.stop_requested = False
 
@@ -52,5 +52,5 @@ class Steering:
             trainer.epsilon_override = None if value is None else float(value)
         elif name == "replay.samples_per_insert":
             trainer.limiter.change(float(value))
-        else:
-            raise ConfigError(f"{name} cannot be changed while a run goes on: stop it, then --resume with --set {name}=...")
+        else:  # cluster.scheme; the server has refused all other names
+            self._ask_scheme(str(value))

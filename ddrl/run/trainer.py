@@ -106,8 +106,8 @@ class Trainer:
         return moved if everything else self._drain(min(len(self._rows), self.limiter.insertable()))
 
     def _drain(self, room: int) -> int:
-        self._count["rollout_wait"].set(float(room == 0))
         if room == 0:
+            self._count["rollout_wait"].set(1.0)
             return 0
         left = self.config.run.max_env_steps - self.state.env_steps
         if left <= 0:
@@ -115,6 +115,7 @@ class Trainer:
         room = min(room, left)
         begin = self.clock()
         rows = self._rows[: self.lanes.drain(self._rows[:room])]
+        self._count["rollout_wait"].set(float(room < len(self._rows) and self.lanes.pending > 0))  # what is left may not be recorded yet
         if len(rows):
             recorded = self.replay.record_rows(rows)
             self.limiter.inserted(recorded)

@@ -174,6 +174,18 @@ def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browse
     browser.wait_for("its process is gone")
 
 
+def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path, dashboard, driver):
+    with LiveRun(tmp_path / "runs" / "alpha"):
+        window = Browser(driver)
+        try:
+            window.open(dashboard + "/ranks")
+            window.wait_for("alpha", "ranks are alive", "Events")
+            # Streamlit looks for its own endpoints below the page's address first; nothing else may be missing.
+            assert [error for error in window.console_errors() if "/ranks/_stcore/" not in error] == []
+        finally:
+            window.close()
+
+
 def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):
     with LiveRun(tmp_path / "runs" / "alpha"):
         window = Browser(driver, dark=True)

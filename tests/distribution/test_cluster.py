@@ -1,0 +1,37 @@
+"""The virtual cluster: three hosts stand, speak over MPI through shaped links, and leave nothing behind."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+os.environ["DDRL_CLUSTER"] = "ddtest"  # beside a cluster that somebody uses; read when the module is imported
+cluster = pytest.importorskip("benchmarks.cluster")
+del os.environ["DDRL_CLUSTER"]
+pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+REASON = cluster.available()
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON or "can be made")
+def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing():
+    limits = [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS]
+    cluster.up(["50mbit"] * 3)
+    try:
+        code = "from mpi4py import MPI; import socket; print(socket.gethostname(), MPI.COMM_WORLD.allreduce(1))"
+        done = subprocess.run(cluster.mpirun([sys.executable, "-c", code]), env=cluster.mpi_environment(), stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=60, check=False)
+        assert sorted(done.stdout.split("\n")[:-1]) == ["ddtest-h0 3", "ddtest-h1 3", "ddtest-h2 3"], done.stderr[-2000:]
+    finally:
+        cluster.down()
+    assert "ddtest" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert "ddtest" not in subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, check=True).stdout
+    assert [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS] == limits
+    assert not cluster.STATE.exists()
+
+
+def test_rates_read_as_tc_writes_them():
+    assert cluster.rate_bytes("20mbit") == 2.5e6
+    assert cluster.rate_bytes("1gbit") == 1.25e8
+    with pytest.raises(ValueError, match="20mbit"):
+        cluster.rate_bytes("fast")
