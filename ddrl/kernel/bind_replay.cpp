@@ -239,10 +239,9 @@ class ReplayCore {
   public:
     ReplayCore(std::vector<std::pair<std::string, std::vector<Py_ssize_t>>> states, std::vector<u32> state_bytes, std::string action_format,
                std::vector<Py_ssize_t> action_shape, u32 action_bytes, u32 memory_bytes, u64 capacity, u32 pick_len, bool short_picks, u32 n_step,
-               u32 frame_stack, u32 burn_in, const std::string& eviction, u64 seed, u32 shift, bool by_row,
-               const std::string& file)
+               u32 frame_stack, u32 burn_in, const std::string& eviction, u64 seed, u32 shift, const std::string& file)
         : seed_(seed),
-          replay_(Options{Columns{state_bytes, memory_bytes, action_bytes, by_row}, capacity, pick_len, n_step, frame_stack, burn_in, short_picks, shift, file},
+          replay_(Options{Columns{state_bytes, memory_bytes, action_bytes}, capacity, pick_len, n_step, frame_stack, burn_in, short_picks, shift, file},
                   make_eviction(eviction)) {
         for (std::size_t i = 0; i < states.size(); ++i) fields_.push_back({states[i].first, states[i].second, state_bytes[i]});
         if (memory_bytes) fields_.push_back({"f", {memory_bytes / 4}, memory_bytes});
@@ -511,10 +510,10 @@ class ReplayCore {
 void bind_replay(nb::module_& module) {
     nb::class_<ReplayCore>(module, "ReplayCore", "The replay kernel; ddrl.replay.ExperienceReplay is its face.")
         .def(nb::init<std::vector<std::pair<std::string, std::vector<Py_ssize_t>>>, std::vector<u32>, std::string, std::vector<Py_ssize_t>, u32, u32,
-                      u64, u32, bool, u32, u32, u32, const std::string&, u64, u32, bool, const std::string&>(),
+                      u64, u32, bool, u32, u32, u32, const std::string&, u64, u32, const std::string&>(),
              nb::kw_only(), nb::arg("states"), nb::arg("state_bytes"), nb::arg("action_format"), nb::arg("action_shape"), nb::arg("action_bytes"),
              nb::arg("memory_bytes"), nb::arg("capacity"), nb::arg("pick_len"), nb::arg("short_picks"), nb::arg("n_step"), nb::arg("frame_stack"),
-             nb::arg("burn_in"), nb::arg("eviction"), nb::arg("seed"), nb::arg("shift"), nb::arg("by_row"), nb::arg("file"))
+             nb::arg("burn_in"), nb::arg("eviction"), nb::arg("seed"), nb::arg("shift"), nb::arg("file"))
         .def("new_episode", &ReplayCore::new_episode)
         .def("record", &ReplayCore::record, nb::arg("handle"), nb::arg("state"), nb::arg("action"), nb::arg("reward"), nb::arg("final_state").none(),
              nb::arg("ending"), nb::arg("policy_version"), nb::arg("memory").none())

@@ -72,7 +72,7 @@ class ExperienceReplay:
             action_format=_format(action), action_shape=list(action.shape), action_bytes=action.nbytes,
             memory_bytes=memory.nbytes if memory else 0, capacity=capacity, pick_len=pick_len, short_picks=short_picks, n_step=n_step,
             frame_stack=frame_stack, burn_in=burn_in, eviction=eviction, seed=seed, shift=_chunk_shift(record_bytes, capacity, pick_len),
-            by_row=record_bytes <= 256 and pick_len == frame_stack == 1 and burn_in == 0, file="" if file is None else str(file))
+            file="" if file is None else str(file))
         shapes = BatchShapes(state, action, memory, pick_len=pick_len, n_step=n_step, frame_stack=frame_stack, burn_in=burn_in)
         self._make_windows, self._make_transitions, self._make_sequences = shapes.windows, shapes.transitions, shapes.sequences
         self._row_dtype = self._lay_out_rows(frame_stack) if self._keys is None else None

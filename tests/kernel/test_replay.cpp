@@ -17,7 +17,6 @@ void random_histories_keep_every_invariant() {
     for (int round = 0; round < 160; ++round) {
         Options chosen = options(16 + random.below(100), 1 + random.below(5), random.below(4), random.below(4));
         chosen.short_picks = round % 3 == 0;
-        chosen.columns.by_row = round % 5 < 2;
         Replay replay(chosen, make_eviction(round % 4));
         for (const SelectorKind& kind : selector_kinds()) replay.add_selector(kind.make(Random(1, replay.selector_count()), chosen.capacity, kind.defaults));
         Batch batch;

@@ -46,7 +46,7 @@ class Gather {
     // R12: windows of L records. The sizes of the commonest shapes (windows of 8, actions of 8 bytes, small states) are known to the compiler.
     void windows(const WindowOutputs& outputs) const {
         const std::size_t most = options_.pick_len, action = most * store_.column_bytes(action_), state = most * store_.column_bytes(0);
-        if (stack_ != 1 || most > mask_ + 1 || store_.by_row()) return copy_edges(outputs);
+        if (stack_ != 1 || most > mask_ + 1) return copy_edges(outputs);
         if (states_ == 1 && most == 8 && action == 64) {
             if (state == 64) return copy_windows<64, 64, 32>(outputs);
             if (state == 128) return copy_windows<128, 64, 32>(outputs);
@@ -61,28 +61,22 @@ class Gather {
         const u32 n = options_.n_step, columns = states_ + 2, mask = mask_, shift = shift_, stack = stack_;
         Copied copied[MOST_STATES + 2];
         for (u32 c = 0; c < states_; ++c)
-            copied[c] = {store_.column_offset(c), store_.column_stride(c), stacked(c), outputs.s_tm1[c], outputs.s_t[c]};
+            copied[c] = {store_.column_offset(c), store_.column_bytes(c), stacked(c), outputs.s_tm1[c], outputs.s_t[c]};
         for (u32 c = states_; c < columns; ++c) {
             const u32 column = c == states_ ? action_ : version_;
-            copied[c] = {store_.column_offset(column), store_.column_stride(column), store_.column_bytes(column),
+            copied[c] = {store_.column_offset(column), store_.column_bytes(column), store_.column_bytes(column),
                          c == states_ ? outputs.action : outputs.version, nullptr};
         }
         const Chunks chunks = store_.chunks();
         const Window* const windows = windows_.data();
         const std::size_t count = windows_.size(), reward_offset = store_.column_offset(reward_);
-        const bool by_row = store_.by_row();
-        const std::size_t row_bytes = store_.row_bytes(), first_bytes = store_.column_offset(states_);  // of a row; of its states alone
         float *const reward = outputs.reward, *const left = outputs.discount;
         for (std::size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
-                if (by_row) {
-                    ask(chunk + offset * row_bytes, n * row_bytes + first_bytes);
-                } else {
-                    for (u32 c = 0; c < columns; ++c) ask(copied[c].at(chunk, offset), copied[c].bytes * (copied[c].next ? n + 1 : 1));
-                    ask(chunk + reward_offset + offset * sizeof(float), n * sizeof(float));
-                }
+                for (u32 c = 0; c < columns; ++c) ask(chunk + copied[c].offset + offset * copied[c].bytes, copied[c].bytes * (copied[c].next ? n + 1 : 1));
+                ask(chunk + reward_offset + offset * sizeof(float), n * sizeof(float));
             }
             const Window& window = windows[i];
             const u32 number = window.slot >> shift, offset = window.slot & mask;
@@ -205,7 +199,7 @@ class Gather {
         copy_bytes(to, from, first);
         copy_bytes(to + first, rest, bytes - first);
     }
-    struct Copied {  // a column: where it stands in a chunk, bytes from record to record and of what a window takes, and where that goes
+    struct Copied {  // a column: where it stands in a chunk, bytes of a record and of what a window takes of it, and where that goes
         std::size_t offset, bytes, window;
         byte *to, *next;  // next: the same, a state (or n) later; null but for states
         const byte* at(const byte* chunk, u32 record) const { return chunk + offset + record * bytes; }
@@ -229,11 +223,6 @@ class Gather {
         if (!count) return;
         const std::size_t bytes = store_.column_bytes(column);
         chunk = seek(chunk, position);
-        if (store_.by_row()) {
-            for (u32 end = position + count; position < end; ++position, to += bytes)
-                copy_bytes(to, store_.column(chunk = seek(chunk, position), column) + (position & mask_) * store_.row_bytes(), bytes);
-            return;
-        }
         for (u32 offset = position & mask_;;) {
             const u32 here = mask_ + 1 - offset, part = count < here ? count : here;
             copy_bytes(to, store_.column(chunk, column) + offset * bytes, part * bytes);
@@ -276,12 +265,11 @@ class Gather {
     void n_step(u32 chunk, const Window& window, u32 position, u32 steps, float discount, float& sum, float& left) const {
         double total = 0.0, factor = 1.0;
         const byte* rewards = store_.column(chunk, reward_);
-        const std::size_t stride = store_.column_stride(reward_);
         for (u32 j = 0; j < steps; ++j, factor *= discount) {
             const u32 offset = (position + j) & mask_;
             if (j && offset == 0) rewards = store_.column(chunk = store_.head(chunk).next, reward_);
             float reward;
-            std::memcpy(&reward, rewards + offset * stride, sizeof reward);
+            std::memcpy(&reward, rewards + offset * sizeof(float), sizeof reward);
             total += factor * reward;
         }
         sum = static_cast<float>(total);

@@ -165,10 +165,6 @@ class Snapshot {
     }
     template <class Visit>
     static void each_run(const Store& store, const Part& part, Visit visit) {
-        if (store.by_row()) {
-            visit(0, part.first * store.row_bytes(), (part.states - part.first) * store.row_bytes());
-            return;
-        }
         for (u32 c = 0; c < store.column_count(); ++c) {
             const std::size_t end = c < store.state_count() ? part.states : part.records, bytes = store.column_bytes(c);
             if (end > part.first) visit(c, part.first * bytes, (end - part.first) * bytes);

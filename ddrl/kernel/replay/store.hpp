@@ -1,10 +1,9 @@
 // The records: episodes by handle, each a chain of fixed-size chunks, and in a chunk one run of memory for each column.
 //
 //   slot = chunk * C + offset            names one record for as long as its episode lives; C is a power of two
-//   chunk = [state 0 x C | state 1 x C | .. | memory x C | action x C | reward x C | policy_version x C]      by column, or
-//   chunk = [state 0, .., memory, action, reward, policy_version] x C                                          by row
+//   chunk = [state 0 x C | state 1 x C | .. | memory x C | action x C | reward x C | policy_version x C]
 //
-// By column the consecutive records of a window lie side by side; by row a single small record costs one cache line instead of four. An episode of T records with a final
+// So the consecutive records of a window lie side by side column by column, within one page or two. An episode of T records with a final
 // state uses T + 1 slots: the final state stands in slot T. Records are written once and never change; a chunk is given back whole.
 // Not thread-safe: the layer above locks. What a reader copies outside the lock (chunk memory, heads of used chunks) never moves.
 #pragma once
@@ -47,7 +46,6 @@ struct ChunkHead {
 struct Columns {
     std::vector<u32> states;
     u32 memory = 0, action = 0;
-    bool by_row = false;
     std::vector<u32> all() const {
         std::vector<u32> bytes = states;
         if (memory) bytes.push_back(memory);
@@ -85,7 +83,7 @@ struct Chunks {
 class Store {
   public:
     Store(const Columns& columns, u64 capacity, u32 shift, const std::string& file)
-        : bytes_(columns.all()), by_row_(columns.by_row), state_count_(static_cast<u32>(columns.states.size())), shift_(shift),
+        : bytes_(columns.all()), state_count_(static_cast<u32>(columns.states.size())), shift_(shift),
           chunk_bytes_(place_columns()), arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file), heads_(arena_.max_chunks()), grown_(arena_.max_chunks()) {}
 
     u32 chunk_records() const { return u32{1} << shift_; }
@@ -94,10 +92,6 @@ class Store {
     u32 column_count() const { return static_cast<u32>(bytes_.size()); }
     u32 state_count() const { return state_count_; }
     u32 column_bytes(u32 column) const { return bytes_[column]; }
-    // From one record of a column to the next.
-    std::size_t column_stride(u32 column) const { return by_row_ ? row_bytes_ : bytes_[column]; }
-    bool by_row() const { return by_row_; }
-    std::size_t row_bytes() const { return row_bytes_; }
     const ChunkHead& head(u32 chunk) const { return heads_[chunk]; }
     u64 records() const { return records_; }
     std::size_t episodes() const { return by_handle_.size(); }
@@ -161,15 +155,15 @@ class Store {
         byte* chunk = arena_.chunk(episode.last_chunk);
         note_growth(episode.last_chunk);
         for (u32 c = 0; c < column_count(); ++c) {
-            const std::size_t bytes = bytes_[c], stride = rows.stride[c], step = column_stride(c);
-            byte* to = chunk + offset_[c] + offset * step;
+            const std::size_t bytes = bytes_[c], stride = rows.stride[c];
+            byte* to = chunk + offset_[c] + offset * bytes;
             const byte* from = rows.data[c] + first * stride;
             if (count == 1)
                 copy_record(to, from, bytes);
-            else if (stride == bytes && step == bytes)
+            else if (stride == bytes)
                 std::memcpy(to, from, count * bytes);
             else
-                for (u32 i = 0; i < count; ++i) copy_record(to + i * step, from + i * stride, bytes);
+                for (u32 i = 0; i < count; ++i) copy_record(to + i * bytes, from + i * stride, bytes);
         }
         episode.records += count;
         records_ += count;
@@ -183,7 +177,7 @@ class Store {
             const u32 offset = place_next(index);
             byte* chunk = arena_.chunk(table_[index].last_chunk);
             note_growth(table_[index].last_chunk);
-            for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * column_stride(c), state[c], bytes_[c]);
+            for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
         }
         table_[index].ending = ending;
         refresh_view(index);
@@ -325,10 +319,9 @@ class Store {
         std::size_t at = 0;
         for (const u32 bytes : bytes_) {
             offset_.push_back(at);
-            row_bytes_ += bytes;
-            at = by_row_ ? row_bytes_ : round_up(at + (std::size_t{bytes} << shift_), 64);
+            at = round_up(at + (std::size_t{bytes} << shift_), 64);
         }
-        return by_row_ ? round_up(row_bytes_ << shift_, 64) : at;
+        return at;
     }
     // Offset in the last chunk for the episode's next slot; takes a chunk when there is none or it is full.
     u32 place_next(u32 index) {
@@ -359,8 +352,6 @@ class Store {
     }
 
     std::vector<u32> bytes_;
-    bool by_row_;
-    std::size_t row_bytes_ = 0;
     u32 state_count_, shift_;
     std::vector<std::size_t> offset_;
     std::size_t chunk_bytes_;
