@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig
@@ -18,8 +21,9 @@ from ddrl.distribution.control import Confirm, Measure, NewPlan, Post, Ready
 from ddrl.distribution.executor import Executor, Report, Traffic
 from ddrl.distribution.inbox import MailboxInbox
 from ddrl.distribution.links import Links, PaceWatch, measure_links
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.planner import Choice, choose
-from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.schemes import SCHEMES, make_plan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -65,10 +69,11 @@ class _Models:
         self.executor = None
         self.links = measure_links(self._comm)
 
-    def _build(self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None) -> None:
+    def _build(self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None) -> Plan:
         plan = make_plan(scheme, self.hosts, self.mailbox.nbytes, **parameters)
         self.close()
         self.executor = Executor(self._comm, plan, inbox, checksum, epoch=self._epoch, versions_in_flight=versions_in_flight, trace=self._trace)
+        return plan
 
 
 class ModelSender(_Models):
@@ -80,9 +85,10 @@ class ModelSender(_Models):
         self.ready: set[int] = set()  # hosts on which the plan stands
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT)  # (rank, how a model ended there), oldest first
         self.stopping = False  # start no more
+        self.figures: dict[str, float] = {}  # of the plan in force, by their names in ddrl.core.metrics
         self._in_flight = config.versions_in_flight
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
-        self._sent_version, self._tries, self._refused = -1, 0, False
+        self._sent_version, self._tries, self._refused, self._asked = -1, 0, False, False
         self._watch = PaceWatch()
         self._plan()
 
@@ -104,7 +110,16 @@ class ModelSender(_Models):
         self._watch.restart()
         self.ready.clear()
         self._post.send_all(NewPlan(self._epoch, choice.scheme, self.mailbox.nbytes, self._in_flight, choice.parameters))
-        self._build(choice.scheme, choice.parameters, self._in_flight, None)
+        self._describe(self._build(choice.scheme, choice.parameters, self._in_flight, None))
+
+    def change(self, scheme: str) -> None:
+        """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends first."""
+        self._config, self._asked = replace(self._config, scheme=scheme), True
+
+    def _describe(self, plan: Plan) -> None:
+        bound = self.links.network().bound(plan.nbytes) if self.links is not None and self.hosts else float("nan")
+        self.figures = {"plan_epoch": self._epoch, "plan_scheme": list(SCHEMES).index(self.choice.scheme), "plan_bound_seconds": bound,
+                        "plan_shards": len(np.unique(plan.target[plan.source == 0])), "plan_chunk_bytes": int(plan.payload().max(initial=0))}
 
     def measure(self) -> None:
         """Measure the links anew, all hosts together, and plan with them; only while `settled`. Lasts a second or two."""
@@ -127,9 +142,10 @@ class ModelSender(_Models):
         fresh = newest > self._sent_version
         if self.stopping or not self.hosts or newest < 0 or not (fresh or self._refused):
             return False
-        if self._watch.suspicious and self._config.scheme == "auto":
+        if self._asked or (self._watch.suspicious and self._config.scheme == "auto"):
             if self.settled:  # what is under way ends first
-                self.measure()
+                self._asked = False
+                self.measure() if self._config.scheme == "auto" else self._plan()
             return self.settled
         if len(self.ready) < self.hosts or len(self._open) >= self._in_flight:
             return False

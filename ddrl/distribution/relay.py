@@ -23,6 +23,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.distribution.control import POST_BYTES, Confirm, Failed, Finished, Goodbye, Measure, Message, NewPlan, Post, Ready, State
 from ddrl.distribution.inbox import MailboxInbox
 from ddrl.distribution.models import ModelReceiver, ModelSender
+from ddrl.distribution.schemes import SCHEMES
 from ddrl.distribution.tables import TableReceiver, TableSender
 from ddrl.distribution.uplink import UplinkReceiver, UplinkSender
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK = 1, 2, 3, 4
+SCHEME_NAMES, SCHEME_VALUE = ("auto", *SCHEMES), 15  # a scheme asked for while a job runs: its position, among the root's board values
 STATE_PERIOD = 0.1  # s, between looks at the root's board values
 COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
 BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2  # s, between two looks: shortest, longest while models travel, longest
@@ -89,6 +91,7 @@ class Relay:
         self._stopping = self._told_finished = self._told_failure = self._said_goodbye = False
         self._finished: dict[int, Finished] = {}
         self._state: tuple[int, bytes] | None = None
+        self._asked_scheme = -1
         self._next_state = self._next_counters = self._stopped_at = 0.0
         self._placed, self._placed_at = 0, 0.0
         self._sleep, self._pace, self._moved_at = BUSY_SLEEP, BUSY_SLEEP, 0.0
@@ -226,6 +229,9 @@ class Relay:
         if state != self._state:
             self._state = state
             self._post.send_all(State(command, values.tolist()))
+        if values[SCHEME_VALUE] >= 0 and values[SCHEME_VALUE] != self._asked_scheme and self.sender is not None:
+            self._asked_scheme = int(values[SCHEME_VALUE])
+            self.sender.change(SCHEME_NAMES[self._asked_scheme])
         self._stopping = self._stopping or command >= Command.STOP
 
     def _all_done(self, sender: ModelSender) -> bool:
@@ -288,6 +294,8 @@ class Relay:
                    "versions_sealed": traffic.sealed, "checksum_failures": traffic.refused, "rows_forwarded": rows}
         if self.receiver is not None:
             figures["seal_seconds"] = self.receiver.seal_seconds
+        if self.sender is not None:
+            figures |= self.sender.figures
         if self._mailbox.newest >= 0:
             figures["policy_version"] = self._mailbox.newest
         for name, value in figures.items():

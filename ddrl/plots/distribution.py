@@ -12,7 +12,8 @@ from ddrl.plots.frame import COLORS, SCALE, add_line, minutes, new_figure, rates
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES
 
-_MOST_LINES = 24  # more relays than this are shown as median and extremes: lines that nobody can tell apart tell nothing
+_MOST_LINES = 14  # more relays than this are shown as a heatmap, or as median and extremes: lines that nobody can tell apart tell nothing
+_TABLE_SECONDS = 1.0  # counters of other hosts arrive four times a second: rates over less than this jump
 
 
 def _of_role(processes: Processes, role: Role) -> np.ndarray:
@@ -21,11 +22,11 @@ def _of_role(processes: Processes, role: Role) -> np.ndarray:
 
 
 def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: int = 300) -> go.Figure:
-    """MB/s that each relay sends or receives (`direction`), all its MPI bytes. Root is host 0."""
+    """MB/s that each relay sends or receives (`direction`), all its MPI bytes: a line each, or a heatmap where they are many. Root is host 0."""
     x, label = minutes(processes.wall_seconds)
     figure = new_figure(f"MPI bytes {direction} by each relay", label, "MB/s", height=height)
     relays = _of_role(processes, Role.RELAY)
-    values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.time) / 1e6
+    values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.time, over=_TABLE_SECONDS) / 1e6
     if not relays.size or not np.isfinite(values).any():
         return say_nothing_yet(figure, "no bytes over MPI so far" if len(processes) else "no records yet")
     hosts = processes.column("host")[-1, relays]
@@ -35,14 +36,10 @@ def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: in
         for index, column in enumerate(np.argsort(hosts)):
             add_line(figure, x[1:], values[:, column], f"host {hosts[column]:.0f}" + (" (root)" if hosts[column] == 0 else ""), index)
         return figure
-    root, others = hosts == 0, hosts != 0
-    if root.any():
-        add_line(figure, x[1:], values[:, root][:, 0], "root", 0)
-    with np.errstate(all="ignore"):
-        middle, low, high = (np.nanquantile(np.nan_to_num(values[:, others]), q, axis=1) for q in (0.5, 0.0, 1.0))
-    add_line(figure, x[1:], middle, f"median of {others.sum()} others", 1)
-    for edge, name in ((low, "least"), (high, "most")):
-        add_line(figure, x[1:], edge, name, 4)
+    order = np.argsort(hosts)
+    figure.add_heatmap(x=x[1:], y=hosts[order], z=values[:, order].T.astype(np.float32), colorscale=SCALE, zmin=0,
+                       colorbar={"title": {"text": "MB/s"}, "thickness": 12}, hovertemplate="host %{y:.0f}: %{z:.3g} MB/s<extra></extra>")
+    figure.update_layout(hovermode="closest", yaxis={"title": {"text": "host (0: root)"}})
     return figure
 
 
@@ -127,14 +124,25 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
 
 
 def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
-    """Milliseconds from the trainer's publish to the sealing on each host: median and slowest."""
+    """Milliseconds from the trainer's publish to the sealing on each host, median and slowest, against the least possible.
+
+    The bound is that of the measured links (cluster.scheme = "auto" measures them); efficiency is bound / slowest, the median of the last ones.
+    """
     x, label = minutes(processes.wall_seconds)
     figure = new_figure("From publish to sealed", label, "ms", height=height)
-    values = processes.column("seal_seconds")[:, _of_role(processes, Role.RELAY)] * 1e3
+    relays = _of_role(processes, Role.RELAY)
+    values = processes.column("seal_seconds")[:, relays] * 1e3
     if not values.size or not np.isfinite(values).any():
-        return say_nothing_yet(figure, "not reported yet")
+        return say_nothing_yet(figure, "not reported yet" if relays.size != 1 else "one host: nothing travels")
     kept = np.isfinite(values).any(axis=1)
+    slowest = np.nanmax(values[kept], axis=1)
     add_line(figure, x[kept], np.nanmedian(values[kept], axis=1), "median host", 0)
-    add_line(figure, x[kept], np.nanmax(values[kept], axis=1), "slowest host", 5)
+    add_line(figure, x[kept], slowest, "slowest host", 5)
+    bound = processes.column("plan_bound_seconds")[-1, relays] * 1e3
+    bound = bound[np.isfinite(bound)]
+    if bound.size:
+        share = float(bound[0] / max(np.median(slowest[-10:]), 1e-9))
+        figure.add_hline(y=float(bound[0]), line={"dash": "dash", "color": COLORS[2]},
+                         annotation_text=f"bound {bound[0]:.3g} ms: efficiency {min(share, 1.0):.0%}")
     figure.update_yaxes(rangemode="tozero")
     return figure

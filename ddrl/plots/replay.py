@@ -23,9 +23,9 @@ def replay_fill(table: Table, capacity: int, *, height: int = 280) -> go.Figure:
         return say_nothing_yet(figure, "nothing recorded yet")
     add_line(figure, x, table["replay_size"], "held", 0)
     figure.add_hline(y=capacity, line={"dash": "dash", "color": COLORS[5]}, annotation_text="capacity")
-    add_line(figure, x, _seconds_held(table), "oldest, in seconds (right)", 1, yaxis="y2")
-    figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": {"text": "s"}, "rangemode": "tozero", "showgrid": False},
-                         yaxis={"rangemode": "tozero"}, margin={"r": 56})
+    add_line(figure, x, _seconds_held(table), "age of the oldest (right)", 1, yaxis="y2")
+    figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": {"text": "age [s]", "standoff": 8}, "rangemode": "tozero",
+                                 "showgrid": False, "tickmode": "auto"}, yaxis={"rangemode": "tozero"}, margin={"r": 64})
     return figure
 
 

@@ -211,11 +211,17 @@ class Run:
             row = self._db.execute("SELECT max(tick) FROM frames").fetchone()
         return self.processes(since=row[0] or 0)
 
-    def evaluations(self, *, since: int = 0) -> Table:
-        """Evaluations in order: id, time, wall_seconds, env_steps, updates, mean, std, episodes, policy_version; `since`: a cursor."""
+    def evaluations(self, *, since: int = 0, points: int | None = None) -> Table:
+        """Evaluations in order: id, time, wall_seconds, env_steps, updates, mean, std, episodes, policy_version.
+
+        `since`: a cursor. `points`: at most so many, evenly spread, the newest always among them.
+        """
         names = ("id", "time", "wall_seconds", "env_steps", "updates", "mean", "std", "episodes", "policy_version")
-        with self._plainly():
-            rows = self._db.execute(f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? ORDER BY id", (since,)).fetchall()
+        with self._plainly(), self._snapshot():
+            (last,) = self._db.execute("SELECT max(id) FROM evaluations").fetchone()
+            stride = 1 if points is None or last is None else -(-(last + 1 - since) // max(points, 1))
+            rows = self._db.execute(f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND (? - id) % ? = 0 ORDER BY id",
+                                    (since, last, max(stride, 1))).fetchall()
         data = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
         return Table({name: data[:, index] for index, name in enumerate(names)}, int(data[-1, 0]) + 1 if len(rows) else since)
 

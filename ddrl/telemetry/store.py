@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS evaluations (id INTEGER PRIMARY KEY, time REAL NOT NU
     updates REAL, mean REAL, std REAL, episodes INTEGER, policy_version REAL);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, wall_seconds REAL NOT NULL, kind TEXT NOT NULL,
     text TEXT NOT NULL, fields TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, id);
 CREATE TABLE IF NOT EXISTS snapshots (kind TEXT PRIMARY KEY, time REAL NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -112,7 +113,11 @@ class Store:
         for statement in _SCHEMA.split(";"):
             if statement.strip():
                 db.execute(statement)
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('columns', ?)", (json.dumps(COLUMNS),))
+        columns = json.dumps(COLUMNS)
+        before = db.execute("SELECT value FROM meta WHERE key = 'columns'").fetchone()
+        if before is not None and before[0] != columns:  # begun by another ddrl: its frames hold other counters, and would be misread
+            db.execute("DELETE FROM frames")
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('columns', ?)", (columns,))
         known = {row[1] for row in db.execute("PRAGMA table_info(series)")}
         for series in SERIES:  # a run begun by an earlier ddrl with fewer series goes on with NULL before this point
             if series.name not in known:

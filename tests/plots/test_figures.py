@@ -1,7 +1,7 @@
 import json
 import threading
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -113,9 +113,33 @@ def test_relay_bandwidth_is_the_growth_of_the_counters_a_second(small):
     assert np.allclose(y_of(figure, "host 0 (root)")[5:50], 20 * 4e5 / 1e6, rtol=0.2)
 
 
-def test_forty_relays_are_drawn_as_root_median_and_extremes(large):
-    assert [trace.name for trace in plots.relay_bandwidth(large.processes).data] == ["root", "median of 39 others", "least", "most"]
+def test_forty_relays_are_drawn_as_a_heatmap_with_a_row_each(large):
+    for direction in ("sent", "received"):
+        heat = plots.relay_bandwidth(large.processes, direction).data[0]
+        assert heat.type == "heatmap"
+        assert np.asarray(heat.z).shape == (40, len(large.processes) - 1)
+        assert list(heat.y) == list(range(40))
     assert len(plots.bytes_against_bound(large.processes).data[0].x) == 4
+
+
+def test_records_close_to_each_other_do_not_make_bandwidth_jump(small):
+    processes = small.processes
+    time, values = np.append(processes.time, processes.time[-1] + 0.001), np.append(processes.values, processes.values[-1:], axis=0)
+    wall = np.append(processes.wall_seconds, processes.wall_seconds[-1] + 0.001)
+    later = replace(processes, time=time, wall_seconds=wall, values=values, tick=np.arange(len(time)))
+    sent = processes.columns.index("bytes_sent")
+    later.values[-1, 1, sent] += 4e5  # a table of another host that came just now
+    assert y_of(plots.relay_bandwidth(later), "host 0 (root)").max() < 12
+
+
+def test_the_time_to_seal_is_shown_against_the_bound_of_the_links_where_they_were_measured(small):
+    processes = replace(small.processes, values=small.processes.values.copy())
+    assert not plots.seal_times(processes).layout.shapes
+    root = int(np.flatnonzero(processes.column("role")[-1] == 1)[0])
+    processes.values[:, root, processes.columns.index("plan_bound_seconds")] = 0.002
+    figure = plots.seal_times(processes)
+    assert figure.layout.shapes[0].y0 == 2.0
+    assert "efficiency 50%" in figure.layout.annotations[0].text
 
 
 def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(small):
@@ -181,7 +205,7 @@ def test_the_oldest_record_is_as_old_as_the_time_it_took_to_record_what_is_held(
     seconds = np.arange(11.0)
     columns = {"wall_seconds": seconds, "rows_recorded": seconds * 100, "replay_size": np.minimum(seconds * 100, 300)}
     figure = plots.replay_fill(Table(columns, 11), 300)
-    assert np.allclose(y_of(figure, "oldest, in seconds (right)"), np.minimum(seconds, 3))
+    assert np.allclose(y_of(figure, "age of the oldest (right)"), np.minimum(seconds, 3))
 
 
 def test_the_priority_law_is_uniform_at_exponent_zero_and_proportional_at_one():

@@ -4,6 +4,8 @@ import pytest
 
 import ddrl
 from ddrl.core.errors import MessageError
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Role
 
 
 def records(run, *, most=200):
@@ -31,7 +33,7 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
             run.set("rollout.epsilon", 0.5)
             assert any(abs(record.series["epsilon"] - 0.5) < 1e-6 for record in records(run)), "rollouts take the new epsilon"
             run.set("replay.samples_per_insert", 4.0)
-            with pytest.raises(MessageError, match=r"cluster\.scheme"):
+            with pytest.raises(MessageError, match="one host, so no model travels"):
                 run.set("cluster.scheme", "direct")
             assert (tmp_path / run.checkpoint()["path"]).is_dir()
             run.stop()
@@ -44,5 +46,47 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
         assert "refused" in commands[5]
         assert commands[6:] == ["checkpoint: done", "stop: done"]
         assert started.summary["reason"] == "stopped from outside"
+    finally:
+        started.stop()
+
+
+def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(tmp_path):
+    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    settings = {"cluster.relays": 4, "cluster.scheme": "direct", "env.num_envs": 2, "run.max_seconds": 250.0, "run.max_env_steps": 10**9,
+                "run.target_return": 1e9, "evaluation.period": 0, "telemetry.period": 0.1}
+    started = ddrl.start(settings, ranks=9, root=tmp_path, wait=120)
+
+    def sealed(run, more):
+        """Wait until every host has sealed so many versions more."""
+        column = COLUMNS.index("versions_sealed")
+        first = None
+        for record in records(run):
+            now = record.table[record.table[:, COLUMNS.index("role")] == list(Role).index(Role.RELAY), column][1:]
+            first = now if first is None else first
+            if (now >= first + more).all():
+                return True
+        return False
+
+    def plans():
+        with started.open() as tables:
+            return [fields["scheme"] for fields in tables.events(kinds=["plan"])["fields"]]
+
+    try:
+        with started.attach() as run:
+            assert sealed(run, 3)
+            assert any(plans() == ["direct"] for _ in records(run)), "the first plan"
+            for scheme in ("chain", "sharded"):
+                run.set("cluster.scheme", scheme)
+                assert any(plans()[-1] == scheme for _ in records(run)), f"a plan of the scheme {scheme}"
+                assert sealed(run, 3)
+            with pytest.raises(MessageError, match="must be one of auto"):
+                run.set("cluster.scheme", "carrier pigeons")
+            run.stop()
+        assert started.wait(60) == "ended"
+        assert plans() == ["direct", "chain", "sharded"]
+        with started.open() as tables:
+            fields = tables.events(kinds=["plan"])["fields"]
+            assert [plan["shards"] for plan in fields] == [3, 1, 3]
+            assert started.summary["checksum_failures"] == 0
     finally:
         started.stop()
