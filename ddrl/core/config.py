@@ -112,7 +112,7 @@ class LearnerConfig:
     """Network, loss and optimizer."""
 
     device: str = setting("auto", "", "torch device of the learner; auto: cuda where there is one, else cpu.")
-    network: str = setting("auto", "", "mlp, nature_cnn, auto (by the observation's shape), or package.module:Class of your own torch module.")
+    network: str = setting("auto", "", "mlp, nature_cnn, small_cnn, auto (by the observation), or package.module:Class of your own torch module.")
     hidden: list[int] = setting([256, 256], "units", "Hidden layers of the mlp.")
     dueling: str = setting("mean", "", "Q = V + A - baseline: the mean of A, its expectation under the greedy-softmax policy, or a single head.",
                            choices=("mean", "policy", "none"))
