@@ -63,6 +63,9 @@ class ClusterConfig:
     scheme: str = setting("auto", "", "Distribution scheme.")
     shards: int = setting(0, "shards", "Relays that get a shard from the root (m); 0: chosen by the planner.", ge=0)
     chunk_bytes: int = setting(0, "bytes", "Size of the pieces that relays forward on arrival; 0: chosen by the planner.", ge=0)
+    codec: str = setting("none", "", "How models travel between hosts: none, as they are; bf16 or int8, rounded to 2 or 1 bytes a parameter (hosts "
+                         "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version.",
+                         choices=("none", "bf16", "int8", "xor_zstd"))
     versions_in_flight: int = setting(2, "versions", "Published versions that may travel at once.", ge=1)
     uplink_block_bytes: int = setting(1 << 18, "bytes", "Most experience that a relay sends to the root in one message.", ge=4096)
 
