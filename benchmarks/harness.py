@@ -6,6 +6,7 @@ Two things are compared only by runs that alternate (A B A B ...), because a sha
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -83,7 +84,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:
     """Write the figures with the command and the machine that made them."""
-    document = {"command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+    words = ["PYTHON_OF_THE_PEER" if before == "--peer-python" else word for before, word in itertools.pairwise(sys.argv)]
+    document = {"command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
                 "date": time.strftime("%Y-%m-%d"), "machine": machine(), **figures}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, default=lambda value: asdict(value)) + "\n")

@@ -22,7 +22,7 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import DQN, export_acting, make_network
 from ddrl.learner.adam import Adam
-from ddrl.learner.networks import NatureCNN
+from ddrl.learner.networks import CNN
 from ddrl.learner.passes import AutogradPasses
 
 PEER = Path(__file__).parent / "peers" / "sb3_update.py"
@@ -76,7 +76,7 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
             y = layer(x).detach()
             products += [lambda x=x, w=weight, s=layer.stride: torch.conv2d(x, w, None, s)] * forwards
             shape = tuple(y.shape)
-            x, y = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, y))  # the faster layout backward, as in NatureCNN
+            x, y = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, y))  # the faster layout backward, as in CNN
             products.append(lambda x=x, w=weight, y=y, s=layer.stride, mask=(place > 0, True, True): torch.ops.aten.convolution_backward(
                 y, x, w, [w.shape[0]], s, [0, 0], [1, 1], False, [0, 0], 1, mask))
             continue
@@ -202,7 +202,7 @@ def main() -> None:
         figures[f"{network} {batch_size}"] = measure(network, batch_size, rounds, updates, options.peer_python)
     figures["start"] = measure_start(3 if options.short else 7)
     figures["publish"] = measure_publish(20)
-    figures["networks"] = {"mlp": "4-256-256, dueling mean, double, huber", "nature_cnn": NatureCNN.__doc__}
+    figures["networks"] = {"mlp": "4-256-256, dueling mean, double, huber", "nature_cnn": CNN.__doc__}
     save(options.json, figures)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 SOURCE = Path(__file__).with_name("replay_limit.cpp")
 AHEAD = 16  # records whose memory is asked for before it is used
+DISTINCT = 1 << 20  # indices drawn beforehand: enough that their records do not stay in the caches from one turn to the next
 
 
 def _build() -> ctypes.CDLL:
@@ -42,7 +43,8 @@ class Limit:
         """A call without arguments that copies `count` windows of 8."""
         outs = [np.ones((count, 8, self.bytes), np.uint8), np.ones((count, 8), np.uint64), np.ones((count, 8), np.float32),
                 np.ones((count, 8, self.bytes), np.uint8)]
-        indices = [self.rng.integers(0, max(1, self.size - 8), count, dtype=np.uint32) for _ in range(16)]
+        sets = DISTINCT // count
+        indices = self.rng.integers(0, max(1, self.size - 8), (sets, count), dtype=np.uint32)
         turn = 0
         fixed = [_address(self.state), _address(self.action), _address(self.reward), ctypes.c_uint32(self.bytes)]
         rest = [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD if prefetch else 0), *map(_address, outs)]
@@ -50,7 +52,7 @@ class Limit:
 
         def call(keep=(outs, indices)) -> None:
             nonlocal turn
-            turn = (turn + 1) % 16
+            turn = (turn + 1) % sets
             _LIBRARY.windows(*fixed, addresses[turn], *rest)
 
         return call
@@ -59,7 +61,8 @@ class Limit:
         """A call that copies `count` transitions; with `tree` it draws them from a binary sum tree and updates it."""
         outs = [np.ones((count, self.stack * self.bytes), np.uint8), np.ones(count, np.uint64), np.ones(count, np.float32),
                 np.ones((count, self.stack * self.bytes), np.uint8)]
-        indices = [self.rng.integers(self.stack, self.size - 1, count, dtype=np.uint32) for _ in range(64)]
+        sets = DISTINCT // count
+        indices = self.rng.integers(self.stack, self.size - 1, (sets, count), dtype=np.uint32)
         addresses = [_address(index) for index in indices]
         fixed = [_address(self.state), _address(self.action), _address(self.reward), ctypes.c_uint32(self.bytes), ctypes.c_uint32(self.stack)]
         rest = [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD if prefetch else 0), *map(_address, outs)]
@@ -67,25 +70,24 @@ class Limit:
         if tree:
             capacity = 1 << (self.size - 1).bit_length()
             sums = np.zeros(2 * capacity)
-            sums[capacity:capacity + self.size] = self.rng.exponential(size=self.size)
+            sums[capacity + self.stack:capacity + self.size - 1] = self.rng.exponential(size=self.size - self.stack - 1)
             for node in range(capacity.bit_length() - 1, 0, -1):
                 low = 1 << (node - 1)
                 sums[low:2 * low] = sums[2 * low:4 * low:2] + sums[2 * low + 1:4 * low:2]
-            units = self.rng.random((64, count))
+            units = self.rng.random((sets, count))
             priority = self.rng.exponential(size=count).astype(np.float32)
             size, number = ctypes.c_uint32(capacity), ctypes.c_uint32(count)
             tree_address, priority_address, drawn = _address(sums), _address(priority), np.zeros(count, np.uint32)
             unit_addresses, drawn_address = [_address(unit) for unit in units], _address(drawn)
             _LIBRARY.tree_update.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_uint32]
             alpha = ctypes.c_float(0.6)
-            kept += [sums, units, priority]
+            kept += [sums, units, priority, drawn]
 
         def call(keep=kept) -> None:
             nonlocal turn
-            turn = (turn + 1) % 64
+            turn = (turn + 1) % sets
             if tree:
                 _LIBRARY.tree_draw(tree_address, size, unit_addresses[turn], number, drawn_address)
-                np.clip(drawn, self.stack, self.size - 2, out=drawn)
                 _LIBRARY.transitions(*fixed, drawn_address, *rest)
                 _LIBRARY.tree_update(tree_address, size, drawn_address, priority_address, alpha, number)
             else:

@@ -1,4 +1,6 @@
-"""C++ kernel of ddrl: channels in shared memory, and the replay store."""
+"""
+C++ kernel of ddrl: channels in shared memory, codecs, and the replay store.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -233,6 +235,29 @@ def checksum(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C'
 
 def copy_with_checksum(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Copy bytes and return their checksum, in one pass."""
+
+def encode_bf16(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """float32 values (as bytes) to bfloat16, rounded to nearest even."""
+
+def decode_bf16(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Back to float32 values."""
+
+def int8_bytes(values: int) -> int:
+    """Bytes that so many float32 values take: one each, and a scale a block."""
+
+def encode_int8(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """float32 values (as bytes) to int8 with a float32 scale a block of 256."""
+
+def decode_int8(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Back to float32 values."""
+
+def split_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
+    """
+    32-bit words of data XOR base, lowest bytes of all words first, highest last.
+    """
+
+def join_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
+    """What split_planes took apart."""
 
 class ReplayCore:
     """The replay kernel; ddrl.replay.ExperienceReplay is its face."""

@@ -63,6 +63,9 @@ class ClusterConfig:
     scheme: str = setting("auto", "", "Distribution scheme.")
     shards: int = setting(0, "shards", "Relays that get a shard from the root (m); 0: chosen by the planner.", ge=0)
     chunk_bytes: int = setting(0, "bytes", "Size of the pieces that relays forward on arrival; 0: chosen by the planner.", ge=0)
+    codec: str = setting("none", "", "How models travel between hosts: none, as they are; bf16 or int8, rounded to 2 or 1 bytes a parameter (hosts "
+                         "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version.",
+                         choices=("none", "bf16", "int8", "xor_zstd"))
     versions_in_flight: int = setting(2, "versions", "Published versions that may travel at once.", ge=1)
     uplink_block_bytes: int = setting(1 << 18, "bytes", "Most experience that a relay sends to the root in one message.", ge=4096)
 
@@ -112,7 +115,7 @@ class LearnerConfig:
     """Network, loss and optimizer."""
 
     device: str = setting("auto", "", "torch device of the learner; auto: cuda where there is one, else cpu.")
-    network: str = setting("auto", "", "mlp, nature_cnn, auto (by the observation's shape), or package.module:Class of your own torch module.")
+    network: str = setting("auto", "", "mlp, nature_cnn, small_cnn, auto (by the observation), or package.module:Class of your own torch module.")
     hidden: list[int] = setting([256, 256], "units", "Hidden layers of the mlp.")
     dueling: str = setting("mean", "", "Q = V + A - baseline: the mean of A, its expectation under the greedy-softmax policy, or a single head.",
                            choices=("mean", "policy", "none"))

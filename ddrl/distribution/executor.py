@@ -11,108 +11,31 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import PlanError
+from ddrl.distribution.coding import CodedAssembly, Coding, Encoder
+from ddrl.distribution.flights import Flight, Held, Inbox, Report, Traffic
 from ddrl.distribution.plan import HEADER_BYTES, Plan
-from ddrl.distribution.shards import HEADER, Assembly, Bytes, Checksum, write_headers
+from ddrl.distribution.shards import HEADER, Assembly, Bytes, Checksum, fill_headers, write_headers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-class Held(Protocol):
-    """A sealed version kept from being overwritten while it is sent on."""
-
-    version: int
-    data: Bytes
-    checksum: int
-    time_ns: int
-    values: NDArray[np.float64]
-
-    def valid(self) -> bool:
-        """Whether it has stayed whole."""
-        ...
-
-    def release(self) -> None:
-        """Let it be overwritten."""
-        ...
-
-
-class Opened(Protocol):
-    """Memory for one version that is still coming."""
-
-    data: Bytes
-
-    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> Held | None:
-        """Hand the version to the readers of this host; `hold` keeps it from being overwritten until released."""
-        ...
-
-    def abandon(self) -> None:
-        """Give the memory back unread."""
-        ...
-
-
-class Inbox(Protocol):
-    """Where versions land on this host; `inbox.MailboxInbox` is the real one."""
-
-    def open(self, urgent: bool) -> Opened | None:
-        """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader if need be."""
-        ...
-
-
-@dataclass
-class Report:
-    """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
-
-    sequence: int
-    version: int
-    problem: str
-    seconds: float
-
-
-@dataclass
-class Flight:
-    """One version on its way through this host."""
-
-    sequence: int
-    data: Bytes
-    headers: NDArray[Any]
-    assembly: Assembly | None  # None at the root, which holds everything
-    missing: list[int]  # chunks each own message still waits for
-    opened: Opened | None = None
-    held: Held | None = None
-    unsent: int = 0
-    unreceived: int = 0
-    done: bool = False  # sealed or refused
-
-
-@dataclass
-class Traffic:
-    """Counters of one executor; bytes include headers."""
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    messages_sent: int = 0
-    messages_received: int = 0
-    sealed: int = 0
-    refused: int = 0
-    trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])  # (ns, what, sequence, message, peer)
 
 
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
     `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: 512 KiB, and a
-    quarter of it to one host; a message that is larger goes alone. `trace` records every send and arrival.
+    quarter of it to one host; a message that is larger goes alone. `trace` records every send and arrival. With a `coding` what travels is the
+    coded form, in memory of its own; relays pass it on as it came.
     """
 
     def __init__(self, comm: MPI.Comm, plan: Plan, inbox: Inbox | None, checksum: Checksum, *, epoch: int = 0, versions_in_flight: int = 2,
-                 window_bytes: int = 0, trace: bool = False) -> None:
+                 window_bytes: int = 0, trace: bool = False, coding: Coding | None = None) -> None:
         from mpi4py import MPI
 
         if comm.size != plan.hosts + 1:
@@ -121,10 +44,14 @@ class Executor:
         self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
         self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, trace
         self._host = comm.rank
-        largest = int(plan.payload().max(initial=0)) + HEADER_BYTES
+        self._coding, self._variable = coding, coding is not None and not coding.codec.fixed
+        edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
+        self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
+        payload = edges[plan.first + plan.count] - edges[plan.first]  # at most, where sizes vary
+        largest = int(payload.max(initial=0)) + HEADER_BYTES
         self._window = window_bytes or max(largest, 1 << 19)
         self._share = max(largest, self._window // 4)
-        self._payload: list[int] = (plan.payload() + plan.count * HEADER_BYTES).tolist()
+        self._payload: list[int] = (payload + plan.count * HEADER_BYTES).tolist()
         self._source: list[int] = plan.source.tolist()
         self._target: list[int] = plan.target.tolist()
         self._first: list[int] = plan.first.tolist()
@@ -161,13 +88,24 @@ class Executor:
         """Nothing is under way on this host: every version here is over, or was only opened ahead."""
         return all(flight.assembly is not None and flight.unreceived == len(self._incoming) for flight in self._flights.values())
 
-    def start(self, held: Held) -> int:
-        """Root: begin to send a version; returns its sequence number. The version is released when its last byte has left."""
+    def start(self, held: Held, base: tuple[int, Held] | None = None) -> int:
+        """Root: begin to send a version; returns its sequence number. The version is released when its last byte has left.
+
+        `base`: sequence and version that every receiver holds, for a codec that takes differences; None: a whole one.
+        """
         sequence, self._next = self._next, self._next + 1
-        headers = self._headers_of(held.data)
-        write_headers(headers, held.data, self.plan.bounds, self._checksum, epoch=self.epoch, sequence=sequence, version=held.version,
-                      model_checksum=held.checksum, time_ns=held.time_ns, values=held.values)
-        flight = Flight(sequence, held.data, headers, None, [], held=held, unsent=len(self._mine), done=True)
+        data = held.data if self._coding is None else self._coding.take()
+        headers = self._headers_of(data)
+        flight = Flight(sequence, data, headers, None, [], held=held, unsent=len(self._mine), done=True)
+        fields: dict[str, Any] = {"epoch": self.epoch, "sequence": sequence, "version": held.version, "model_checksum": held.checksum,
+                                  "time_ns": held.time_ns, "values": held.values}
+        if self._coding is None:
+            write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
+        else:
+            fill_headers(headers, self.plan.bounds, back=sequence - base[0] if base else 0, **fields)
+            flight.encoder = Encoder(self._coding, data, headers, held, base[1].share() if base else None, self._checksum)
+            if self._variable:
+                flight.lengths, flight.at = flight.encoder.lengths, self._edges
         self._flights[sequence] = flight
         for place in range(len(self._mine)):
             heapq.heappush(self._ready, (sequence, place))
@@ -192,10 +130,14 @@ class Executor:
                 request.Cancel()
         self._mpi.Request.Waitall(self._requests)
         for flight in self._flights.values():
-            if flight.held is not None:
+            if flight.encoder is not None:
+                flight.encoder.release()
+            elif flight.held is not None:
                 flight.held.release()
             if flight.opened is not None and not flight.done:
                 flight.opened.abandon()
+        if self._coding is not None and self._coding.bases is not None:
+            self._coding.bases.clear()
         for datatype in self._types.values():
             datatype.Free()
         self._requests, self._what, self._flights, self._types, self._ready = [], [], {}, {}, []
@@ -212,10 +154,17 @@ class Executor:
             if opened is None:
                 break
             sequence, self._next = self._next, self._next + 1
-            headers = self._headers_of(opened.data)
-            assembly = Assembly(opened.data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
-            flight = Flight(sequence, opened.data, headers, assembly, [self._count[message] for message in self._mine], opened,
+            data = opened.data if self._coding is None else self._coding.take()
+            headers = self._headers_of(data)
+            flight = Flight(sequence, data, headers, None, [self._count[message] for message in self._mine], opened,
                             unsent=len(self._mine), unreceived=len(self._incoming))
+            if self._coding is None:
+                flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
+            else:
+                coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence, self._checksum)
+                flight.assembly = coded
+                if self._variable:
+                    flight.lengths, flight.at = coded.lengths, coded.at
             self._flights[sequence] = flight
             for message in self._incoming:
                 self._requests.append(self._comm.Irecv(self._memory(flight, message), self._source[message], self._tag(sequence, message)))
@@ -231,9 +180,9 @@ class Executor:
                 self._requests[index], self._what[index] = last_request, last_what
         for flight, message, is_send in finished:
             if is_send:
-                target = self._target[message]
-                self._outstanding -= self._payload[message]
-                self._to[target] -= self._payload[message]
+                target, nbytes = self._target[message], self._size(flight, message)
+                self._outstanding -= nbytes
+                self._to[target] -= nbytes
                 for entry in self._deferred.pop(target, ()):
                     heapq.heappush(self._ready, entry)
                 flight.unsent -= 1
@@ -245,7 +194,9 @@ class Executor:
     def _received(self, flight: Flight, message: int) -> None:
         assembly = flight.assembly
         assert assembly is not None
-        self.traffic.bytes_received += self._payload[message]
+        if isinstance(assembly, CodedAssembly):
+            assembly.locate(self._first[message], self._count[message])
+        self.traffic.bytes_received += self._size(flight, message)
         self.traffic.messages_received += 1
         self._note("received", flight, message, self._source[message])
         for chunk in range(self._first[message], self._first[message] + self._count[message]):
@@ -268,15 +219,22 @@ class Executor:
         header, opened = flight.headers[0], flight.opened
         assert opened is not None
         flight.done = True
-        seconds = 0.0
+        seconds, found, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
+        if not assembly.problem:
+            found = assembly.model_checksum()
         if assembly.problem:
             self.traffic.refused += 1
         else:
-            flight.held = opened.seal(assembly.version, header["values"].copy(), int(header["model_checksum"]), int(header["time_ns"]),
-                                      flight.unsent > 0)
-            flight.opened = None if flight.held is not None or not flight.unsent else opened
+            hold = bases is not None or (self._coding is None and flight.unsent > 0)
+            flight.held = opened.seal(assembly.version, header["values"].copy(), found, int(header["time_ns"]), hold)
+            flight.opened = opened if hold and flight.held is None else None
             self.traffic.sealed += 1
             seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
+        if bases is not None and isinstance(assembly, CodedAssembly):
+            if not assembly.problem:
+                bases.keep(flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon)
+                flight.held = flight.opened = None
+            bases.ended(flight.sequence, assembly.back)
         self.reports.append(Report(flight.sequence, assembly.version, assembly.problem, seconds))
         self._note("refused" if assembly.problem else "sealed", flight, 0, self._host)
 
@@ -292,11 +250,14 @@ class Executor:
             if self._to.get(target, 0) >= self._share:
                 self._deferred.setdefault(target, []).append((sequence, place))
                 continue
-            self._requests.append(self._comm.Isend(self._memory(flight, message), target, self._tag(sequence, message)))
+            if flight.encoder is not None:
+                flight.encoder.code(self._first[message], self._count[message])
+            self._send(flight, message, target)
+            nbytes = self._size(flight, message)
             self._what.append((flight, message, True))
-            self._outstanding += self._payload[message]
-            self._to[target] = self._to.get(target, 0) + self._payload[message]
-            self.traffic.bytes_sent += self._payload[message]
+            self._outstanding += nbytes
+            self._to[target] = self._to.get(target, 0) + nbytes
+            self.traffic.bytes_sent += nbytes
             self.traffic.messages_sent += 1
             self._note("send", flight, message, self._target[message])
             issued = True
@@ -306,12 +267,38 @@ class Executor:
         """Give a version's memory back once it has ended here and its last byte has left."""
         if not flight.done or flight.unsent or self._flights.pop(flight.sequence, None) is None:
             return
-        if flight.held is not None:
+        if flight.encoder is not None:
+            flight.encoder.release()
+        elif flight.held is not None:
             flight.held.release()
         elif flight.opened is not None:
             flight.opened.abandon()
+        if self._coding is not None:
+            self._coding.give(flight.data)
 
     # -- memory and tags
+
+    def _send(self, flight: Flight, message: int, target: int) -> None:
+        """Hand a message to MPI. Where sizes vary, headers and chunks go one behind the other, from wherever they stand."""
+        tag = self._tag(flight.sequence, message)
+        if flight.lengths is None or flight.at is None:
+            self._requests.append(self._comm.Isend(self._memory(flight, message), target, tag))
+            return
+        first, count, address = self._first[message], self._count[message], flight.data.ctypes.data
+        sizes, places = [count * HEADER_BYTES], [flight.headers.ctypes.data + first * HEADER_BYTES]
+        for chunk in range(first, first + count):
+            sizes.append(flight.lengths[chunk])
+            places.append(address + flight.at[chunk])
+        datatype = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
+        self._requests.append(self._comm.Isend([self._mpi.BOTTOM, 1, datatype], target, tag))
+        datatype.Free()  # MPI keeps it until the message has gone
+
+    def _size(self, flight: Flight, message: int) -> int:
+        """Bytes of a message, headers included; known once its chunks are coded or have come."""
+        if flight.lengths is None:
+            return self._payload[message]
+        first, count = self._first[message], self._count[message]
+        return count * HEADER_BYTES + sum(flight.lengths[first : first + count])
 
     def _tag(self, sequence: int, message: int) -> int:
         return sequence % (2 * self.versions_in_flight) * self.plan.chunks + self._first[message]
@@ -324,7 +311,7 @@ class Executor:
         address, first, count = flight.data.ctypes.data, self._first[message], self._count[message]
         datatype = self._types.get((address, first, count))
         if datatype is None:
-            start, stop = int(self.plan.bounds[first]), int(self.plan.bounds[first + count])
+            start, stop = self._edges[first], self._edges[first + count]
             heads = flight.headers.ctypes.data + first * HEADER_BYTES
             datatype = self._mpi.BYTE.Create_hindexed([count * HEADER_BYTES, stop - start], [heads, address + start]).Commit()
             self._types[address, first, count] = datatype

@@ -18,21 +18,28 @@ UNKNOWN = 0  # the version of a slot is known only when its first chunk has come
 
 
 class HeldVersion:
-    """A pinned version; `release` frees its reader for the next."""
+    """A pinned version; the last `release` frees its reader for the next."""
 
     def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
         self.version, self.checksum, self.time_ns, self.values = pin.version, pin.checksum, pin.time_ns, np.asarray(pin.values, np.float64)
         self.data: Bytes = pin.data
-        self._pin, self._reader, self._free = pin, reader, free
+        self._pin, self._reader, self._free, self._shares = pin, reader, free, 1
 
     def valid(self) -> bool:
         """Whether the version has stayed whole; always so with firm readers."""
         return self._pin.valid()
 
+    def share(self) -> HeldVersion:
+        """The same, to be released once more."""
+        self._shares += 1
+        return self
+
     def release(self) -> None:
-        """Let the slot be overwritten."""
-        self._reader.unpin()
-        self._free.append(self._reader)
+        """Let the slot be overwritten, unless others share it."""
+        self._shares -= 1
+        if not self._shares:
+            self._reader.unpin()
+            self._free.append(self._reader)
 
 
 class OpenSlot:
@@ -69,6 +76,11 @@ class MailboxInbox:
         """A slot to receive into; only where `urgent` is one taken from a reader that pins an old version."""
         slot = self.mailbox.begin(UNKNOWN) if urgent else self.mailbox.try_begin(UNKNOWN)
         return None if slot is None else OpenSlot(slot, self)
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether one more version can be pinned."""
+        return bool(self._free)
 
     def hold(self) -> HeldVersion:
         """Pin the newest version."""

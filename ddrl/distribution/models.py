@@ -2,7 +2,8 @@
 
 `ModelSender` is the root's half, `ModelReceiver` every other host's; each owns its executor and is driven by the relay. Newest wins: a
 version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are never sent. A version that some host
-refused is sent again while it is still the newest.
+refused is sent again while it is still the newest. With cluster.codec versions travel in coded form (`coding`): hosts other than the trainer's
+then act on what was decoded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig
 from ddrl.core.errors import ConfigError
+from ddrl.distribution.codecs import Codec
+from ddrl.distribution.coding import Coding, SentVersions
 from ddrl.distribution.control import Confirm, Measure, NewPlan, Post, Ready
 from ddrl.distribution.executor import Executor, Report, Traffic
 from ddrl.distribution.inbox import MailboxInbox
@@ -32,10 +35,16 @@ RETRIES = 3  # sends of a version that some host refused
 KEPT = 1 << 14  # confirmations kept for whoever asks
 
 
+def bases_kept(config: ClusterConfig) -> int:
+    """Versions that a host keeps for others to be told against: the base in use, those under way, and as many that wait to be confirmed."""
+    return 2 * config.versions_in_flight + 1 if config.codec == "xor_zstd" else 0
+
+
 class _Models:
     """What both halves share: the communicator, the plan in force, and its executor."""
 
-    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool) -> None:
+    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None) -> None:
+        self.codec = codec
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
         self.hosts = comm.size - 1
@@ -72,15 +81,17 @@ class _Models:
     def _build(self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None) -> Plan:
         plan = make_plan(scheme, self.hosts, self.mailbox.nbytes, **parameters)
         self.close()
-        self.executor = Executor(self._comm, plan, inbox, checksum, epoch=self._epoch, versions_in_flight=versions_in_flight, trace=self._trace)
+        coding = None if self.codec is None else Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config))
+        self.executor = Executor(self._comm, plan, inbox, checksum, epoch=self._epoch, versions_in_flight=versions_in_flight, trace=self._trace,
+                                 coding=coding)
         return plan
 
 
 class ModelSender(_Models):
     """The root's half."""
 
-    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool) -> None:
-        super().__init__(comm, post, inbox, config, trace)
+    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None) -> None:
+        super().__init__(comm, post, inbox, config, trace, codec)
         self.choice = Choice("direct", {})
         self.ready: set[int] = set()  # hosts on which the plan stands
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT)  # (rank, how a model ended there), oldest first
@@ -89,6 +100,7 @@ class ModelSender(_Models):
         self._in_flight = config.versions_in_flight
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
         self._sent_version, self._tries, self._refused, self._asked = -1, 0, False, False
+        self._bases = SentVersions()
         self._watch = PaceWatch()
         self._plan()
 
@@ -108,6 +120,7 @@ class ModelSender(_Models):
         self._in_flight = min(versions_in_flight or self._config.versions_in_flight, self._config.versions_in_flight)
         self._epoch += 1
         self._watch.restart()
+        self._bases.clear()  # a new plan begins with a whole version
         self.ready.clear()
         self._post.send_all(NewPlan(self._epoch, choice.scheme, self.mailbox.nbytes, self._in_flight, choice.parameters))
         self._describe(self._build(choice.scheme, choice.parameters, self._in_flight, None))
@@ -129,7 +142,13 @@ class ModelSender(_Models):
 
     def _plan(self) -> None:
         network = self.links.network() if self.links is not None else None
-        self.plan_with(choose(self._config, self.hosts, self.mailbox.nbytes, network))
+        nbytes = self.mailbox.nbytes
+        on_the_wire = nbytes if self.codec is None else self.codec.wire_bytes(0, nbytes)
+        choice = choose(self._config, self.hosts, on_the_wire, network)
+        chunk = choice.parameters.get("chunk_bytes", 0)
+        if chunk and not self._config.chunk_bytes:  # chosen for what travels; plans are cut in bytes of the model
+            choice = replace(choice, parameters={**choice.parameters, "chunk_bytes": round(chunk * nbytes / max(1, on_the_wire))})
+        self.plan_with(choice)
 
     def progress(self) -> bool:
         """Move what can be moved, and begin with the newest version if one may leave."""
@@ -147,7 +166,7 @@ class ModelSender(_Models):
                 self._asked = False
                 self.measure() if self._config.scheme == "auto" else self._plan()
             return self.settled
-        if len(self.ready) < self.hosts or len(self._open) >= self._in_flight:
+        if len(self.ready) < self.hosts or len(self._open) >= self._in_flight or not self._inbox.can_hold:
             return False
         self._tries = 0 if fresh else self._tries + 1
         self._refused = False
@@ -155,7 +174,9 @@ class ModelSender(_Models):
             return False
         held = self._inbox.hold()
         self._sent_version = held.version
-        sequence = executor.start(held)
+        if self.codec is not None and self.codec.uses_base:
+            self._bases.sent(executor.next_sequence, held)
+        sequence = executor.start(held, self._bases.base(executor.next_sequence))
         self._open[sequence] = set(range(1, self.hosts + 1))
         self._watch.began(sequence)
         return True
@@ -168,11 +189,14 @@ class ModelSender(_Models):
         if message.problem:
             self.problems.append(f"host {rank} refused version {message.version}: {message.problem}")
             self._refused = True
+            self._bases.refused(self.executor.next_sequence if self.executor is not None else 0)
         hosts = self._open[message.sequence]
         hosts.discard(rank)
         if not hosts:
             del self._open[message.sequence]
             self._watch.ended(message.sequence)
+            if self.codec is not None and self.codec.uses_base:
+                self._bases.confirmed(message.sequence)
 
     def stands(self, rank: int, message: Ready) -> None:
         """A host says that a plan stands there."""
@@ -184,8 +208,8 @@ class ModelReceiver(_Models):
     """Every other host's half. `confirm`: whether this host's rollouts use a version; None: sealed is confirmed."""
 
     def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool,
-                 confirm: Callable[[int], bool] | None) -> None:
-        super().__init__(comm, post, inbox, config, trace)
+                 codec: Codec | None, confirm: Callable[[int], bool] | None) -> None:
+        super().__init__(comm, post, inbox, config, trace, codec)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self.stopping = False  # rollouts take no more versions
         self._confirm = confirm

@@ -20,9 +20,11 @@ from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, MailboxReader
 from ddrl.core.config import ClusterConfig
 from ddrl.core.errors import ConfigError
+from ddrl.core.layouts import ParameterLayout
+from ddrl.distribution.codecs import make_codec
 from ddrl.distribution.control import POST_BYTES, Confirm, Failed, Finished, Goodbye, Measure, Message, NewPlan, Post, Ready, State
 from ddrl.distribution.inbox import MailboxInbox
-from ddrl.distribution.models import ModelReceiver, ModelSender
+from ddrl.distribution.models import ModelReceiver, ModelSender, bases_kept
 from ddrl.distribution.schemes import SCHEMES
 from ddrl.distribution.tables import TableReceiver, TableSender
 from ddrl.distribution.uplink import UplinkReceiver, UplinkSender
@@ -41,13 +43,13 @@ QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 
 
 def readers_needed(config: ClusterConfig) -> int:
-    """Firm readers of its mailbox that a relay needs: versions under way, and as many sealed ones still on their way to slower hosts."""
-    return 2 * config.versions_in_flight + 2
+    """Firm readers of its mailbox that a relay needs: versions under way, as many sealed ones still on their way to slower hosts, and bases."""
+    return 2 * config.versions_in_flight + 2 + bases_kept(config)
 
 
 def slots_needed(config: ClusterConfig) -> int:
-    """Fewest slots of a mailbox: newest, one being written, those under way or being sent on, and one pinned by rollouts."""
-    return 2 * config.versions_in_flight + 4
+    """Fewest slots of a mailbox: newest, one being written, those under way or being sent on, bases of codecs, and one pinned by rollouts."""
+    return 2 * config.versions_in_flight + 4 + bases_kept(config)
 
 
 class Relay:
@@ -59,15 +61,18 @@ class Relay:
     producer of this host will push another row. `confirm`: whether this host's rollouts all use that version (closed loop: the next model
     leaves only then; give versions_in_flight = 1 with it). A board that says FAIL ends the job everywhere: its relay sends the text of
     `failure` to the root, which hands it to `on_failure` (default: the root's board says FAIL); rows not yet sent are then left.
+    `layout`: manifest of the model, for codecs that must know where float32 values stand.
     """
 
     def __init__(self, comm: MPI.Comm, mailbox: Mailbox, board: Board, config: ClusterConfig, counters: CounterRow, *,
                  readers: Sequence[MailboxReader], row_dtype: np.dtype[Any], lanes_up: LaneSet | None = None,
                  lanes_down: Sequence[Lane] = (), table: Counters | None = None, mirrors: Sequence[Counters] = (),
                  quiet: Callable[[], bool] = lambda: True, confirm: Callable[[int], bool] | None = None,
-                 failure: Callable[[], str] | None = None, on_failure: Callable[[str], None] | None = None, trace: bool = False) -> None:
+                 failure: Callable[[], str] | None = None, on_failure: Callable[[str], None] | None = None, layout: ParameterLayout | None = None,
+                 trace: bool = False) -> None:
+        codec = make_codec(config.codec, layout)
         if len(readers) < readers_needed(config):
-            raise ConfigError(f"a relay needs {readers_needed(config)} readers of its mailbox (2 cluster.versions_in_flight + 2), not {len(readers)}")
+            raise ConfigError(f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not {len(readers)}")
         self.root, self.hosts, self.rank = comm.rank == 0, comm.size - 1, comm.rank
         if self.root and (len(lanes_down) != self.hosts or len(mirrors) not in (0, self.hosts)):
             raise ConfigError(f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes_down)}")
@@ -84,8 +89,8 @@ class Relay:
         self._tables_down = TableReceiver(self._control, TAG_TABLE, mirrors) if self.root and mirrors else None
         self._tables_up = TableSender(self._control, TAG_TABLE, table) if table is not None and not self.root else None
         inbox = MailboxInbox(mailbox, readers)
-        self.sender = ModelSender(self._data, self._post, inbox, config, trace) if self.root else None
-        self.receiver = None if self.root else ModelReceiver(self._data, self._post, inbox, config, trace, confirm)
+        self.sender = ModelSender(self._data, self._post, inbox, config, trace, codec) if self.root else None
+        self.receiver = None if self.root else ModelReceiver(self._data, self._post, inbox, config, trace, codec, confirm)
         self.finished = False
         self.problems: list[str] = []  # of experience, for the log; those of models stand in `models.problems`
         self._stopping = self._told_finished = self._told_failure = self._said_goodbye = False

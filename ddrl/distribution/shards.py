@@ -23,15 +23,17 @@ Bytes = NDArray[np.uint8]
 Checksum = Callable[[Any], int]
 
 MAGIC = 0x6C726464  # "ddrl"
+EPOCHS = 1 << 16
 
 HEADER = np.dtype([
     ("magic", np.uint32),
-    ("epoch", np.uint32),  # of the plan
+    ("epoch", np.uint16),  # of the plan
+    ("back", np.uint16),  # models between this one and the one it is told against; 0: it is told whole
     ("sequence", np.uint32),  # counts the models that the root sends, whatever their version
     ("index", np.uint32),
     ("count", np.uint32),  # chunks in all
-    ("length", np.uint32),  # bytes
-    ("offset", np.uint64),  # bytes
+    ("length", np.uint32),  # bytes that follow: of the model, or of its coded form
+    ("offset", np.uint64),  # bytes, in the model
     ("version", np.int64),
     ("model_checksum", np.uint64),
     ("time_ns", np.int64),  # when the trainer published, Unix time
@@ -99,16 +101,28 @@ def describe_shards(model: Bytes, version: int, bounds: list[int], checksum: Che
             for index, (start, stop) in enumerate(itertools.pairwise(bounds))]
 
 
-def write_headers(headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, *, epoch: int, sequence: int,
-                  version: int, model_checksum: int, time_ns: int, values: NDArray[np.float64]) -> None:
-    """Fill `headers` [K] (dtype HEADER) for one model; reads the whole model once."""
-    headers["magic"], headers["epoch"], headers["sequence"] = MAGIC, epoch, sequence
-    headers["index"], headers["count"] = np.arange(len(headers)), len(headers)
-    headers["offset"], headers["length"] = bounds[:-1], np.diff(bounds)
-    headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = version, model_checksum, time_ns, values
-    edges, heads = bounds.tolist(), headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
+def write_headers(headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, **fields: Any) -> None:
+    """Fill `headers` [K] (dtype HEADER) for one model that travels as it is (`fields` as in `fill_headers`); reads the whole model once."""
+    fill_headers(headers, bounds, **fields)
+    headers["length"] = np.diff(bounds)
+    heads = headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
     headers["checksum"] = [checksum(model[start:stop]) ^ checksum(heads[index, :_BEFORE_CHECKSUM])
-                           for index, (start, stop) in enumerate(itertools.pairwise(edges))]
+                           for index, (start, stop) in enumerate(itertools.pairwise(bounds.tolist()))]
+
+
+def fill_headers(headers: NDArray[Any], bounds: NDArray[np.int64], *, epoch: int, sequence: int, version: int, model_checksum: int, time_ns: int,
+                 values: NDArray[np.float64], back: int = 0) -> None:
+    """All but length and checksum of the chunks [K] of one model."""
+    headers["magic"], headers["epoch"], headers["back"], headers["sequence"] = MAGIC, epoch % EPOCHS, back, sequence
+    headers["index"], headers["count"], headers["offset"] = np.arange(len(headers)), len(headers), bounds[:-1]
+    headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = version, model_checksum, time_ns, values
+
+
+def seal_header(headers: NDArray[Any], index: int, payload: Bytes, checksum: Checksum) -> None:
+    """Length and checksum of chunk `index`, whose bytes on the wire are `payload`."""
+    headers["length"][index] = len(payload)
+    head = headers[index : index + 1].view(np.uint8)[:_BEFORE_CHECKSUM]
+    headers["checksum"][index] = checksum(payload) ^ checksum(head)
 
 
 class Assembly:
@@ -126,7 +140,7 @@ class Assembly:
         self._edges: list[int] = bounds.tolist()
         self._there = bytearray(len(bounds) - 1)
         self._missing = len(bounds) - 1
-        self._epoch, self._sequence, self._checksum = epoch, sequence, checksum
+        self._epoch, self._sequence, self._checksum = epoch % EPOCHS, sequence, checksum
 
     @property
     def complete(self) -> bool:
@@ -152,14 +166,28 @@ class Assembly:
             return False
         self._there[index] = 1
         self._missing -= 1
-        start, stop = self._edges[index], self._edges[index + 1]
-        magic, epoch, sequence, place, count, length, offset, version, *_, checksum = self.headers[index].item()
+        magic, epoch, _, sequence, place, count, length, offset, version, *_, checksum = self.headers[index].item()
+        payload = self.payload(index)
         if self.version < 0:
             self.version = version
+        where = f"chunk {index} of version {version} (bytes {self._edges[index]}..{self._edges[index + 1]})"
         if (magic, epoch, sequence, place, count) != (MAGIC, self._epoch, self._sequence, index, len(self._there)):
             self.problem = self.problem or f"chunk {index} bears a header of another message"
-        elif (offset, length) != (start, stop - start) or version != self.version:
-            self.problem = self.problem or f"chunk {index} of version {version} does not belong at bytes {start}..{stop} of version {self.version}"
-        elif self._checksum(self.data[start:stop]) ^ self._checksum(self._heads[index, :_BEFORE_CHECKSUM]) != checksum:
-            self.problem = self.problem or f"chunk {index} of version {version} (bytes {start}..{stop}) does not match its checksum"
+        elif (offset, length) != (self._edges[index], len(payload)) or version != self.version:
+            self.problem = self.problem or f"{where} does not belong there, or not to version {self.version}"
+        elif self._checksum(payload) ^ self._checksum(self._heads[index, :_BEFORE_CHECKSUM]) != checksum:
+            self.problem = self.problem or f"{where} does not match its checksum"
+        elif not self.problem:
+            self.accept(index)
         return True
+
+    def payload(self, index: int) -> Bytes:
+        """The bytes of chunk `index` as they came."""
+        return self.data[self._edges[index] : self._edges[index + 1]]
+
+    def accept(self, index: int) -> None:
+        """Chunk `index` is sound; the model already holds it."""
+
+    def model_checksum(self) -> int:
+        """Of the whole model, once it is complete; sets `problem` where it is not the trainer's."""
+        return int(self.headers["model_checksum"][0])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,20 @@ from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
+
+
+class Convolutions(NamedTuple):
+    """Layers (channels, kernel, stride) of an image network, and the width of its two streams."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    stream_width: int
+    smallest: int  # pixels a side
+
+
+CNN_KINDS = {
+    "nature_cnn": Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512, SMALLEST_SCREEN),
+    "small_cnn": Convolutions(((32, 5, 5), (64, 5, 5)), 256, 25),
+}
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str) -> torch.Tensor:
@@ -101,27 +115,32 @@ class MLP(nn.Module):
         return self.head(self.trunk(self.inputs(observation)))
 
 
-class NatureCNN(nn.Module):
-    """The convolutions of Mnih et al. (2015) over [C, H, W] (or [H, W, C], or [H, W]), then streams of 512 units. Bytes become [0, 1]."""
+class CNN(nn.Module):
+    """Convolutions over [C, H, W] (or [H, W, C], or [H, W]), then a stream each for V and A. Bytes become [0, 1].
 
-    def __init__(self, observation: ArraySpec, num_actions: int, form: str) -> None:
+    `nature_cnn` is the network of Mnih et al. (2015); `small_cnn` that of van Hasselt et al. (2019, data-efficient Rainbow), which costs
+    a seventh of it: what a trainer without an accelerator can afford.
+    """
+
+    def __init__(self, observation: ArraySpec, num_actions: int, form: str, kind: str = "nature_cnn") -> None:
         super().__init__()
-        shape = observation.shape
+        shape, chosen = observation.shape, CNN_KINDS[kind]
         self.scale = _input_scale(observation)
         self.channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
         self.add_channel = len(shape) == 2
         if len(shape) not in (2, 3):
-            raise NetworkError(f"learner.network = nature_cnn needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
+            raise NetworkError(f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
                                "set learner.network = mlp, or name a module of your own")
         channels, height, width = (1, *shape) if self.add_channel else ((shape[2], *shape[:2]) if self.channels_last else shape)
-        if min(height, width) < SMALLEST_SCREEN:
-            raise NetworkError(f"learner.network = nature_cnn needs at least {SMALLEST_SCREEN} x {SMALLEST_SCREEN} pixels, but the "
+        if min(height, width) < chosen.smallest:
+            raise NetworkError(f"learner.network = {kind} needs at least {chosen.smallest} x {chosen.smallest} pixels, but the "
                                f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size")
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.trunk = nn.Sequential(nn.Conv2d(channels, 32, 8, 4), nn.ReLU(inplace=True), nn.Conv2d(32, 64, 4, 2), nn.ReLU(inplace=True),
-                                   nn.Conv2d(64, 64, 3, 1), nn.ReLU(inplace=True), nn.Flatten())
-        self.head = ValueHead(64 * height * width, num_actions, form, stream_width=512)
+        layers: list[nn.Module] = []
+        for outputs, kernel, stride in chosen.layers:
+            layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
+            channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.trunk = nn.Sequential(*layers, nn.Flatten())
+        self.head = ValueHead(channels * height * width, num_actions, form, stream_width=chosen.stream_width)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """q [B, num_actions]."""
@@ -154,8 +173,8 @@ def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = Non
         name = "nature_cnn" if image else "mlp"
     if name == "mlp":
         network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling)
-    elif name == "nature_cnn":
-        network = NatureCNN(spec.observation, spec.num_actions, config.dueling)
+    elif name in CNN_KINDS:
+        network = CNN(spec.observation, spec.num_actions, config.dueling, name)
     else:
         network = _user_network(name, spec)
     check_outputs(network, spec, f"learner.network = {config.network}")
@@ -195,7 +214,7 @@ def _user_network(name: str, spec: EnvSpec) -> nn.Module:
     what = f"learner.network = {name}"
     module_name, colon, class_name = name.partition(":")
     if not colon or not module_name or not class_name:
-        raise NetworkError(f"{what} is not a network: choose auto, mlp, nature_cnn, or write package.module:Class")
+        raise NetworkError(f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels) -> int:
     """Relay until the stop protocol has ended; the process's exit status."""
-    mailbox = _share_policy(comm, mine, channels)
-    if mailbox is None:
+    policy = _share_policy(comm, mine, channels)
+    if policy is None:
         return 1
+    model, mailbox = policy
     board = channels.board
     ranks = topology.on_host(mine.host)
     first = len(ranks)  # reader places of the ranks come first
@@ -42,7 +43,7 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
                   lanes_up=None if root else LaneSet(channels.drained_lanes()), lanes_down=remote_lanes, mirrors=mirrors,
                   table=None if root else channels.counters, quiet=lambda: all(counter.value == 1.0 for counter in ended),
                   failure=lambda: read_failure(topology.run_id, mine.host),
-                  on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text))
+                  on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text), layout=model.layout)
     forbid_torch()
     sampler = HostSampler(channels.counters)
     sampler.start()
@@ -55,8 +56,8 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
     return 1 if board.command == Command.FAIL else 0
 
 
-def _share_policy(comm: MPI.Comm, mine: Assignment, channels: HostChannels) -> Mailbox | None:
-    """Hand the acting model from the root to the other relays; the host's mailbox, or None when the job failed before there was one."""
+def _share_policy(comm: MPI.Comm, mine: Assignment, channels: HostChannels) -> tuple[ActingModel, Mailbox] | None:
+    """Hand the acting model from the root to the other relays; it and the host's mailbox, or None when the job failed before there was one."""
     if mine.host == 0:
         try:
             policy = channels.attach_policy(START_TIMEOUT)
@@ -64,9 +65,10 @@ def _share_policy(comm: MPI.Comm, mine: Assignment, channels: HostChannels) -> M
             broadcast(comm, b"")
             raise
         broadcast(comm, policy[0].to_bytes() if policy else b"")
-        return policy[1] if policy else None
+        return policy
     data = broadcast(comm, None)
     if not data:
         channels.board.command = Command.FAIL
         return None
-    return channels.create_policy(ActingModel.from_bytes(data))
+    model = ActingModel.from_bytes(data)
+    return model, channels.create_policy(model)

@@ -86,6 +86,7 @@ SERIES_NAMES: tuple[str, ...] = tuple(series.name for series in SERIES)
 
 # What is summed over which role before rates are taken.
 _ROLLOUT_SUMS = ("env_steps", "episodes", "return_sum", "episode_steps_sum", "env_seconds", "act_seconds", "wait_seconds", "rows_dropped")
+_SIGNED_SUMS = ("rollout.return_sum",)
 _RELAY_SUMS = ("model_bytes_sent", "checksum_failures")
 _TRAINER_SUMS = ("updates", "publishes", "samples", "rows_recorded", "learn_seconds", "sample_seconds", "record_seconds", "publish_seconds",
                  "checkpoint_seconds", "wait_seconds")
@@ -187,8 +188,9 @@ class SeriesWindow:
             if before is None:
                 return NAN
             earlier = before.sums[name]
-            # A restarted process counts from zero again: never a negative rate.
-            return max(moment.sums[name] - (0.0 if np.isnan(earlier) else earlier), 0.0)
+            difference = moment.sums[name] - (0.0 if np.isnan(earlier) else earlier)
+            # A restarted process counts from zero again: never a negative rate. Returns alone may sink.
+            return difference if name in _SIGNED_SUMS else max(difference, 0.0)
 
         def rate(name: str, over: float = 1.0) -> float:
             return gained(name) / (seconds * over) if seconds > 0 and over > 0 else NAN

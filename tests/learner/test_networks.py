@@ -7,7 +7,7 @@ import torch
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.networks import MLP, NatureCNN, ValueHead, dueling_values, make_network
+from ddrl.learner.networks import CNN, MLP, ValueHead, dueling_values, make_network
 from tests.learner.learner_cases import IMAGE, VECTOR
 
 
@@ -50,10 +50,10 @@ def test_gradients_of_the_heads_agree_with_finite_differences(form: str) -> None
     assert torch.autograd.gradcheck(lambda x: torch.tanh(head(x)), torch.randn(6, 3, dtype=torch.float64, requires_grad=True))
 
 
-@pytest.mark.parametrize(("shape", "kind"), [((4,), MLP), ((), MLP), ((3, 5), MLP), ((10, 10, 4), MLP), ((4, 84, 84), NatureCNN),
-                                             ((96, 96, 3), NatureCNN), ((84, 84), NatureCNN)])
+@pytest.mark.parametrize(("shape", "kind"), [((4,), MLP), ((), MLP), ((3, 5), MLP), ((10, 10, 4), MLP), ((4, 84, 84), CNN),
+                                             ((96, 96, 3), CNN), ((84, 84), CNN)])
 def test_auto_chooses_by_the_observation_s_shape(shape: tuple[int, ...], kind: type) -> None:
-    network = make_network(LearnerConfig(), spec_of(shape, "uint8" if kind is NatureCNN else "float32"))
+    network = make_network(LearnerConfig(), spec_of(shape, "uint8" if kind is CNN else "float32"))
     assert isinstance(network, kind)
 
 
@@ -76,8 +76,8 @@ def test_bytes_are_scaled_inside_to_the_unit_interval(spec: EnvSpec) -> None:
 
 
 def test_channels_last_and_channels_first_images_give_the_same_values() -> None:
-    first = NatureCNN(ArraySpec((3, 44, 52), "uint8"), 2, "mean")
-    last = NatureCNN(ArraySpec((44, 52, 3), "uint8"), 2, "mean")
+    first = CNN(ArraySpec((3, 44, 52), "uint8"), 2, "mean")
+    last = CNN(ArraySpec((44, 52, 3), "uint8"), 2, "mean")
     last.load_state_dict(first.state_dict())
     image = torch.randint(0, 256, (2, 3, 44, 52), dtype=torch.uint8)
     torch.testing.assert_close(last(image.permute(0, 2, 3, 1)), first(image))
@@ -86,6 +86,11 @@ def test_channels_last_and_channels_first_images_give_the_same_values() -> None:
 def test_the_nature_network_has_the_published_sizes() -> None:
     network = make_network(LearnerConfig(dueling="none"), IMAGE)
     assert sum(parameter.numel() for parameter in network.parameters()) == 1_687_206  # Mnih et al. (2015) with 6 actions
+
+
+def test_the_small_network_has_the_published_sizes() -> None:
+    network = make_network(LearnerConfig(network="small_cnn", dueling="none"), IMAGE)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 203_750  # van Hasselt et al. (2019) with 6 actions, one stream
 
 
 def test_the_same_seed_gives_the_same_network() -> None:
@@ -107,7 +112,7 @@ def test_a_user_s_module_is_called_with_the_spec() -> None:
     ("tests.learner.learner_user_networks:NotAModule", r"must be a torch.nn.Module"),
     ("tests.learner.learner_user_networks:Plane", r"tests.learner.learner_user_networks has no Plane"),
     ("no_such_package:Net", r"cannot import no_such_package.*PYTHONPATH"),
-    ("mpl", r"mpl is not a network: choose auto, mlp, nature_cnn"),
+    ("mpl", r"mpl is not a network: choose auto, mlp, nature_cnn, small_cnn"),
     ("nature_cnn", r"nature_cnn needs an image"),
 ])
 def test_a_network_that_cannot_serve_is_refused_in_one_line(network: str, words: str) -> None:
@@ -119,6 +124,8 @@ def test_a_network_that_cannot_serve_is_refused_in_one_line(network: str, words:
 def test_a_screen_too_small_for_the_convolutions_is_refused() -> None:
     with pytest.raises(NetworkError, match="at least 36 x 36"):
         make_network(LearnerConfig(network="nature_cnn"), spec_of((4, 32, 32), "uint8"))
+    with pytest.raises(NetworkError, match="at least 25 x 25"):
+        make_network(LearnerConfig(network="small_cnn"), spec_of((4, 24, 32), "uint8"))
 
 
 def test_continuous_actions_are_refused() -> None:

@@ -71,6 +71,16 @@ def test_the_return_is_the_mean_over_the_episodes_that_ended_in_the_window():
     assert window.measure(cluster.table(), 1.0, 1.0)["return_mean"] == 300.0
 
 
+def test_returns_below_zero_are_told_as_they_are():
+    cluster = FakeCluster(processes=5, hosts=1)
+    window = SeriesWindow(Config(), window=5.0)
+    row = int(cluster.rollouts[0])
+    cluster.set(row, episodes=1.0, return_sum=-21.0)
+    window.measure(cluster.table(), 0.0, 0.0)
+    cluster.set(row, episodes=3.0, return_sum=-61.0)
+    assert window.measure(cluster.table(), 1.0, 1.0)["return_mean"] == -20.0
+
+
 def test_time_left_is_the_nearer_of_the_two_limits():
     from ddrl.core.config import RunConfig
 
