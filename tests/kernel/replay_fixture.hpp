@@ -45,6 +45,17 @@ struct Records {
     }
 };
 
+// A row as lanes carry it.
+struct Row {
+    u64 version;
+    u32 stream, step;
+    float reward;
+    u32 kind;
+    u64 action;
+    float state[2];
+};
+inline RowLayout row_layout() { return {sizeof(Row), 0, 8, 12, 16, 20, 24, {32}}; }
+
 inline u64 add_episode(Replay& replay, u32 tag, u32 count, Ending ending = Ending::TERMINATED) {
     const Records records(tag, 0, count);
     const byte* last = records.final_state();

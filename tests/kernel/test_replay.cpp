@@ -82,6 +82,22 @@ void the_lowest_key_goes_first_in_lru_and_lfu() {
     }
 }
 
+void an_episode_that_is_recorded_is_not_evicted_in_favor_of_itself() {
+    for (const int kind : {0, 2, 3}) {  // second chance may take it: it is the one episode without a flag
+        Replay replay(options(100), make_eviction(kind));
+        const u32 uniform = replay.add_selector(std::make_unique<Uniform>(Random(1, 1)));
+        Batch batch;
+        for (u32 tag = 1; tag <= 40; ++tag) add_episode(replay, tag, 5);
+        for (u32 tag = 50; tag < 60; ++tag) {  // the running episode is the least used one, and it takes the room of several others
+            batch.draw(replay, uniform, 128);
+            const u64 begun = replay.new_episode();
+            for (u32 step = 0; step < 35; ++step) EXPECT(replay.record(begun, Records(tag, step, 1).rows(), Ending::LIVE, nullptr) == begun);
+            replay.cut(begun);
+            expect_sound(replay);
+        }
+    }
+}
+
 void second_chance_passes_over_used_episodes_and_ends_when_all_are_used() {
     Replay replay(options(30), std::make_unique<SecondChance>());
     const u32 uniform = replay.add_selector(std::make_unique<Uniform>(Random(1, 1)));
@@ -95,15 +111,6 @@ void second_chance_passes_over_used_episodes_and_ends_when_all_are_used() {
 }
 
 void interleaved_rows_make_the_same_episodes_as_records_by_handle() {
-    struct Row {
-        u64 version;
-        u32 stream, step;
-        float reward;
-        u32 kind;
-        u64 action;
-        float state[2];
-    };
-    const RowLayout layout{sizeof(Row), 0, 8, 12, 16, 20, 24, {32}};
     Replay replay(options(1000, 1, 2), std::make_unique<Fifo>());
     std::vector<Row> rows;
     for (u32 step = 0; step <= 20; ++step)
@@ -113,7 +120,7 @@ void interleaved_rows_make_the_same_episodes_as_records_by_handle() {
             rows.push_back({stream, stream, step, static_cast<float>(step), ends ? 1u : 0u, stream * 1000 + step,
                             {static_cast<float>(stream), static_cast<float>(step)}});
         }
-    EXPECT(replay.record_rows(reinterpret_cast<const byte*>(rows.data()), static_cast<u32>(rows.size()), layout) == 99);
+    EXPECT(replay.record_rows(reinterpret_cast<const byte*>(rows.data()), static_cast<u32>(rows.size()), row_layout()) == 99);
     EXPECT(replay.episodes() == 6 && replay.records() == 99);
     expect_sound(replay);
     EXPECT(replay.pick_count() == 4 * 20 + 6 + 12);  // a cut episode's last record bootstraps nothing
@@ -126,6 +133,7 @@ int main() {
     RUN(an_episode_longer_than_the_capacity_goes_on_under_a_new_handle);
     RUN(memory_of_evicted_episodes_is_not_written_while_a_reader_copies);
     RUN(the_lowest_key_goes_first_in_lru_and_lfu);
+    RUN(an_episode_that_is_recorded_is_not_evicted_in_favor_of_itself);
     RUN(second_chance_passes_over_used_episodes_and_ends_when_all_are_used);
     RUN(interleaved_rows_make_the_same_episodes_as_records_by_handle);
 }

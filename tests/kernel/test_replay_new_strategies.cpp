@@ -45,7 +45,7 @@ class LongestFirst final : public Eviction {
         return longest;
     }
     std::size_t nbytes() const override { return sizeof *this; }
-    void save(Writer&) const override {}
+    void save(Writer&, bool) const override {}
     void load(Reader&) override {}
 };
 

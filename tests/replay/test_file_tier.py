@@ -53,6 +53,11 @@ try:
 except RuntimeError as error:
     assert "free room" in str(error), error
     print("refused")
+replay.check()
+assert len(replay) < 1000
+late = replay.new_pick_selector("uniform")  # sees the picks that were made before the disk was full, once
+replay.check()
+assert len(replay.law(late)) == replay.num_picks
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert done.stdout == "refused\n", done.stderr

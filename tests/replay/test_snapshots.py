@@ -17,8 +17,8 @@ def draw(replay: ExperienceReplay, selectors: list[int]) -> list[np.ndarray]:
     return [np.copy(array) for selector in selectors for _ in range(3) for array in replay.sample(64, selector, 0.9)]
 
 
-def filled() -> tuple[ExperienceReplay, list[int]]:
-    replay = fill(make_replay(400, n_step=3, eviction="second_chance", seed=9), [100, 90, 130])
+def filled(eviction: str = "second_chance") -> tuple[ExperienceReplay, list[int]]:
+    replay = fill(make_replay(400, n_step=3, eviction=eviction, seed=9), [100, 90, 130])
     selectors = [replay.new_pick_selector("uniform"), replay.new_pick_selector("prioritized", stratified=True)]
     handles, positions = replay.picks()
     replay.set_priority(selectors[1], handles, positions, np.arange(len(handles)))
@@ -102,8 +102,9 @@ def test_progress_is_reported_up_to_the_whole() -> None:
     assert told[-1][0] == told[-1][1]
 
 
-def test_a_chain_of_increments_restores_what_the_last_one_saw(tmp_path: Path) -> None:
-    replay, selectors = filled()
+@pytest.mark.parametrize("eviction", ["fifo", "second_chance", "lru", "lfu"])
+def test_a_chain_of_increments_restores_what_the_last_one_saw(eviction: str, tmp_path: Path) -> None:
+    replay, selectors = filled(eviction)
     selectors += [replay.new_pick_selector("rank_based"), replay.new_pick_selector("recency", half_life=30)]
     rng = np.random.default_rng(5)
     files = [tmp_path / str(number) for number in range(7)]
@@ -119,7 +120,7 @@ def test_a_chain_of_increments_restores_what_the_last_one_saw(tmp_path: Path) ->
             replay.set_priority(selector, handles[::3], positions[::3], rng.exponential(size=len(handles[::3])))
         replay.sample(32, selectors[1], 0.9)
     replay.save(tmp_path / "last", increment=True)
-    restored = make_replay(400, n_step=3, eviction="second_chance")
+    restored = make_replay(400, n_step=3, eviction=eviction)
     restored.load(*files, tmp_path / "last")
     restored.check()
     for _ in range(3):
@@ -128,7 +129,7 @@ def test_a_chain_of_increments_restores_what_the_last_one_saw(tmp_path: Path) ->
         for each in (replay, restored):
             add_episode(each, 60)
     restored.save(tmp_path / "goes on", increment=True)  # a restored replay goes on with the chain
-    again = make_replay(400, n_step=3, eviction="second_chance")
+    again = make_replay(400, n_step=3, eviction=eviction)
     again.load(*files, tmp_path / "last", tmp_path / "goes on")
     for mine, other in zip(draw(restored, selectors), draw(again, selectors), strict=True):
         np.testing.assert_array_equal(mine, other)
@@ -150,17 +151,19 @@ def test_increments_out_of_order_or_without_their_base_are_refused(tmp_path: Pat
     assert len(other) > 0
 
 
-def test_an_increment_costs_what_is_new(tmp_path: Path) -> None:
-    replay = fill(make_replay(400_000), [1000] * 300)
-    replay.new_pick_selector("prioritized")
+@pytest.mark.parametrize("eviction", ["fifo", "second_chance", "lru", "lfu"])
+def test_an_increment_costs_what_is_new_however_many_episodes_are_held(eviction: str, tmp_path: Path) -> None:
+    replay = fill(make_replay(300_000, eviction=eviction), [10] * 30_000)
+    selector = replay.new_pick_selector("prioritized")
+    replay.sample(64, selector, 0.9)
     replay.save(tmp_path / "whole")
-    add_episode(replay, 1000)
-    replay.save(tmp_path / "new", increment=True)
     replay.save(tmp_path / "nothing", increment=True)
-    whole, new, nothing = ((tmp_path / name).stat().st_size for name in ("whole", "new", "nothing"))
-    assert whole > 300_000 * 28
-    assert new < 1000 * 28 + 80 * 301 + 40_000  # the records, a list of episodes, a few blocks of structure
-    assert nothing < 80 * 301 + 2_000
+    fill(replay, [500, 500])  # evicts a hundred
+    replay.save(tmp_path / "new", increment=True)
+    whole, nothing, new = ((tmp_path / name).stat().st_size for name in ("whole", "nothing", "new"))
+    assert whole > 300_000 * 28 + 30_000 * 40
+    assert nothing < 1_000
+    assert new < 1000 * 28 + 60_000  # the records, and blocks of structure around them
 
 
 def test_a_failed_save_cannot_be_built_on(tmp_path: Path) -> None:

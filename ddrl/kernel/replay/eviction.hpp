@@ -22,8 +22,10 @@ class Eviction {
     // The episode to evict, one that was added; there is at least one.
     virtual u32 victim(const Store& store) = 0;
     virtual std::size_t nbytes() const = 0;
-    virtual void save(Writer& out) const = 0;
+    // All of the state, or what changed since mark_saved; load reads either over what is there.
+    virtual void save(Writer& out, bool whole) const = 0;
     virtual void load(Reader& in) = 0;
+    virtual void mark_saved() {}
 };
 
 }  // namespace ddrl::replay

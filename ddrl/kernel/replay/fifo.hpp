@@ -18,7 +18,7 @@ class Fifo final : public Eviction {
         return episode;
     }
     std::size_t nbytes() const override { return sizeof *this; }
-    void save(Writer&) const override {}
+    void save(Writer&, bool) const override {}
     void load(Reader&) override {}
 };
 

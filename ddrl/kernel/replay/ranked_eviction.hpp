@@ -17,16 +17,16 @@ class RankedEviction : public Eviction {
   public:
     void added(u32 episode, const Store& store) override {
         if (entries_.size() <= episode) grow(episode);
-        entries_[episode] = {RUNNING, store.episode(episode).handle};
+        entries_.set(episode, {RUNNING, store.episode(episode).handle});
         mark(episode);
     }
     void ended(u32 episode) override {
-        entries_[episode].key = first_key();
+        entries_.change(episode).key = first_key();
         mark(episode);
     }
     void removed(u32 episode, const Store&) override {
         if (entries_.size() <= episode) return;  // it never held a record
-        entries_[episode] = {};
+        entries_.set(episode, {});
         mark(episode);
     }
     bool wants_draws() const override { return true; }
@@ -35,20 +35,17 @@ class RankedEviction : public Eviction {
         return levels_.back()[0];
     }
     std::size_t nbytes() const override {
-        std::size_t bytes = entries_.capacity() * sizeof(Entry) + marked_.capacity() + pending_.capacity() * sizeof(u32);
+        std::size_t bytes = entries_.nbytes() + marked_.capacity() + pending_.capacity() * sizeof(u32);
         for (const auto& level : levels_) bytes += level.capacity() * sizeof(u32);
         return bytes;
     }
-    void save(Writer& out) const override { out.value(clock_), out.array(entries_.data(), entries_.size()); }
+    void save(Writer& out, bool whole) const override { out.value(clock_), entries_.save(out, whole); }
     void load(Reader& in) override {
         clock_ = in.value<u64>();
-        const u64 count = Reader(in).value<u64>();
-        entries_.clear(), pending_.clear(), marked_.clear(), levels_.clear();
-        if (count) grow(static_cast<u32>(count - 1));
-        std::vector<Entry> read(count);
-        in.array(read.data(), count);
-        for (u32 i = 0; i < count; ++i) entries_[i] = read[i], mark(i);
+        entries_.load(in);
+        lay_out();
     }
+    void mark_saved() override { entries_.forget(); }
 
   protected:
     static constexpr u32 GROUP = 16;
@@ -63,13 +60,18 @@ class RankedEviction : public Eviction {
         if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
     }
     u64 clock_ = 0;  // lru: the time; lfu: the highest key so far
-    std::vector<Entry> entries_;
+    TrackedVector<Entry> entries_;
 
   private:
     void grow(u32 episode) {
         entries_.resize(round_up(std::max<std::size_t>(episode + std::size_t{1}, 2 * entries_.size()), GROUP));
+        lay_out();
+    }
+    // The tournament over all entries, every group marked.
+    void lay_out() {
         marked_.assign(entries_.size() / GROUP, 1);
         levels_.clear();
+        if (!entries_.size()) return pending_.clear();
         for (std::size_t width = entries_.size(); levels_.empty() || width > 1;) levels_.emplace_back(width = (width + GROUP - 1) / GROUP);
         pending_.resize(marked_.size());
         for (u32 i = 0; i < pending_.size(); ++i) pending_[i] = i;
@@ -107,7 +109,7 @@ class Lru final : public RankedEviction {
     void drawn(std::span<const u32> episodes) override {
         ++clock_;
         for (const u32 episode : episodes)
-            if (entries_[episode].key < clock_) entries_[episode].key = clock_, mark(episode);
+            if (entries_[episode].key < clock_) entries_.change(episode).key = clock_, mark(episode);
     }
 
   private:
@@ -119,7 +121,7 @@ class Lfu final : public RankedEviction {
     void drawn(std::span<const u32> episodes) override {
         for (const u32 episode : episodes) {
             if (entries_[episode].key == RUNNING) continue;
-            clock_ = std::max(clock_, ++entries_[episode].key);
+            clock_ = std::max(clock_, ++entries_.change(episode).key);
             mark(episode);
         }
     }

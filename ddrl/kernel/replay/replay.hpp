@@ -6,46 +6,18 @@
 #pragma once
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
 
 #include "eviction.hpp"
+#include "options.hpp"
 #include "picks.hpp"
+#include "readers.hpp"
 #include "selector.hpp"
+#include "streams.hpp"
 
 namespace ddrl::replay {
-
-inline constexpr std::size_t MOST_COLUMNS = 20;  // up to sixteen states, memory, action, reward, policy_version
-
-struct Options {
-    Columns columns;
-    u64 capacity = 0;        // [records]
-    u32 pick_len = 1;        // L [records]
-    u32 n_step = 1;          // n; 0: a pick needs no state after its last record
-    u32 frame_stack = 1;     // states that make one observation
-    u32 burn_in = 0;         // [records] before a pick that sequences() adds
-    bool short_picks = false;
-    u32 shift = 6;           // log2 of the records in a chunk
-    std::string file;        // the buffer's file, or empty: RAM
-};
-
-// A drawn pick: its first record, and how much of the episode the window sees.
-struct Window {
-    u32 slot, position;
-    u32 records_, states_;  // of the episode, as in EpisodeView
-    u32 records() const { return records_ & ~EpisodeView::TERMINAL; }
-    u32 states() const { return states_; }
-    bool terminal_end() const { return records_ & EpisodeView::TERMINAL; }
-};
-
-// Where one row of many interleaved streams keeps its fields (ddrl.core.layouts.row_dtype).
-struct RowLayout {
-    std::size_t row_bytes, version, stream, step, reward, kind, action;
-    std::vector<std::size_t> states;
-};
 
 class Replay {
   public:
@@ -65,6 +37,7 @@ class Replay {
     // A selector sees all picks, those made before it too. Returns its handle.
     u32 add_selector(std::unique_ptr<PickSelector> selector) {
         std::lock_guard lock(mutex_);
+        tell_added();
         if (picks_.size()) selector->picks_added(0, picks_.size());
         selectors_.push_back(std::move(selector));
         return static_cast<u32>(selectors_.size() - 1);
@@ -99,42 +72,11 @@ class Replay {
         tell_added();
     }
 
-    // Records rows of many streams in their order; returns how many were records (not final states). See ExperienceReplay.record_rows.
+    // Records rows of many streams in their order; returns how many were records (not final states). See streams.hpp.
     u32 record_rows(const byte* rows, u32 count, const RowLayout& layout) {
         std::lock_guard lock(mutex_);
-        const u32 columns = store_.column_count();
-        const byte* data[MOST_COLUMNS];
-        const std::size_t stride[MOST_COLUMNS] = {};
-        u32 recorded = 0, stream, step, kind;
-        for (u32 i = 0; i < count; ++i) {
-            std::memcpy(&kind, rows + i * layout.row_bytes + layout.kind, 4);
-            if (kind > 2) throw std::invalid_argument("a row of kind " + std::to_string(kind) + " is no row of experience: it is torn or foreign");
-        }
-        for (u32 i = 0; i < count; ++i) {
-            const byte* row = rows + i * layout.row_bytes;
-            std::memcpy(&stream, row + layout.stream, 4), std::memcpy(&step, row + layout.step, 4), std::memcpy(&kind, row + layout.kind, 4);
-            Stream& live = streams_.at(stream);
-            if (live.handle != NO_HANDLE && step != live.next_step) close(live);
-            if (kind != 0) {
-                if (live.handle != NO_HANDLE) {
-                    const u32 episode = episode_of(live);
-                    for (u32 c = 0; c < store_.state_count(); ++c) data[c] = row + layout.states[c];
-                    if (episode != NONE) end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, data);
-                    streams_.at(stream).handle = NO_HANDLE;  // the lock may have been let go of: look again
-                }
-                continue;
-            }
-            u32 episode = episode_of(live);
-            if (episode == NONE) episode = store_.begin_episode();
-            for (u32 c = 0; c < store_.state_count(); ++c) data[c] = row + layout.states[c];
-            data[columns - 3] = row + layout.action;
-            data[columns - 2] = row + layout.reward;
-            data[columns - 1] = row + layout.version;
-            u32 done = 0;
-            episode = append(episode, {data, stride, 1}, done);
-            streams_.at(stream) = {store_.episode(episode).handle, step + 1, episode};  // the lock may have been let go of: look again
-            ++recorded;
-        }
+        Recorder recorder{*this};
+        const u32 recorded = streams_.record(recorder, store_, rows, count, layout);
         tell_added();
         return recorded;
     }
@@ -142,12 +84,8 @@ class Replay {
     // Ends every live episode of record_rows' streams without a final state, in order of handles.
     void cut_streams() {
         std::lock_guard lock(mutex_);
-        std::vector<u64> handles;
-        streams_.each([&](u64, const Stream& live) { handles.push_back(live.handle); });
-        std::sort(handles.begin(), handles.end());
-        for (const u64 handle : handles)
-            if (const u32 episode = handle == NO_HANDLE ? NONE : store_.find(handle); episode != NONE) end(episode, Ending::CUT, nullptr);
-        streams_.clear();
+        Recorder recorder{*this};
+        streams_.cut(recorder, store_);
         tell_added();
     }
 
@@ -184,11 +122,11 @@ class Replay {
             windows = take_scratch();
             windows.resize(count);
             resolve(windows, handles, positions);
-            ticket = enter();
+            ticket = readers_.enter();
         }
         copy(std::span<const Window>(windows));
         std::lock_guard lock(mutex_);
-        leave(ticket);
+        readers_.leave(ticket, store_);
         scratch_.push_back(std::move(windows));
         return true;
     }
@@ -199,7 +137,7 @@ class Replay {
     }
     u64 episodes() const {
         std::lock_guard lock(mutex_);
-        return store_.episodes();
+        return store_.episodes().count();
     }
     u64 pick_count() const {
         std::lock_guard lock(mutex_);
@@ -208,7 +146,7 @@ class Replay {
     std::size_t nbytes() const {
         std::lock_guard lock(mutex_);
         std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) + eviction_->nbytes() + streams_.nbytes() +
-                            (index_.capacity() + slots_.capacity() + drawn_.capacity() + limbo_.size() * 4) * sizeof(u32) + moves_.capacity() * sizeof(Move);
+                            (index_.capacity() + slots_.capacity() + drawn_.capacity()) * sizeof(u32) + readers_.nbytes() + moves_.capacity() * sizeof(Move);
         for (const auto& chosen : selectors_) bytes += chosen->nbytes();
         for (const auto& windows : scratch_) bytes += windows.capacity() * sizeof(Window);
         return bytes;
@@ -223,6 +161,7 @@ class Replay {
     }
     void law(u32 selector_handle, std::span<double> probability) {
         std::lock_guard lock(mutex_);
+        tell_added();
         selector(selector_handle).law(probability);
     }
     // What is wrong with the structure, or nothing. O(everything).
@@ -242,78 +181,52 @@ class Replay {
     // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds the lock.
     void save_structure(Writer& out, bool whole) {
         tell_added();
-        std::vector<u32> waiting;
-        for (const auto& [chunk, epoch] : limbo_) waiting.push_back(chunk);
-        store_.save(out, waiting, whole), picks_.save(out, whole), eviction_->save(out);
-        out.value<u64>(streams_.size());
-        streams_.each([&](u64 key, const Stream& live) { out.value(key), out.value(live); });
+        store_.save(out, whole), picks_.save(out, whole), eviction_->save(out, whole), streams_.save(out);
         out.value<u64>(selectors_.size());
         for (const auto& chosen : selectors_) chosen->save(out, whole);
     }
     // Everything there is counts as saved: the next snapshot but a whole one holds what changes from here on.
     void mark_saved() {
-        store_.mark_saved(), picks_.mark_saved();
+        store_.mark_saved(), picks_.mark_saved(), eviction_->mark_saved();
         for (const auto& chosen : selectors_) chosen->mark_saved();
     }
     void load_structure(Reader& in) {
-        store_.load(in), picks_.load(in), eviction_->load(in);
+        store_.load(in), picks_.load(in), eviction_->load(in), streams_.load(in);
         told_ = picks_.size();
-        streams_.clear();
-        for (u64 left = in.value<u64>(); left--;) {
-            const u64 key = in.value<u64>();
-            streams_.at(key) = in.value<Stream>();
-        }
         if (in.value<u64>() != selectors_.size()) throw std::runtime_error("the snapshot holds other selectors");
         for (const auto& chosen : selectors_) chosen->load(in);
     }
     Store& writable_store() { return store_; }
-    // The caller holds the lock.
-    void wait_for_readers() {
-        wait([&] { return readers_.empty(); });
-    }
     u64 last_snapshot = 0;  // id of the snapshot that an increment builds on; 0: none. Under the lock.
-    // Readers of chunk memory outside the lock, for snapshots; call under the lock.
-    u64 enter() {
-        readers_.push_back(epoch_);
-        return epoch_;
+    // Readers of chunk memory outside the lock, for snapshots; the caller holds the lock.
+    u64 enter() { return readers_.enter(); }
+    void leave(u64 ticket) { readers_.leave(ticket, store_); }
+    void wait_for_readers() {
+        wait([&] { return readers_.none(); });
     }
-    void leave(u64 ticket) {
-        readers_.erase(std::find(readers_.begin(), readers_.end(), ticket));
-        u64 oldest = epoch_ + 1;
-        for (const u64 reader : readers_) oldest = std::min(oldest, reader);
-        while (!limbo_.empty() && limbo_.front().second < oldest) store_.give_back(limbo_.front().first), limbo_.pop_front();
-        reader_left_.notify_all();
-    }
-    // Chunks waiting for readers; a snapshot counts them as free.
-    const std::deque<std::pair<u32, u64>>& limbo() const { return limbo_; }
-    bool reading() const { return !readers_.empty(); }
 
   private:
     static constexpr std::size_t AHEAD = 32;  // picks whose entry is asked for before it is used
-    static constexpr u64 NO_HANDLE = ~u64{0};
-    struct Stream {
-        u64 handle = NO_HANDLE;
-        u32 next_step = 0, episode = 0;  // episode: its index, good while the handle stands there
+    // What record_rows' streams may do with the replay.
+    struct Recorder {
+        Replay& replay;
+        u32 append(u32 episode, const Rows& rows) {
+            u32 done = 0;
+            return replay.append(episode == NONE ? replay.store_.begin_episode() : episode, rows, done);
+        }
+        void end(u32 episode, Ending ending, const byte* const* final_state) { replay.end(episode, ending, final_state); }
     };
-    u32 episode_of(const Stream& live) const {
-        return live.handle != NO_HANDLE && store_.holds(live.episode, live.handle) ? live.episode : NONE;
-    }
 
     u32 live_episode(u64 handle) {
         const u32 episode = store_.find(handle);
         if (episode == NONE) {
-            if (handle >= store_.next_handle())
+            if (handle >= store_.episodes().next_handle())
                 throw std::invalid_argument("there is no episode " + std::to_string(handle) + ": take the handle from new_episode or record");
             return store_.begin_episode();  // evicted: it goes on under a new handle
         }
         if (store_.episode(episode).ending != Ending::LIVE)
             throw std::invalid_argument("episode " + std::to_string(handle) + " has ended: begin another with new_episode");
         return episode;
-    }
-
-    void close(Stream& live) {
-        if (const u32 episode = episode_of(live); episode != NONE) end(episode, Ending::CUT, nullptr);
-        live.handle = NO_HANDLE;
     }
 
     // Appends some of rows[done ..] and advances `done`; returns the episode, a new one where eviction took it.
@@ -347,7 +260,7 @@ class Replay {
     // Evicts until `records` more fit and a chunk is to be had; the episode itself may go, then a new one takes its place.
     u32 make_room(u32 episode, u32 records) {
         while (store_.records() + records > options_.capacity || !store_.has_room()) {
-            if (!store_.has_room() && !limbo_.empty()) {  // the chunks are there, once readers have done with them
+            if (!store_.has_room() && readers_.chunks_waiting()) {  // the chunks are there, once readers have done with them
                 const u64 handle = store_.episode(episode).handle;
                 wait([&] { return store_.has_room(); });
                 episode = store_.find(handle);
@@ -365,9 +278,7 @@ class Replay {
     template <class Ready>
     void wait(Ready ready) {
         tell_added();  // whoever takes the lock meanwhile, a snapshot or a check, finds selectors and pick table agreed
-        std::unique_lock lock(mutex_, std::adopt_lock);
-        reader_left_.wait(lock, ready);
-        lock.release();
+        readers_.wait(mutex_, ready);
     }
 
     void evict(u32 victim) {
@@ -383,12 +294,7 @@ class Replay {
             }
         told_ = picks_.size();
         eviction_->removed(victim, store_);
-        if (readers_.empty()) {
-            store_.remove(victim, [&](u32 chunk) { store_.give_back(chunk); });
-        } else {
-            store_.remove(victim, [&](u32 chunk) { limbo_.emplace_back(chunk, epoch_); });
-            ++epoch_;
-        }
+        readers_.remove(victim, store_);
     }
 
     // How many positions from 0 on can be drawn, by the length and ending of an episode (R18; see new_episode's page for the rules).
@@ -404,7 +310,7 @@ class Replay {
     }
 
     void make_picks(u32 index) {
-        Episode& episode = store_.episode(index);
+        const Episode& episode = store_.episode(index);
         const u32 wanted = picks_of(episode), made = episode.picks;
         if (wanted <= made) return;
         const u32 mask = store_.chunk_records() - 1;
@@ -414,7 +320,7 @@ class Replay {
             if (position != made && (position & mask) == 0) chunk = store_.head(chunk).next;
             picks_.add((chunk << store_.shift()) | (position & mask));
         }
-        episode.picks = wanted;
+        store_.set_picks(index, wanted);
     }
 
     // Tells the selectors of the picks made since they were told last: once for a batch of records.
@@ -442,7 +348,7 @@ class Replay {
         slots_.resize(count);
         u32* const found = slots_.data();
         const ChunkHead* const heads = store_.heads();
-        const EpisodeView* const views = store_.views();
+        const EpisodeView* const views = store_.episodes().views();
         Window* const out = windows.data();
         u32* const drawn = drawn_.data();
         for (std::size_t i = 0; i < count; ++i) {
@@ -473,18 +379,15 @@ class Replay {
 
     Options options_;
     mutable std::mutex mutex_;
-    std::condition_variable reader_left_;
     Store store_;
     PickTable picks_;
     std::unique_ptr<Eviction> eviction_;
     std::vector<std::unique_ptr<PickSelector>> selectors_;
-    FlatMap<Stream> streams_;
+    Streams streams_;
+    Readers readers_;
     std::vector<Move> moves_;
     std::vector<u32> index_, slots_, drawn_;
     std::vector<std::vector<Window>> scratch_;
-    std::vector<u64> readers_;                   // epochs in which readers entered
-    std::deque<std::pair<u32, u64>> limbo_;      // chunks of evicted episodes and the epoch of their eviction
-    u64 epoch_ = 0;
     u32 told_ = 0;  // picks that the selectors know of
 };
 

@@ -2,8 +2,6 @@
 // from those it passes, and evicts the first without one; with all flagged that is the one it began at, after one full turn.
 #pragma once
 
-#include <vector>
-
 #include "eviction.hpp"
 
 namespace ddrl::replay {
@@ -12,7 +10,7 @@ class SecondChance final : public Eviction {
   public:
     void added(u32 episode, const Store&) override {
         if (flag_.size() <= episode) flag_.resize(episode + std::size_t{1});
-        flag_[episode] = 0;
+        flag_.set(episode, 0);
         if (pointer_ == NONE) pointer_ = episode;
     }
     void ended(u32) override {}
@@ -21,28 +19,26 @@ class SecondChance final : public Eviction {
         if (pointer_ == episode) pointer_ = NONE;
     }
     void drawn(std::span<const u32> episodes) override {
-        for (const u32 episode : episodes) flag_[episode] = 1;
+        for (const u32 episode : episodes)
+            if (!flag_[episode]) flag_.set(episode, 1);
     }
     bool wants_draws() const override { return true; }
     u32 victim(const Store& store) override {
         for (; !store.episode(pointer_).records || flag_[pointer_]; step(store))
-            if (store.episode(pointer_).records) flag_[pointer_] = 0;
+            if (store.episode(pointer_).records) flag_.set(pointer_, 0);
         return pointer_;
     }
-    std::size_t nbytes() const override { return flag_.capacity(); }
-    void save(Writer& out) const override { out.value(pointer_), out.array(flag_.data(), flag_.size()); }
-    void load(Reader& in) override {
-        pointer_ = in.value<u32>();
-        flag_.resize(Reader(in).value<u64>());
-        in.array(flag_.data(), flag_.size());
-    }
+    std::size_t nbytes() const override { return flag_.nbytes(); }
+    void save(Writer& out, bool whole) const override { out.value(pointer_), flag_.save(out, whole); }
+    void load(Reader& in) override { pointer_ = in.value<u32>(), flag_.load(in); }
+    void mark_saved() override { flag_.forget(); }
 
   private:
     void step(const Store& store) {
         pointer_ = store.episode(pointer_).newer;
         if (pointer_ == NONE) pointer_ = store.oldest();
     }
-    std::vector<u8> flag_;
+    TrackedVector<u8> flag_;
     u32 pointer_ = NONE;
 };
 

@@ -11,32 +11,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "archive.hpp"
-#include "flat_map.hpp"
+#include "episodes.hpp"
 #include "memory.hpp"
-#include "tracked.hpp"
 
 namespace ddrl::replay {
-
-enum class Ending : u8 { LIVE = 0, TERMINATED = 1, TRUNCATED = 2, CUT = 3 };  // CUT: closed without a final state
-
-struct Episode {
-    u64 handle = 0;
-    u32 first_chunk = NONE, last_chunk = NONE;
-    u32 records = 0;               // T
-    u32 picks = 0;                 // positions 0 .. picks - 1 can be drawn
-    u32 older = NONE, newer = NONE;  // neighbors in order of handles
-    Ending ending = Ending::LIVE;
-    bool used = false;
-    u32 states() const { return records + (ending == Ending::TERMINATED || ending == Ending::TRUNCATED); }
-};
-
-// What a draw needs of an episode, in a quarter of a cache line.
-struct EpisodeView {
-    static constexpr u32 TERMINAL = 0x80000000u;
-    u64 handle;
-    u32 records, states;  // TERMINAL set in records: the last state is terminal
-};
 
 struct ChunkHead {
     u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
@@ -94,18 +72,11 @@ class Store {
     u32 column_bytes(u32 column) const { return bytes_[column]; }
     const ChunkHead& head(u32 chunk) const { return heads_[chunk]; }
     u64 records() const { return records_; }
-    std::size_t episodes() const { return by_handle_.size(); }
-    const Episode& episode(u32 index) const { return table_[index]; }
-    Episode& episode(u32 index) { return table_[index]; }
-    std::size_t table_size() const { return table_.size(); }
-    u32 oldest() const { return oldest_; }
-    u64 next_handle() const { return next_handle_; }
-    u32 find(u64 handle) const {
-        const u32* found = by_handle_.find(handle);
-        return found ? *found : NONE;
-    }
-    // Whether episode `index` is the one with `handle` still.
-    bool holds(u32 index, u64 handle) const { return index < table_.size() && table_[index].used && table_[index].handle == handle; }
+    const Episodes& episodes() const { return episodes_; }
+    const Episode& episode(u32 index) const { return episodes_[index]; }
+    void set_picks(u32 index, u32 picks) { episodes_.change(index).picks = picks; }
+    u32 oldest() const { return episodes_.oldest(); }
+    u32 find(u64 handle) const { return episodes_.find(handle); }
     const byte* column(u32 chunk, u32 column) const { return arena_.chunk(chunk) + offset_[column]; }
     Chunks chunks() const { return {arena_.base(), arena_.chunk_bytes()}; }
     const byte* chunk(u32 chunk) const { return arena_.chunk(chunk); }
@@ -114,7 +85,6 @@ class Store {
     u32 episode_of(u32 slot) const { return heads_[slot >> shift_].episode; }
 
     const ChunkHead* heads() const { return heads_.data(); }
-    const EpisodeView* views() const { return views_.data(); }
 
     // The chunk that holds a position of an episode. O(1).
     u32 chunk_at(u32 index, u32 position) const { return chunks_[index][position >> shift_]; }
@@ -123,34 +93,16 @@ class Store {
     bool has_room() const { return !free_.empty() || fresh_ < arena_.max_chunks(); }
 
     u32 begin_episode() {
-        u32 index;
-        if (unused_.empty()) {
-            index = static_cast<u32>(table_.size());
-            table_.emplace_back();
-            chunks_.emplace_back();
-            views_.emplace_back();
-        } else {
-            index = unused_.back();
-            unused_.pop_back();
-            table_[index] = Episode{};
-            chunks_[index].clear();
-        }
-        Episode& episode = table_[index];
-        episode.used = true;
-        episode.handle = next_handle_++;
-        episode.older = newest_;
-        if (newest_ != NONE) table_[newest_].newer = index;
-        newest_ = index;
-        if (oldest_ == NONE) oldest_ = index;
-        by_handle_.at(episode.handle) = index;
-        refresh_view(index);
+        const u32 index = episodes_.begin();
+        if (chunks_.size() <= index) chunks_.resize(index + std::size_t{1});
+        chunks_[index].clear();
         return index;
     }
 
     // Appends up to `rows.count` records from record `first` on, as many as fit the last chunk (a new one when it is full); returns how many.
     u32 append(u32 index, const Rows& rows, u32 first) {
-        Episode& episode = table_[index];
         const u32 offset = place_next(index);
+        Episode& episode = episodes_.change(index);
         const u32 room = chunk_records() - offset, count = rows.count - first < room ? rows.count - first : room;
         byte* chunk = arena_.chunk(episode.last_chunk);
         note_growth(episode.last_chunk);
@@ -167,7 +119,7 @@ class Store {
         }
         episode.records += count;
         records_ += count;
-        refresh_view(index);
+        episodes_.refresh(index);
         return count;
     }
 
@@ -175,35 +127,31 @@ class Store {
     void finish(u32 index, Ending ending, const byte* const* state) {
         if (state) {
             const u32 offset = place_next(index);
-            byte* chunk = arena_.chunk(table_[index].last_chunk);
-            note_growth(table_[index].last_chunk);
+            byte* chunk = arena_.chunk(episodes_[index].last_chunk);
+            note_growth(episodes_[index].last_chunk);
             for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
         }
-        table_[index].ending = ending;
-        refresh_view(index);
+        episodes_.change(index).ending = ending;
+        episodes_.refresh(index);
     }
 
     // Takes an episode out; `recycle` is called with each of its chunks, which `give_back` makes usable again. O(chunks).
     template <class Recycle>
     void remove(u32 index, Recycle recycle) {
-        Episode& episode = table_[index];
+        const Episode& episode = episodes_[index];
         for (u32 chunk = episode.first_chunk; chunk != NONE;) {
             const u32 next = heads_[chunk].next;
             recycle(chunk);
             chunk = next;
         }
-        (episode.older == NONE ? oldest_ : table_[episode.older].newer) = episode.newer;
-        (episode.newer == NONE ? newest_ : table_[episode.newer].older) = episode.older;
-        by_handle_.erase(episode.handle);
         records_ -= episode.records;
-        episode.used = false;
-        unused_.push_back(index);
+        episodes_.remove(index);
     }
     void give_back(u32 chunk) { free_.push_back(chunk); }
 
     std::size_t nbytes() const {
-        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead) + sizeof(Growth)) + table_.capacity() * (sizeof(Episode) + sizeof(EpisodeView) + sizeof(std::vector<u32>)) + fresh_ * sizeof(u32) + by_handle_.nbytes() +
-               (free_.capacity() + unused_.capacity() + growing_.capacity()) * sizeof(u32);
+        return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead) + sizeof(Growth) + sizeof(u32)) + episodes_.nbytes() +
+               chunks_.capacity() * sizeof(std::vector<u32>) + (free_.capacity() + growing_.capacity()) * sizeof(u32);
     }
     u32 chunks_touched() const { return fresh_; }
     bool in_file() const { return arena_.in_file(); }
@@ -212,7 +160,7 @@ class Store {
     template <class Visit>
     void each_new(bool whole, Visit visit) const {
         const auto tell = [&](u32 chunk) {
-            const Episode& episode = table_[heads_[chunk].episode];
+            const Episode& episode = episodes_[heads_[chunk].episode];
             const u32 base = heads_[chunk].base, first = whole ? 0 : grown_[chunk].saved;
             visit(chunk, first, std::min(chunk_records(), episode.records - base), std::min(chunk_records(), episode.states() - base));
         };
@@ -221,59 +169,53 @@ class Store {
                 if (grown_[chunk].growing && in_use(chunk)) tell(chunk);
             return;
         }
-        for (u32 i = oldest_; i != NONE; i = table_[i].newer)
-            for (u32 chunk = table_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) tell(chunk);
+        for (u32 i = oldest(); i != NONE; i = episodes_[i].newer)
+            for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) tell(chunk);
     }
     // Everything there is counts as saved.
     void mark_saved() {
         for (const u32 chunk : growing_) {
-            if (in_use(chunk)) grown_[chunk].saved = table_[heads_[chunk].episode].states() - heads_[chunk].base;
+            if (in_use(chunk)) grown_[chunk].saved = episodes_[heads_[chunk].episode].states() - heads_[chunk].base;
             grown_[chunk].saved = std::min(grown_[chunk].saved, chunk_records());
             grown_[chunk].growing = 0;
         }
         growing_.clear();
         heads_.forget();
+        episodes_.mark_saved();
     }
 
-    // `extra_free`: chunks that only wait for readers. `whole`: all heads of chunks, else those written since mark_saved.
-    void save(Writer& out, const std::vector<u32>& extra_free, bool whole) const {
-        std::vector<u32> all_free = free_;
-        all_free.insert(all_free.end(), extra_free.begin(), extra_free.end());
-        out.value(next_handle_), out.value(records_), out.value(oldest_), out.value(newest_), out.value(fresh_);
-        out.array(table_.data(), table_.size());
-        out.array(unused_.data(), unused_.size());
-        out.array(all_free.data(), all_free.size());
+    // Everything but the records: all of it, or what was written since mark_saved. Which chunks are free follows from those in use.
+    void save(Writer& out, bool whole) const {
+        out.value(records_), out.value(fresh_);
+        episodes_.save(out, whole);
         heads_.save(out, fresh_, whole);
     }
     void load(Reader& in) {
-        next_handle_ = in.value<u64>(), records_ = in.value<u64>(), oldest_ = in.value<u32>(), newest_ = in.value<u32>();
-        fresh_ = in.value<u32>();
-        load_vector(in, table_), load_vector(in, unused_), load_vector(in, free_);
+        records_ = in.value<u64>(), fresh_ = in.value<u32>();
+        episodes_.load(in);
         heads_.load(in);
         arena_.commit(fresh_);
-        by_handle_.clear();
-        for (u32 i = 0; i < table_.size(); ++i)
-            if (table_[i].used) by_handle_.at(table_[i].handle) = i;
-        chunks_.assign(table_.size(), {});
-        views_.resize(table_.size());
-        for (u32 i = 0; i < table_.size(); ++i) refresh_view(i);
-        growing_.clear();
-        grown_.clear();
-        for (u32 i = 0; i < table_.size(); ++i)
-            for (u32 chunk = table_[i].used ? table_[i].first_chunk : NONE; chunk != NONE; chunk = heads_[chunk].next) chunks_[i].push_back(chunk), note_growth(chunk);
+        chunks_.assign(episodes_.table_size(), {});
+        free_.clear(), growing_.clear(), grown_.clear();
+        std::vector<bool> taken(fresh_);
+        for (u32 i = oldest(); i != NONE; i = episodes_[i].newer)
+            for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) {
+                chunks_[i].push_back(chunk), note_growth(chunk);
+                taken.at(chunk) = true;
+            }
+        for (u32 chunk = fresh_; chunk-- > 0;)
+            if (!taken[chunk]) free_.push_back(chunk);
     }
     byte* writable_column(u32 chunk, u32 column) { return arena_.chunk(chunk) + offset_[column]; }
 
     // What is wrong with the structure, or nothing. O(everything).
     std::string check() const {
+        if (std::string wrong = episodes_.check(); !wrong.empty()) return wrong;
         u64 records = 0;
-        std::size_t count = 0, chunks = free_.size();
-        u32 before = NONE;
-        for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer) {
-            const Episode& episode = table_[i];
-            if (!episode.used || find(episode.handle) != i) return "an episode is not found under its handle";
-            if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle)) return "the order of handles is broken";
-            records += episode.records, ++count;
+        std::size_t chunks = free_.size();
+        for (u32 i = oldest(); i != NONE; i = episodes_[i].newer) {
+            const Episode& episode = episodes_[i];
+            records += episode.records;
             u32 base = 0, previous = NONE;
             for (u32 chunk = episode.first_chunk; chunk != NONE; previous = chunk, chunk = heads_[chunk].next, base += chunk_records(), ++chunks) {
                 const ChunkHead& head = heads_[chunk];
@@ -283,8 +225,6 @@ class Store {
             if (previous != episode.last_chunk) return "an episode's last chunk is wrong";
             if (base < episode.states() || (base && base - chunk_records() >= episode.states())) return "a chain of chunks has the wrong length";
         }
-        if (before != newest_) return "the newest episode is wrong";
-        if (count != by_handle_.size() || count + unused_.size() != table_.size()) return "episodes are lost";
         if (records != records_) return "records are miscounted";
         if (chunks > fresh_) return "a chunk is in use twice";
         return "";
@@ -294,17 +234,13 @@ class Store {
     struct Growth {
         u32 saved, growing;
     };
-    void refresh_view(u32 index) {
-        const Episode& episode = table_[index];
-        views_[index] = {episode.handle, episode.records | (episode.ending == Ending::TERMINATED ? EpisodeView::TERMINAL : 0), episode.states()};
-    }
     void note_growth(u32 chunk) {
         if (!grown_[chunk].growing) grown_[chunk].growing = 1, growing_.push_back(chunk);
     }
     // Whether a chunk belongs to an episode now (a chunk given back keeps its last head).
     bool in_use(u32 chunk) const {
         const u32 index = heads_[chunk].episode, number = heads_[chunk].base >> shift_;
-        return index < table_.size() && table_[index].used && number < chunks_[index].size() && chunks_[index][number] == chunk;
+        return index < episodes_.table_size() && episodes_[index].used && number < chunks_[index].size() && chunks_[index][number] == chunk;
     }
     static std::size_t chunks_for(u64 capacity, u32 shift, std::size_t chunk_bytes) {
         // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own size): beyond
@@ -325,7 +261,7 @@ class Store {
     }
     // Offset in the last chunk for the episode's next slot; takes a chunk when there is none or it is full.
     u32 place_next(u32 index) {
-        const u32 offset = table_[index].records & (chunk_records() - 1);
+        const u32 offset = episodes_[index].records & (chunk_records() - 1);
         if (offset == 0) {
             u32 chunk;
             if (free_.empty()) {
@@ -335,7 +271,7 @@ class Store {
                 chunk = free_.back();
                 free_.pop_back();
             }
-            Episode& episode = table_[index];
+            Episode& episode = episodes_.change(index);
             heads_.set(chunk, {index, episode.records, NONE, episode.last_chunk});
             grown_[chunk].saved = 0;
             (episode.last_chunk == NONE ? episode.first_chunk : heads_.change(episode.last_chunk).next) = chunk;
@@ -344,13 +280,6 @@ class Store {
         }
         return offset;
     }
-    template <class T>
-    static void load_vector(Reader& in, std::vector<T>& items) {
-        Reader ahead = in;
-        items.resize(ahead.value<u64>() * sizeof(T) <= ahead.left() ? Reader(in).value<u64>() : 0);
-        in.array(items.data(), items.size());
-    }
-
     std::vector<u32> bytes_;
     u32 state_count_, shift_;
     std::vector<std::size_t> offset_;
@@ -361,13 +290,9 @@ class Store {
     std::vector<u32> growing_;  // chunks with slots that no snapshot holds
     std::vector<u32> free_;
     u32 fresh_ = 0;  // chunks ever taken: 0 .. fresh_ - 1
-    std::vector<Episode> table_;
-    std::vector<EpisodeView> views_;
+    Episodes episodes_;
     std::vector<std::vector<u32>> chunks_;  // of each episode, in order
-    std::vector<u32> unused_;
-    FlatMap<u32> by_handle_;
-    u64 next_handle_ = 0, records_ = 0;
-    u32 oldest_ = NONE, newest_ = NONE;
+    u64 records_ = 0;
 };
 
 }  // namespace ddrl::replay
