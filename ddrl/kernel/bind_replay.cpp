@@ -6,13 +6,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <deque>
-#include <map>
 
+#include "bind_replay_arrays.hpp"
 #include "replay/fifo.hpp"
+#include "replay/files.hpp"
 #include "replay/gather.hpp"
 #include "replay/ranked_eviction.hpp"
 #include "replay/replay.hpp"
@@ -24,108 +22,6 @@ namespace nb = nanobind;
 using namespace ddrl::replay;
 
 namespace {
-
-// One column as Python gives it: the buffer format of its dtype, its shape, and its bytes.
-struct Field {
-    std::string format;
-    std::vector<Py_ssize_t> shape;
-    std::size_t bytes;
-};
-
-// The buffer of an object, held while it is read.
-class View {
-  public:
-    View() = default;
-    View(const View&) = delete;
-    View& operator=(const View&) = delete;
-    ~View() { release(); }
-    bool open(PyObject* object, int flags) {
-        release();
-        if (PyObject_GetBuffer(object, &buffer_, flags) != 0) {
-            PyErr_Clear();
-            return false;
-        }
-        return held_ = true;
-    }
-    // Whether it is C-contiguous, of `field`'s dtype, and of `count` (none: a single one) times its shape.
-    bool fits(const Field& field, Py_ssize_t count) const {
-        const int lead = count >= 0;
-        if (buffer_.ndim != static_cast<int>(field.shape.size()) + lead || field.format != (buffer_.format ? buffer_.format : "B")) return false;
-        if (lead && buffer_.shape[0] != count) return false;
-        for (std::size_t axis = 0; axis < field.shape.size(); ++axis)
-            if (buffer_.shape[axis + static_cast<std::size_t>(lead)] != field.shape[axis]) return false;
-        return true;
-    }
-    const byte* data() const { return static_cast<const byte*>(buffer_.buf); }
-    std::size_t bytes() const { return static_cast<std::size_t>(buffer_.len); }
-
-  private:
-    void release() {
-        if (held_) PyBuffer_Release(&buffer_);
-        held_ = false;
-    }
-    Py_buffer buffer_{};
-    bool held_ = false;
-};
-
-// Output arrays that Python made, handed out again when nobody else holds them: fresh pages would cost as much as the copy into them.
-class OutputPool {
-  public:
-    struct Entry {
-        nb::object batch;  // a tuple of arrays, None, or dicts of arrays
-        std::vector<byte*> data;
-    };
-    // A batch nobody holds, made by make(size) where there is none. The caller holds the GIL.
-    const Entry& take(u32 size, const nb::callable& make) {
-        std::vector<Entry>& entries = by_size_[size];
-        for (Entry& entry : entries)
-            if (unused(entry.batch.ptr())) return entry;
-        if (entries.size() >= MOST) entries.erase(entries.begin());
-        Entry fresh{make(size), {}};
-        each(fresh.batch.ptr(), [&](PyObject* array) {
-            if (array == Py_None) return fresh.data.push_back(nullptr);
-            View view;
-            if (!view.open(array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) throw nb::type_error("an output array is not writable and contiguous");
-            fresh.data.push_back(const_cast<byte*>(view.data()));
-        });
-        entries.push_back(std::move(fresh));
-        return entries.back();
-    }
-    std::size_t nbytes() const {
-        std::size_t bytes = 0;
-        for (const auto& [size, entries] : by_size_)
-            for (const Entry& entry : entries)
-                each(entry.batch.ptr(), [&](PyObject* array) {
-                    View view;
-                    if (array != Py_None && view.open(array, PyBUF_C_CONTIGUOUS)) bytes += view.bytes();
-                });
-        return bytes;
-    }
-
-  private:
-    static constexpr std::size_t MOST = 8;  // batches of one size that are remembered; more are simply the caller's
-    template <class Visit>
-    static void each(PyObject* batch, Visit visit) {
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i) {
-            PyObject* item = PyTuple_GET_ITEM(batch, i);
-            if (!PyDict_Check(item)) {
-                visit(item);
-                continue;
-            }
-            PyObject *key, *value;
-            for (Py_ssize_t at = 0; PyDict_Next(item, &at, &key, &value);) visit(value);
-        }
-    }
-    static bool unused(PyObject* batch) {
-        if (Py_REFCNT(batch) != 1) return false;
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i)
-            if (PyObject* item = PyTuple_GET_ITEM(batch, i); item != Py_None && Py_REFCNT(item) != 1) return false;
-        bool free = true;
-        each(batch, [&](PyObject* array) { free = free && (array == Py_None || Py_REFCNT(array) == 1); });
-        return free;
-    }
-    std::map<u32, std::vector<Entry>> by_size_;
-};
 
 // Where a snapshot goes: a Python bytes object of its size.
 class BytesSink {
@@ -146,75 +42,6 @@ class BytesSink {
   private:
     nb::object bytes_;
     char* to_ = nullptr;
-};
-
-// Or a file, through a buffer.
-class FileSink {
-  public:
-    explicit FileSink(const std::string& path) : file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-        if (file_ < 0) fail();
-        held_.reserve(LIMIT);
-    }
-    ~FileSink() {
-        if (file_ >= 0) ::close(file_);
-    }
-    void begin(std::size_t) {}
-    void put(const void* data, std::size_t bytes) {
-        const auto* from = static_cast<const char*>(data);
-        if (held_.size() + bytes > LIMIT) flush();
-        if (bytes > LIMIT)
-            send(from, bytes);
-        else
-            held_.insert(held_.end(), from, from + bytes);
-    }
-    void finish() {
-        flush();
-        if (fsync(file_) != 0 || ::close(std::exchange(file_, -1)) != 0) fail();
-    }
-
-  private:
-    static constexpr std::size_t LIMIT = std::size_t{1} << 20;
-    [[noreturn]] static void fail() { throw std::runtime_error("it cannot be written (" + std::string(std::strerror(errno)) + ")"); }
-    void flush() { send(held_.data(), held_.size()), held_.clear(); }
-    void send(const char* from, std::size_t bytes) {
-        while (bytes) {
-            const ssize_t sent = ::write(file_, from, bytes);
-            if (sent < 0 && errno == EINTR) continue;
-            if (sent < 0) fail();
-            from += sent, bytes -= static_cast<std::size_t>(sent);
-        }
-    }
-    int file_;
-    std::vector<char> held_;
-};
-
-// A file as memory.
-class MappedFile {
-  public:
-    explicit MappedFile(const std::string& path) {
-        const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        struct stat info {};
-        if (file < 0 || fstat(file, &info) != 0) {
-            const std::string reason = std::strerror(errno);
-            if (file >= 0) close(file);
-            throw std::runtime_error(path + " cannot be read (" + reason + ")");
-        }
-        bytes_ = static_cast<std::size_t>(info.st_size);
-        data_ = bytes_ ? mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-        close(file);
-        if (data_ == MAP_FAILED) throw std::runtime_error(path + " is empty or cannot be mapped");
-        madvise(data_, bytes_, MADV_SEQUENTIAL);
-    }
-    MappedFile(const MappedFile&) = delete;
-    MappedFile& operator=(const MappedFile&) = delete;
-    ~MappedFile() {
-        if (data_ != MAP_FAILED) munmap(data_, bytes_);
-    }
-    std::span<const byte> bytes() const { return {static_cast<const byte*>(data_), bytes_}; }
-
-  private:
-    void* data_ = MAP_FAILED;
-    std::size_t bytes_ = 0;
 };
 
 // A progress function for the kernel, which runs without the GIL: calls a Python one, or does nothing.
