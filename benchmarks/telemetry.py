@@ -3,19 +3,22 @@ everything on."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import resource
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.fake_cluster import FakeCluster
-from benchmarks.harness import Timing, arguments, print_table, ratios, save
+from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
 from ddrl.channels.counters import Counters
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder, Run
@@ -58,7 +61,7 @@ def counter_cost(calls: int) -> dict[str, float]:
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
-    """Share of a core that the recorder takes with so many ranks at so many records a second, live stream and SQLite on."""
+    """Share of a core that the recorder takes with so many ranks at so many records a second: everything on, one reader of the live stream."""
     cluster = FakeCluster(processes, 8)
     tables = []
     for _ in range(40):
@@ -66,12 +69,18 @@ def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> d
         tables.append(cluster.table())
     turn = iter(range(10**9))
     with tempfile.TemporaryDirectory() as folder:
-        config = Config(telemetry=TelemetryConfig(period=1 / rate))
-        with Recorder(Path(folder), lambda: tables[next(turn) % len(tables)], config) as recorder:
+        config = Config(telemetry=TelemetryConfig(period=1 / rate, tensorboard=True, prometheus_port=free_port()))
+        reader = "import pathlib, sys; from ddrl.telemetry import LiveReader\nwith LiveReader(pathlib.Path(sys.argv[1])) as live:\n" \
+                 "    while live.receive(timeout=10): print(flush=True)"
+        with Recorder(Path(folder), lambda: tables[next(turn) % len(tables)], config) as recorder, \
+                subprocess.Popen([sys.executable, "-c", reader, folder], stdout=subprocess.PIPE) as viewer:
+            assert viewer.stdout is not None
+            viewer.stdout.readline()  # it has its first record
             begin, used = time.perf_counter(), time.process_time()
             time.sleep(seconds)
             share = (time.process_time() - used) / (time.perf_counter() - begin)
             records = recorder.latest.tick + 1 if recorder.latest else 0
+            viewer.kill()
         nbytes = (Path(folder) / "telemetry.sqlite").stat().st_size
     return {"core_share": share, "records": records, "bytes_per_record": nbytes / max(records, 1)}
 
@@ -117,24 +126,52 @@ def reading_cost(points: int) -> dict[str, float]:
                 "microseconds_per_record": filled / ticks * 1e6, **{name: median(read) for name, read in reads.items()}}
 
 
+CASES = {
+    "least": ["telemetry.period=1e9", "telemetry.live=false"],
+    "everything on": ["telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
+    "everything on, ten records a second": ["telemetry.period=0.1", "telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
+}
+
+
 def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
-    """Processor time of a whole serial run with telemetry at its least and with everything on, A B A B."""
-    least = ["telemetry.period=1e9", "telemetry.live=false"]
-    most = ["telemetry.period=0.1", "telemetry.tensorboard=true", "telemetry.prometheus_port={port}"]
-    seconds: dict[str, list[float]] = {"least": [], "most": []}
-    for turn in range(rounds):
-        for name, settings in (("least", least), ("most", most)):
-            with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-m", "ddrl.run", "--serial", "--set", f"run.dir={folder}/run", "--set", f"run.max_env_steps={env_steps}",
-                           "--set", "evaluation.period=0", "--set", "run.checkpoint_period=0"]
-                for setting in settings:
-                    command += ["--set", setting.format(port=19000 + os.getpid() % 5000 + turn)]
-                before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                seconds[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return {"least_cpu_seconds": Timing.of(seconds["least"]), "most_cpu_seconds": Timing.of(seconds["most"]),
-            "ratio": ratios(seconds["most"], seconds["least"])}
+    """Processor seconds of a serial run's loop, all threads, with telemetry at its least and with everything on, in turn in one process.
+
+    The work is the same bit for bit (a serial run with one seed), so the ratio is that of throughputs on a processor of one's own.
+    """
+    from ddrl.run.__main__ import main as run
+    from ddrl.run.session import Session
+
+    spent: list[float] = []
+    loop = Session.run
+
+    def timed(session: Session) -> object:
+        begin = time.process_time()
+        reason = loop(session)
+        spent.append(time.process_time() - begin)
+        return reason
+
+    def one(settings: list[str]) -> float:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            wanted = [f"run.dir={folder}/run", f"run.max_env_steps={env_steps}", "evaluation.period=0", "run.checkpoint_period=0",
+                      "run.target_return=inf", *(setting.format(port=free_port()) for setting in settings)]
+            status = run(["--serial", *(word for setting in wanted for word in ("--set", setting))])
+        assert status == 0, status
+        return spent[-1]
+
+    Session.run = timed  # type: ignore[method-assign]
+    try:
+        seconds = interleave({name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent))
+    finally:
+        Session.run = loop  # type: ignore[method-assign]
+    return {"cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
+            "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"}}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def main() -> None:
@@ -144,9 +181,9 @@ def main() -> None:
     counters = counter_cost(200_000 if short else 1_000_000)
     recorder = recorder_cost(5 if short else 30)
     reading = reading_cost(10**6 if short else 10**7)
-    whole = run_cost(2 if short else 7, 4_000 if short else 10_000)
-    ratio = whole["ratio"]
-    assert isinstance(ratio, Timing)
+    whole = run_cost(2 if short else 9, 4_000 if short else 8_000)
+    found = whole["ratio"]
+    assert isinstance(found, dict)
     print_table(["what", "measured", "limit"], [
         ["one counter.add from Python [ns]", counters["counter.add"], 100],
         ["one counter.set from Python [ns]", counters["counter.set"], 100],
@@ -156,8 +193,8 @@ def main() -> None:
         [f"{reading['records']} records: 400 points of all series [ms]", reading["series_400_points_ms"], "-"],
         ["... 60 frames of all counters [ms]", reading["processes_60_frames_ms"], "-"],
         ["... the newest record [ms]", reading["newest_record_ms"], "-"],
-        ["whole run, everything on / least [processor time]", ratio.median, 1.01],
-        ["... least and most of the pairs", f"{ratio.low:.4f} .. {ratio.high:.4f}", "-"],
+        *([f"a run's loop, {name} / least [processor time]", f"{ratio.median:.4f} ({ratio.low:.4f} .. {ratio.high:.4f})", 1.01]
+          for name, ratio in found.items()),
     ])
     save(options.json, {"counter_ns": counters, "recorder": recorder, "reading": reading, "whole_run": whole})
 

@@ -36,8 +36,12 @@ def runs_folder() -> Path:
     return Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 
 
+def _folder() -> Path:
+    return Path(st.session_state.get("folder") or runs_folder()).expanduser().absolute()
+
+
 def _listed() -> list[Path]:
-    return find_runs(st.session_state.get("folder") or runs_folder())[:MOST_RUNS]
+    return find_runs(_folder())[:MOST_RUNS]
 
 
 def choose_runs() -> None:
@@ -144,8 +148,8 @@ def headline() -> None:
 def welcome() -> None:
     """A useful page while there is no run."""
     st.title("No run yet")
-    folder = Path(st.session_state.get("folder") or runs_folder()).resolve()
-    st.markdown(f"This page looks for runs in `{folder}` and shows the first one as soon as it writes. Start one:")
+    missing = "" if _folder().is_dir() else " (there is no such folder yet)"
+    st.markdown(f"This page looks for runs in `{_folder()}`{missing} and shows the first one as soon as it writes. Start one:")
     st.code("python -m ddrl.run                                  # CartPole, all cores of this machine\n"
             "python -m ddrl.run --set env.id=LunarLander-v3      # any Gymnasium environment\n"
             "mpirun -n 300 python -m ddrl.run                    # one trainer, relays, and the rest roll out", language="bash")

@@ -242,14 +242,18 @@ def encode_bf16(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='
 def decode_bf16(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Back to float32 values."""
 
-def int8_bytes(values: int) -> int:
-    """Bytes that so many float32 values take: one each, and a scale a block."""
+def int8_bytes(first: int, count: int) -> int:
+    """
+    Bytes of values first .. first + count of a tensor as int8 with their scales.
+    """
 
-def encode_int8(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """float32 values (as bytes) to int8 with a float32 scale a block of 256."""
+def encode_int8(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], tensor: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], first: int, count: int) -> None:
+    """
+    Some float32 values of a tensor (as bytes) to int8 with a float32 scale for 256 of them.
+    """
 
-def decode_int8(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """Back to float32 values."""
+def decode_int8(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], first: int) -> None:
+    """Back to float32 values, the tensor's from `first` on."""
 
 def split_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
     """

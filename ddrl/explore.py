@@ -5,8 +5,10 @@ Stands above the stages like `run`; pure apart from the clock. The sliders need 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,18 @@ from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, Simulation, simulate
 from ddrl.replay import ExperienceReplay
 
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 _STATE = ArraySpec((4,), "float32")
 _ACTION = ArraySpec((), "int64")
+
+
+def measured(benchmark: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """The figures that `python -m benchmarks.BENCHMARK` last saved in the repository; empty where there are none (yet)."""
+    try:
+        found = json.loads((folder / f"{benchmark}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def filled_replay(records: int, *, capacity: int | None = None, episode_steps: int = 100, eviction: str = "fifo",
@@ -113,6 +125,33 @@ def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: f
     return {name: np.array(values) for name, values in rows.items()}
 
 
+_MODELED = {"direct": "direct", "binomial": "binomial", "sharded": "sharded", "scatter_ring": "scatter + ring", "two_tree": "two-tree"}
+
+
+def measured_network(document: dict[str, Any]) -> dict[str, float]:
+    """nbytes, rate and latency of a measurement (`measured("distribution")`), as `scheme_times` takes them; of a guess where there is none."""
+    links = document.get("links", {})
+    rates = [*links.get("up", []), *links.get("down", [])]
+    return {"nbytes": float(document.get("bytes", 5e6)), "rate": float(np.median(rates)) if rates else 25e6,
+            "latency": float(links.get("latency", 2e-4))}
+
+
+def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Measured seconds, one model at a time, of the schemes that `scheme_times` knows: {"direct, measured": (hosts [1], seconds [1])}.
+
+    Where a scheme was measured with several settings, the best of them.
+    """
+    best: dict[str, float] = {}
+    for row in document.get("rows", []):
+        if not isinstance(row, dict) or "seconds" not in row:
+            continue
+        name = _MODELED.get((row.get("is") or [""])[0])
+        if name and row.get("mode") == "closed loop" and row.get("scheme") != "auto":
+            best[name] = min(best.get(name, np.inf), float(row["seconds"]))
+    hosts = float(document.get("hosts", 0))
+    return {f"{name}, measured": (np.array([hosts]), np.array([seconds])) for name, seconds in best.items()}
+
+
 def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: float, **parameters: Any) -> Simulation:
     """One model by `scheme` on a network of equal hosts, with its trace."""
     network = Network.equal(hosts, rate, message_seconds=latency)
@@ -129,7 +168,7 @@ def distribution_sliders() -> Any:
     from ddrl import plots
 
     def draw(hosts: int, m: int, megabits: int, microseconds: int) -> None:
-        rate, latency, nbytes = megabits * 125e3, microseconds * 1e-6, 2_000_000
+        rate, latency, nbytes = megabits * 125e3, microseconds * 1e-6, 2_000_000  # Mbit/s, us a message
         m = min(m, hosts)
         simulation = simulated("sharded", hosts, nbytes=nbytes, rate=rate, latency=latency, relays=m)
         display(plots.gantt(simulation.trace, f"sharded, m = {m}, {hosts} hosts: {simulation.seconds * 1e3:.1f} ms"))
@@ -137,8 +176,10 @@ def distribution_sliders() -> Any:
         here = {"sharded, simulated": (np.array([float(hosts)]), np.array([simulation.seconds]))}
         display(plots.times_against_hosts(counts, scheme_times(counts, nbytes=nbytes, rate=rate, latency=latency, relays=m), here))
 
-    def slider(low: int, high: int, value: int, step: int = 1) -> Any:
-        return ipywidgets.IntSlider(value=value, min=low, max=high, step=step, continuous_update=False)
+    def slider(words: str, low: int, high: int, value: int, step: int = 1) -> Any:
+        return ipywidgets.IntSlider(value=value, min=low, max=high, step=step, continuous_update=False, description=words,
+                                    style={"description_width": "160px"}, layout={"width": "480px"})
 
-    return ipywidgets.interactive(draw, hosts=slider(1, 32, 8), m=slider(1, 32, 8), megabits=slider(10, 10_000, 1000, 10),
-                                  microseconds=slider(0, 1000, 50))
+    return ipywidgets.interactive(draw, hosts=slider("hosts", 1, 32, 8), m=slider("m (relays with a shard)", 1, 32, 8),
+                                  megabits=slider("bandwidth [Mbit/s]", 10, 10_000, 1000, 10),
+                                  microseconds=slider("latency [us a message]", 0, 1000, 50))

@@ -1,12 +1,14 @@
 """Run the notebooks top to bottom, as a reader would: `python notebooks/execute.py [--save] [NAME ...]`.
 
-With --save the outputs, pictures included, are written back, so that a code-hosting site shows them. Used by people and by the tests.
+With --save the outputs, pictures included, are written back, so that a code-hosting site shows them; widgets get pictures too. Used by people
+and by the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +17,9 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from notebooks.photograph import add_pictures
 
 
 def notebooks() -> list[Path]:
@@ -30,10 +35,11 @@ def execute(path: Path, folder: Path, *, timeout: float = 600.0) -> nbformat.Not
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Drop what changes with each execution and tells the reader nothing."""
+    """Drop what changes with each execution and tells the reader nothing; widgets, which nothing moves any more, become pictures."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-    notebook.metadata.pop("widgets", None)
+    widgets = notebook.metadata.pop("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
+    add_pictures(notebook, {model: saved["state"] for model, saved in widgets.items()})
     notebook.metadata["language_info"] = {"name": "python"}
 
 

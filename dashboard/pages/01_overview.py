@@ -17,7 +17,7 @@ def figures(runs: watch.Runs) -> None:
         st.info("Waiting for the first record.")
         return
     newest = {name: float(values[-1]) for name, values in series.columns.items()}
-    judged = run.evaluations()
+    judged = run.evaluations(points=watch.POINTS)
     share = newest["env_steps"] / run.config.run.max_env_steps
     texts = [
         ("Environment steps", count_text(newest["env_steps"]), "-" if math.isnan(share) else f"{share:.0%} of run.max_env_steps"),
@@ -39,7 +39,7 @@ def charts(runs: watch.Runs) -> None:
     x = watch.x_axis()
     names = ["env_steps", "updates", "return_mean", "loss", "td_error", "q_mean", "env_steps_per_s", "updates_per_s", "lag_p99", "epsilon"]
     tables = {name: run.series(names, points=watch.POINTS) for name, run in runs.items()}
-    evaluations = {name: run.evaluations() for name, run in runs.items()}
+    evaluations = {name: run.evaluations(points=watch.POINTS // 4) for name, run in runs.items()}
     watch.chart(st, plots.learning_curve(tables, evaluations, x=x), "return")
     for row in (("loss", "td_error", "q_mean"), ("env_steps_per_s", "updates_per_s", "lag_p99")):
         for column, name in zip(st.columns(3), row, strict=True):

@@ -77,46 +77,48 @@ class Reduced:
             self._float.append(entry.dtype == "float32")
         self._stops = [*self._starts[1:], layout.nbytes]
 
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(first byte, end, coded bytes) of the parts of a chunk that are coded alike; int8's blocks never reach from one tensor into another."""
-        pieces: list[tuple[int, int, int]] = []
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
+        """(first byte, end, tensor, coded bytes) of the parts of a chunk that belong to one tensor each."""
+        pieces: list[tuple[int, int, int, int]] = []
         place = max(0, bisect_right(self._starts, start) - 1)
         while start < stop:
             end = min(stop, self._stops[place])
             size = end - start
-            pieces.append((start, end, size if not self._float[place] else size // 2 if self._bf16 else _kernel.int8_bytes(size // 4)))
+            if self._float[place]:
+                size = size // 2 if self._bf16 else _kernel.int8_bytes((start - self._starts[place]) // 4, size // 4)
+            pieces.append((start, end, place, size))
             start, place = end, place + 1
         return pieces
 
     def wire_bytes(self, start: int, stop: int) -> int:
         """Half (bf16), or a quarter and a scale for 256 values (int8)."""
-        return sum(size for _, _, size in self._pieces(start, stop))
+        return sum(size for _, _, _, size in self._pieces(start, stop))
 
     def encode(self, out: Bytes, model: Bytes, base: Bytes | None, start: int, stop: int) -> int:
         """See Codec."""
         at = 0
-        for first, end, size in self._pieces(start, stop):
-            part = out[at : at + size]
-            if size == end - first:
+        for first, end, place, size in self._pieces(start, stop):
+            part, begin = out[at : at + size], self._starts[place]
+            if not self._float[place]:
                 part[:] = model[first:end]
             elif self._bf16:
                 _kernel.encode_bf16(part, model[first:end])
-            else:
-                _kernel.encode_int8(part, model[first:end])
+            else:  # scales are those of whole blocks of the tensor, wherever the chunk begins and ends
+                _kernel.encode_int8(part, model[begin : self._stops[place]], (first - begin) // 4, (end - first) // 4)
             at += size
         return at
 
     def decode(self, model: Bytes, wire: Bytes, base: Bytes | None, start: int, stop: int) -> None:
         """See Codec."""
         at = 0
-        for first, end, size in self._pieces(start, stop):
+        for first, end, place, size in self._pieces(start, stop):
             part = wire[at : at + size]
-            if size == end - first:
+            if not self._float[place]:
                 model[first:end] = part
             elif self._bf16:
                 _kernel.decode_bf16(model[first:end], part)
             else:
-                _kernel.decode_int8(model[first:end], part)
+                _kernel.decode_int8(model[first:end], part, (first - self._starts[place]) // 4)
             at += size
 
 

@@ -33,19 +33,20 @@ void bind_codecs(nb::module_& module) {
         nb::gil_scoped_release release;
         ddrl::decode_bf16(raw(values), raw(data), count);
     }, "values"_a, "data"_a, "Back to float32 values.");
-    module.def("int8_bytes", &ddrl::int8_bytes, "values"_a, "Bytes that so many float32 values take: one each, and a scale a block.");
-    module.def("encode_int8", [](const Bytes& out, const ConstBytes& values) {
-        const size_t count = whole_values(values.size());
-        same(out.size(), ddrl::int8_bytes(count), "encode_int8's out");
+    module.def("int8_bytes", &ddrl::int8_bytes, "first"_a, "count"_a, "Bytes of values first .. first + count of a tensor as int8 with their scales.");
+    module.def("encode_int8", [](const Bytes& out, const ConstBytes& tensor, size_t first, size_t count) {
+        const size_t values = whole_values(tensor.size());
+        if (first > values || count > values - first) throw nb::value_error("encode_int8: values beyond the tensor's end");
+        same(out.size(), ddrl::int8_bytes(first, count), "encode_int8's out");
         nb::gil_scoped_release release;
-        ddrl::encode_int8(raw(out), raw(values), count);
-    }, "out"_a, "values"_a, "float32 values (as bytes) to int8 with a float32 scale a block of 256.");
-    module.def("decode_int8", [](const Bytes& values, const ConstBytes& data) {
+        ddrl::encode_int8(raw(out), raw(tensor), values, first, count);
+    }, "out"_a, "tensor"_a, "first"_a, "count"_a, "Some float32 values of a tensor (as bytes) to int8 with a float32 scale for 256 of them.");
+    module.def("decode_int8", [](const Bytes& values, const ConstBytes& data, size_t first) {
         const size_t count = whole_values(values.size());
-        same(data.size(), ddrl::int8_bytes(count), "decode_int8's data");
+        same(data.size(), ddrl::int8_bytes(first, count), "decode_int8's data");
         nb::gil_scoped_release release;
-        ddrl::decode_int8(raw(values), raw(data), count);
-    }, "values"_a, "data"_a, "Back to float32 values.");
+        ddrl::decode_int8(raw(values), raw(data), first, count);
+    }, "values"_a, "data"_a, "first"_a, "Back to float32 values, the tensor's from `first` on.");
     module.def("split_planes", [](const Bytes& out, const ConstBytes& data, const OptionalBytes& base) {
         same(out.size(), data.size(), "split_planes' out");
         if (base) same(base->size(), data.size(), "split_planes' base");

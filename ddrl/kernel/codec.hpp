@@ -45,24 +45,29 @@ inline void decode_bf16(std::byte* out, const std::byte* in, size_t values) {
     for (size_t i = 0; i < values; ++i) store(out + 4 * i, static_cast<uint32_t>(load<uint16_t>(in + 2 * i)) << 16);
 }
 
-// int8: blocks of `block` values share one float32 scale, the largest magnitude / 127; value = scale * byte, off by half a scale at most.
-// Bytes: all scales, then all values. A block with a number that is not finite decodes to NaN throughout; below 1e-35 everything is 0.
+// int8: blocks of 256 values of a tensor share one float32 scale, the largest magnitude / 127; value = scale * byte, off by half a scale at
+// most. Any stretch of a tensor can be coded by itself, and decodes to the same values as the whole: blocks count from the tensor's first
+// value, and one that reaches beyond the stretch keeps its scale. Bytes: the scales of all blocks touched, then the values. A block with a
+// number that is not finite decodes to NaN throughout; below 1e-35 everything is 0.
 inline constexpr size_t int8_block = 256;
 
-inline size_t int8_bytes(size_t values) { return values + 4 * ((values + int8_block - 1) / int8_block); }
+inline size_t int8_blocks(size_t first, size_t count) {  // touched by values [first, first + count)
+    return count ? (first + count - 1) / int8_block - first / int8_block + 1 : 0;
+}
+inline size_t int8_bytes(size_t first, size_t count) { return count + 4 * int8_blocks(first, count); }
 
-inline void encode_int8(std::byte* out, const std::byte* in, size_t values) {
+// Values [first, first + count) of `tensor`, which has `values` of them.
+inline void encode_int8(std::byte* out, const std::byte* tensor, size_t values, size_t first, size_t count) {
     using namespace codec_detail;
     constexpr float round_to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
     constexpr int32_t its_bits = 0x4b400000;
-    const size_t blocks = (values + int8_block - 1) / int8_block;
+    const size_t blocks = int8_blocks(first, count);
     std::byte* bytes = out + 4 * blocks;
     for (size_t block = 0; block < blocks; ++block) {
-        const size_t first = block * int8_block, count = values - first < int8_block ? values - first : int8_block;
-        const std::byte* from = in + 4 * first;
+        const size_t begin = (first / int8_block + block) * int8_block, end = values - begin < int8_block ? values : begin + int8_block;
         int32_t largest = 0;  // magnitudes of floats are ordered like their bits
-        for (size_t i = 0; i < count; ++i) {
-            const auto bits = static_cast<int32_t>(load<uint32_t>(from + 4 * i) & magnitude);
+        for (size_t i = begin; i < end; ++i) {
+            const auto bits = static_cast<int32_t>(load<uint32_t>(tensor + 4 * i) & magnitude);
             largest = bits > largest ? bits : largest;
         }
         float top;
@@ -70,23 +75,27 @@ inline void encode_int8(std::byte* out, const std::byte* in, size_t values) {
         const bool finite = largest < static_cast<int32_t>(infinity), small = top < 1e-35f;
         store(out + 4 * block, finite ? (small ? 0.0f : top / 127.0f) : std::numeric_limits<float>::quiet_NaN());
         const float factor = finite && !small ? 127.0f / top : 0.0f;
-        for (size_t i = 0; i < count; ++i) {
-            const float shifted = load<float>(from + 4 * i) * factor + round_to_integer;
+        const size_t from = begin < first ? first : begin, to = end < first + count ? end : first + count;
+        std::byte* put = bytes + (from - first);
+        for (size_t i = 0; i < to - from; ++i) {
+            const float shifted = load<float>(tensor + 4 * (from + i)) * factor + round_to_integer;
             int32_t bits;
             std::memcpy(&bits, &shifted, 4);
-            bytes[first + i] = static_cast<std::byte>(bits - its_bits);
+            put[i] = static_cast<std::byte>(bits - its_bits);
         }
     }
 }
 
-inline void decode_int8(std::byte* out, const std::byte* in, size_t values) {
+inline void decode_int8(std::byte* out, const std::byte* in, size_t first, size_t count) {
     using namespace codec_detail;
-    const size_t blocks = (values + int8_block - 1) / int8_block;
+    const size_t blocks = int8_blocks(first, count);
     const std::byte* bytes = in + 4 * blocks;
+    size_t done = 0;
     for (size_t block = 0; block < blocks; ++block) {
-        const size_t first = block * int8_block, count = values - first < int8_block ? values - first : int8_block;
+        const size_t end = (first / int8_block + block + 1) * int8_block, stop = end < first + count ? end - first : count;
         const float scale = load<float>(in + 4 * block);
-        for (size_t i = 0; i < count; ++i) store(out + 4 * (first + i), scale * static_cast<float>(static_cast<int8_t>(bytes[first + i])));
+        for (size_t i = done; i < stop; ++i) store(out + 4 * i, scale * static_cast<float>(static_cast<int8_t>(bytes[i])));
+        done = stop;
     }
 }
 

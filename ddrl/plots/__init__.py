@@ -13,9 +13,10 @@ from ddrl.plots.distribution import (
 )
 from ddrl.plots.frame import set_up_notebook
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
-from ddrl.plots.plans import gantt, times_against_hosts
+from ddrl.plots.plans import gantt, measured_schemes, times_against_hosts
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
+    cost_against_limit,
     cost_against_size,
     draws_against_law,
     priority_law,
@@ -29,8 +30,8 @@ from ddrl.plots.settings import settings_table
 from ddrl.plots.sketch import sketch
 
 __all__ = [
-    "bytes_against_bound", "cost_against_size", "cpu_by_role", "draws_against_law", "gantt", "gpu_use", "heartbeat_ages", "learning_curve",
-    "memory_by_role", "priority_law", "rank_table", "recording_rates", "relay_bandwidth", "replay_fill", "sample_balance", "seal_times",
-    "series_over", "set_up_notebook", "settings_table", "sketch", "survivors", "times_against_hosts", "trainer_time", "version_age_heatmap",
-    "version_flow", "who_waits",
+    "bytes_against_bound", "cost_against_limit", "cost_against_size", "cpu_by_role", "draws_against_law", "gantt", "gpu_use",
+    "heartbeat_ages", "learning_curve", "measured_schemes", "memory_by_role", "priority_law", "rank_table", "recording_rates",
+    "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "set_up_notebook", "settings_table", "sketch",
+    "survivors", "times_against_hosts", "trainer_time", "version_age_heatmap", "version_flow", "who_waits",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -56,3 +57,36 @@ def times_against_hosts(hosts: Sequence[int] | NDArray[np.int64], seconds: Mappi
     figure.update_yaxes(type="log")
     figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
     return figure
+
+
+def measured_schemes(document: Mapping[str, Any], mode: str = "closed loop", *, most: int = 16) -> go.Figure:
+    """Efficiency (bound / measured) of every scheme that a benchmark ran, the simulator's word for it, and MPI's own ways; best first.
+
+    `document`: benchmarks/results/distribution.json (`ddrl.explore.measured`): rows with scheme, mode, efficiency, and where known seconds,
+    low, high, simulated. Rows that lack them are left out.
+    """
+    rows = [row for row in document.get("rows", []) if isinstance(row, Mapping) and row.get("mode") == mode and _is_number(row.get("efficiency"))]
+    rows = sorted(rows, key=lambda row: -row["efficiency"])[:most]
+    about = f", {document['hosts']} hosts at {document['rate']}" if "hosts" in document and "rate" in document else ""
+    size = f", {document['bytes'] / 1e6:g} MB" if _is_number(document.get("bytes")) else ""
+    figure = new_figure(f"Measured, {mode}{about}{size}", "efficiency: least possible time / time", "", height=110 + 24 * max(len(rows), 4))
+    if not rows:
+        return say_nothing_yet(figure, "not measured yet: python -m benchmarks.distribution")
+    ours = [_is_number(row.get("simulated")) for row in rows]
+    for is_ours, name, color in ((True, "ddrl", COLORS[0]), (False, "MPI, gloo", "#808080")):
+        kept = [row for row, our in zip(rows, ours, strict=True) if our is is_ours]
+        texts = [f"{row['seconds'] * 1e3:.0f} ms" if _is_number(row.get("seconds")) else "" for row in kept]
+        figure.add_bar(y=[row["scheme"] for row in kept], x=[row["efficiency"] for row in kept], orientation="h", name=name, text=texts,
+                       textposition="inside", insidetextanchor="start", insidetextfont={"color": "white"}, marker={"color": color},
+                       hovertemplate="%{y}: %{x:.0%} (%{text})<extra></extra>")
+    told = [row for row, our in zip(rows, ours, strict=True) if our and _is_number(row.get("seconds"))]
+    figure.add_scatter(y=[row["scheme"] for row in told], x=[row["efficiency"] * row["seconds"] / row["simulated"] for row in told], mode="markers",
+                       name="simulated", marker={"symbol": "diamond-open", "size": 9, "color": COLORS[1], "line": {"width": 2}})
+    figure.update_xaxes(range=[0, 1.05], tickformat=".0%")
+    figure.update_yaxes(categoryorder="array", categoryarray=[row["scheme"] for row in rows][::-1], automargin=True, showgrid=False)
+    figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay")
+    return figure
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and value > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -124,3 +125,26 @@ def recording_rates(table: Table, *, height: int = 260) -> go.Figure:
         add_line(figure, x[1:], rates(table[name], table["wall_seconds"]), words, index)
     figure.update_yaxes(type="log")
     return figure
+
+
+def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000", *, height: int = 340) -> go.Figure:
+    """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the same bytes take.
+
+    `document`: benchmarks/results/replay.json (`ddrl.explore.measured`): "grid", a list of cells with records and, by contestant, the
+    operation's median. Cells that lack them are left out.
+    """
+    titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
+    figure = new_figure(titles.get(what, what), "records held", "us", height=height)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for cell in document.get("grid") or []:
+        for name, timing in (cell.get(what) or {}).items() if isinstance(cell, Mapping) else ():
+            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing and "records" in cell:
+                found.setdefault(name, []).append((float(cell["records"]), float(timing["median"])))
+    for index, (name, points) in enumerate(found.items()):
+        sizes = sorted({records for records, _ in points})
+        middle = [float(np.median([time for records, time in points if records == size])) for size in sizes]
+        add_line(figure, np.array(sizes), np.array(middle), name, index, marker={"symbol": index, "size": 6})
+        figure.data[-1].mode = "lines+markers" if len(sizes) < 40 else "lines"
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return figure if found else say_nothing_yet(figure, "not measured yet: python -m benchmarks.replay")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RECENT = 1 << 15  # [samples] window of the live percentiles
+NOTED = 1 << 13  # [samples] noted before they are counted
 
 
 class LagMeter:
@@ -25,6 +26,8 @@ class LagMeter:
         self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
         self._recent = np.full(RECENT, -1, np.int64)
         self._next = 0
+        self._acted, self._newest = np.zeros(NOTED, np.int64), np.zeros(NOTED, np.int64)  # noted, not counted yet: [:_held]
+        self._held = 0
         self._consumed = 0
         self._arrived = 0
         self._in_flight_sum = 0.0
@@ -44,27 +47,42 @@ class LagMeter:
             self._in_flight_sum += float(np.maximum(newest - acted.astype(np.int64), 0).sum())
 
     def consumed(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Samples were learned from: [B] versions that acted."""
-        versions = acted.astype(np.int64)
-        lag = np.maximum(newest - versions, 0)
-        top = int(lag.max(initial=0))
-        if top >= len(self._histogram):
-            self._histogram = np.concatenate([self._histogram, np.zeros(max(len(self._histogram), top), np.int64)])
-        np.add.at(self._histogram, lag, 1)
-        count = len(lag)
-        places = (self._next + np.arange(count)) % RECENT
-        self._recent[places] = lag
-        self._next = (self._next + count) % RECENT
-        self._consumed += count
-        self._seconds_sum += count * time.monotonic() - float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
+        """Samples were learned from: [B] versions that acted. Only notes them: counting waits until there are many, which costs a tenth."""
+        count = len(acted)
+        if self._held + count > len(self._acted):
+            self._settle()
+            if count > len(self._acted):
+                self._acted, self._newest = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        end = self._held + count
+        self._acted[self._held : end] = acted
+        self._newest[self._held : end] = newest
+        self._held = end
+        self._seconds_sum += count * time.monotonic()
+
+    def _settle(self) -> None:
+        """Count what was noted."""
+        versions = self._acted[: self._held]
+        lag = np.maximum(self._newest[: self._held] - versions, 0)
+        counts = np.bincount(lag)
+        if len(counts) > len(self._histogram):
+            self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
+        self._histogram[: len(counts)] += counts
+        newest = lag[-RECENT:]
+        self._recent[(self._next + np.arange(len(newest))) % RECENT] = newest
+        self._next = (self._next + len(newest)) % RECENT
+        self._consumed += self._held
+        self._seconds_sum -= float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
+        self._held = 0
 
     def recent(self, percentile: float) -> float:
         """Percentile of the newest samples' lag [versions]; NaN before the first."""
+        self._settle()
         seen = self._recent[self._recent >= 0]
         return float(np.percentile(seen, percentile)) if len(seen) else float("nan")
 
     def summary(self) -> dict[str, Any]:
         """Percentiles over the whole run [versions], and mean parts."""
+        self._settle()
         if not self._consumed:
             return {"p50": None, "p99": None}
         cumulated = np.cumsum(self._histogram)

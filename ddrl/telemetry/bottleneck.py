@@ -57,7 +57,6 @@ def name_bottleneck(series: Mapping[str, float]) -> Bottleneck:
     if replay >= other:
         return Bottleneck("replay", f"Replay: {replay:.0%} of the trainer's time goes to recording ({value('record_share'):.0%}) and "
                                     f"drawing ({value('sample_share'):.0%}), and {slowed}.")
-    what = "checkpoints" if value("checkpoint_share") > value("publish_share") else "publishing parameters"
-    return Bottleneck("network" if what.startswith("pub") else "learner",
-                      f"{'Network' if what.startswith('pub') else 'Learner'}: {other:.0%} of the trainer's time goes to {what}, and "
-                      f"{slowed}.")
+    if value("checkpoint_share") > value("publish_share"):
+        return Bottleneck("learner", f"Learner: {value('checkpoint_share'):.0%} of the trainer's time goes to checkpoints, and {slowed}.")
+    return Bottleneck("network", f"Network: {value('publish_share'):.0%} of the trainer's time goes to publishing parameters, and {slowed}.")

@@ -240,7 +240,8 @@ class Run:
         for index, name in ((3, "kind"), (4, "text")):
             columns[name] = np.array([row[index] for row in rows], object)
         columns["fields"] = np.empty(len(rows), object)
-        columns["fields"][:] = [json.loads(row[5]) for row in rows]
+        with self._plainly():
+            columns["fields"][:] = [json.loads(row[5]) for row in rows]
         return Table(columns, rows[-1][0] + 1 if rows else since)
 
     def snapshot(self, kind: str) -> dict[str, Any] | None:
@@ -280,7 +281,7 @@ class Run:
         """SQLite's errors in the words of the user."""
         try:
             yield
-        except (sqlite3.Error, TypeError) as error:
+        except (sqlite3.Error, TypeError, ValueError) as error:
             if not self.path.is_dir():
                 raise RunDirError(f"the run directory {self.path} was deleted while it was read") from None
             raise RunDirError(f"{self.path / FILE_NAME} cannot be read ({error}): it is half-written, damaged, or being deleted") from None

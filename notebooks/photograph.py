@@ -1,0 +1,79 @@
+"""Pictures of a notebook's widgets, for readers who see the notebook where nothing runs, such as on a code-hosting site.
+
+A widget's saved state is drawn as plain HTML, which a headless Chromium photographs. Used by `execute.py --save`; without Chromium the notebook
+is saved without these pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+WIDTH = 900  # pixels
+_STYLE = ("body{font-family:sans-serif;font-size:13px;margin:8px;background:white;color:#222} button{padding:4px 12px}"
+          " .row{display:flex;gap:6px;align-items:center;margin:4px 0} img{max-width:100%;display:block}")
+
+
+def draw(model: str, states: Mapping[str, Mapping[str, Any]]) -> str:
+    """HTML of the widget `model` as it stood when its state was saved; nothing of what it needs is loaded."""
+    state = states.get(model, {})
+    name = str(state.get("_model_name", "")).removesuffix("Model")
+    children = [draw(child.removeprefix("IPY_MODEL_"), states) for child in state.get("children", [])]
+    label = escape(str(state.get("description", "")))
+    value = state.get("value", "")
+    if name == "HTML":
+        return f"<div>{value}</div>"
+    if name == "Button":
+        return f"<button>{label}</button>"
+    if "Slider" in name:
+        low, high = state.get("min", 0), state.get("max", 100)
+        return f'<div class=row><span style="width:110px">{label}</span><input type=range min={low} max={high} value={value}> <b>{value}</b></div>'
+    if name == "Output":
+        return "".join(_output(output) for output in state.get("outputs", []))
+    if children:
+        return f'<div class="{"row" if name == "HBox" else "column"}">{"".join(children)}</div>'
+    return f"<div class=row><span>{label}</span> {escape(str(value))}</div>" if label or value else ""
+
+
+def _output(output: Mapping[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f'<img src="data:image/png;base64,{data["image/png"]}">'
+    return f"<pre>{escape(''.join(data.get('text/plain', '')))}</pre>"
+
+
+def photograph(html: str, height: int) -> bytes | None:
+    """A PNG of a piece of HTML, WIDTH x `height` pixels; None where there is no Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
+        page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{html}")
+        subprocess.run([chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+                        f"--window-size={WIDTH},{height}", f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True, timeout=120)
+        return picture.read_bytes()
+
+
+def add_pictures(notebook: nbformat.NotebookNode, states: Mapping[str, Mapping[str, Any]]) -> int:
+    """Put a picture beside every widget that the notebook shows; how many."""
+    added = 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            model = output.get("data", {}).get(VIEW, {}).get("model_id")
+            html = draw(model, states) if model else ""
+            figures = html.count("<img")
+            picture = photograph(html, 190 * html.count("type=range") // 4 + 400 * figures if figures else 360) if html else None
+            if picture is not None:
+                output["data"]["image/png"] = base64.b64encode(picture).decode()
+                added += 1
+    return added
