@@ -1,7 +1,9 @@
 """The hand-over inside a host: a 20 MB model from the publisher to 36 rollouts, against one memcpy, MPI_Bcast to 36 ranks, and others' ways.
 
-`python -m benchmarks.distribution_inside`; no root needed. The mailbox hands a version over in place: publishing costs one copy with its
-checksum, readers map it and copy nothing. TorchRL and Ray are measured where they are installed.
+`python -m benchmarks.distribution_inside [--torchrl-python PYTHON] [--ray-python PYTHON]`; no root needed. The mailbox hands a version over in
+place: publishing costs one copy with its checksum, readers map it and copy nothing. Each reader is a process that waits for a newer version,
+pins it and reads its first and last byte. TorchRL and Ray run under interpreters that have them; each peer's times stand beside a memcpy of
+its own process, taken in turn with them.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cluster import mpi_environment
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from ddrl.channels.mailbox import Mailbox
-from ddrl.channels.segment import segment_name
+from ddrl.channels.segment import Segment, segment_name
 
+PEERS = Path(__file__).parent / "peers"
+SLOTS = 4
+SEEN, DONE, TIMES = 0, 512, 1024  # places in the shared array: a reader has started, has read everything, and when it had version v
 READER = """
 import sys, time
 import numpy as np
@@ -30,57 +35,77 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment
 name, index, versions = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 mailbox, times = Mailbox.attach(name), Segment.attach(sys.argv[4], "times").array.view(np.int64)
-reader, seen = mailbox.reader(index), -1
+reader, seen, clock = mailbox.reader(index), -1, time.perf_counter_ns
 times[index] = 1
-private = lambda: sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("Private"))
-before = private()
 while seen < versions - 1:
     mailbox.wait_newer(seen, 60)
     pin = reader.pin()
-    first = int(pin.data[0]) + int(pin.data[-1])
+    ends = int(pin.data[0]) + int(pin.data[-1])
+    times[1024 + pin.version * 64 + index] = clock()
     seen = pin.version
-    times[1024 + seen * 64 + index] = time.perf_counter_ns()
-times[512 + index] = private() - before
+whole = int(pin.data.view(np.uint64).sum())  # every page of the version is mapped and read
+times[512 + index] = 1
+mailbox.wait_newer(seen, 60)  # its memory is looked at
 """
 
 
-def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
-    """Seconds from the begin of a publish until the publisher is free, and until the last reader holds the version; private KiB a reader."""
-    from ddrl.channels.segment import Segment
+def mapped(pid: int, name: str) -> dict[str, int]:
+    """KiB of a process's mapping of segment `name`, and of the whole process: Pss, Rss, private pages."""
+    found = {"Pss": 0, "Rss": 0, "Private": 0}
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        field = line.split()[0]
+        if not field.endswith(":"):
+            inside = name in line
+        elif inside and (key := field.split("_")[0].rstrip(":")) in found:
+            found[key] += int(line.split()[1])
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return {**{f"mailbox_{key.lower()}_kib": value for key, value in found.items()},
+            "process_pss_kib": sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))}
 
+
+def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
+    """Seconds from the begin of a publish until the publisher is free, and until the last reader holds the version; memory of the readers."""
     name, times_name = segment_name(f"bench{os.getpid()}", 0, "mailbox"), segment_name(f"bench{os.getpid()}", 0, "times")
-    mailbox = Mailbox.create(name, nbytes, 4, readers)
-    segment = Segment.create(times_name, "times", 8 * (1024 + 64 * versions), lambda array: array.fill(0))
+    mailbox = Mailbox.create(name, nbytes, SLOTS, readers)
+    segment = Segment.create(times_name, "times", 8 * (TIMES + 64 * (versions + 1)), lambda array: array.fill(0))
     times = segment.array.view(np.int64)
     children = [subprocess.Popen([sys.executable, "-c", READER, name, str(index), str(versions), times_name]) for index in range(readers)]
-    try:
+
+    def wait(row: np.ndarray) -> None:
         deadline = time.monotonic() + 120
-        while not times[:readers].all():
-            time.sleep(0.01)
+        while not row.all():
+            time.sleep(0.002)
             if time.monotonic() > deadline or any(child.poll() not in (None, 0) for child in children):
-                raise SystemExit("a reader did not start")
+                raise SystemExit("a reader has failed")
+
+    try:
+        wait(times[SEEN : SEEN + readers])
         model, copy = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8), np.zeros(nbytes, np.uint8)
         publish, last, memcpy = [], [], []
         for version in range(versions):
+            time.sleep(0.01)  # all readers sleep
             begun = time.perf_counter_ns()
             np.copyto(copy, model)
             memcpy.append((time.perf_counter_ns() - begun) * 1e-9)
             begun = time.perf_counter_ns()
             mailbox.publish(model, version)
             publish.append((time.perf_counter_ns() - begun) * 1e-9)
-            row = times[1024 + 64 * version : 1024 + 64 * version + readers]
-            while not row.all():
-                time.sleep(0.001)
+            row = times[TIMES + 64 * version : TIMES + 64 * version + readers]
+            wait(row)
             last.append((int(row.max()) - begun) * 1e-9)
+        wait(times[DONE : DONE + readers])
+        memory = [mapped(child.pid, name) for child in children]
+        mailbox.publish(model, versions)
         for child in children:
             child.wait(30)
-        private = times[512 : 512 + readers].copy()
     finally:
         for child in children:
             child.kill()
         mailbox.unlink()
         segment.unlink()
-    return {"memcpy": memcpy[1:], "publish": publish[1:], "last_reader": last[1:], "private_kib": private.tolist()}
+    warm = SLOTS + 1  # a slot's first version also maps its memory
+    return {"memcpy": memcpy[warm:], "publish": publish[warm:], "last_reader": last[warm:], "memory": memory}
 
 
 def broadcast(nbytes: int, ranks: int, models: int) -> list[float]:
@@ -94,24 +119,65 @@ def broadcast(nbytes: int, ranks: int, models: int) -> list[float]:
         return json.loads(out.read_text()) if out.exists() else []
 
 
+def peer(python: str, program: str, *numbers: int) -> dict[str, Any]:
+    """What a peer's program prints last."""
+    command = [python, "-W", "ignore", str(PEERS / program), *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        sys.exit(f"{program} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def main() -> None:
-    parser = arguments("distribution_inside", __doc__ or "")
+    parser = arguments("distribution_inside", __doc__.splitlines()[0])
+    parser.add_argument("--readers", type=int, default=36)
+    parser.add_argument("--torchrl-python", help="interpreter of an environment with torchrl")
+    parser.add_argument("--ray-python", help="interpreter of an environment with ray")
     chosen = parser.parse_args()
-    nbytes, readers, versions = 20_000_000, 36, 6 if chosen.short else 30
-    figures = hand_over(nbytes, readers, versions)
-    memcpy = statistics.median(figures["memcpy"])
-    ours, free = statistics.median(figures["last_reader"]), statistics.median(figures["publish"])
-    bcast = broadcast(nbytes, readers + 1, 2 if chosen.short else 10)
-    other = statistics.median(bcast) if bcast else float("nan")
-    print_table(["what", "median s", "low", "high", "memcpys", "efficiency (memcpy / measured)"], [
-        ["one memcpy of the model", memcpy, min(figures["memcpy"]), max(figures["memcpy"]), 1.0, 1.0],
-        ["publish (the trainer's stall)", free, min(figures["publish"]), max(figures["publish"]), free / memcpy, memcpy / free],
-        [f"publish to the last of {readers} readers", ours, min(figures["last_reader"]), max(figures["last_reader"]), ours / memcpy, memcpy / ours],
-        [f"MPI_Bcast to {readers} ranks", other, min(bcast, default=other), max(bcast, default=other), other / memcpy, memcpy / other],
-    ])
-    print(f"private memory a reader gained: at most {max(figures['private_kib'])} KiB; MPI_Bcast takes {other / ours:.1f} times as long")
-    save(chosen.json, {"bytes": nbytes, "readers": readers, **figures, "mpi_bcast": bcast, "memcpys_to_last_reader": ours / memcpy,
-                       "times_faster_than_mpi_bcast": other / ours})
+    nbytes, readers, versions = 20_000_000, chosen.readers, 15 if chosen.short else 60
+    ours = hand_over(nbytes, readers, versions)
+    bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)
+    few = 4 if chosen.short else 20
+    peers = {}
+    if chosen.torchrl_python:
+        peers["TorchRL, shared memory"] = peer(chosen.torchrl_python, "torchrl_weights.py", nbytes, readers, few)
+    if chosen.ray_python:
+        peers["Ray, object store"] = peer(chosen.ray_python, "ray_put.py", nbytes, readers, few)
+    memcpy, last = statistics.median(ours["memcpy"]), statistics.median(ours["last_reader"])
+    rows: list[list[Any]] = [["one memcpy of the model", *spread(ours["memcpy"]), 1.0, 1.0],
+                             ["publish (the trainer's stall)", *spread(ours["publish"]), *against(ours["publish"], ours["memcpy"])],
+                             [f"publish to the last of {readers} readers", *spread(ours["last_reader"]),
+                              *against(ours["last_reader"], ours["memcpy"])]]
+    if bcast:
+        rows.append([f"MPI_Bcast to {readers} ranks", *spread(bcast), statistics.median(bcast) / memcpy, memcpy / statistics.median(bcast)])
+    for name, found in peers.items():
+        rows.append([f"{name}: the sender's stall", *spread(found["publish"]), *against(found["publish"], found["memcpy"])])
+        rows.append([f"{name}: to the last of {readers}", *spread(found["last_reader"]), *against(found["last_reader"], found["memcpy"])])
+    print_table(["what", "median s", "low", "high", "memcpys", "efficiency (memcpy / measured)"], rows)
+    memory = {key: statistics.median(sample[key] for sample in ours["memory"]) for key in ours["memory"][0]}
+    print(f"a reader: {memory['mailbox_rss_kib'] / 1024:.1f} MiB of the mailbox mapped, of these {memory['mailbox_private_kib']:.0f} KiB private; "
+          f"its share {memory['mailbox_pss_kib'] / 1024:.2f} MiB; the whole process {memory['process_pss_kib'] / 1024:.1f} MiB")
+    for name, found in peers.items():
+        share, private = (statistics.median(found[key]) / 1024 for key in ("pss_kib", "private_kib"))
+        print(f"{name}, a reader's process: {share:.1f} MiB, of these private {private:.1f} MiB")
+    faster = {"MPI_Bcast": statistics.median(bcast) / last if bcast else None,
+              **{name: statistics.median(found["last_reader"]) / last for name, found in peers.items()}}
+    print("publish to the last reader is faster than " + ", ".join(f"{name} {times:.1f} times" for name, times in faster.items() if times))
+    save(chosen.json, {"bytes": nbytes, "readers": readers, "memcpy": Timing.of(ours["memcpy"]), "publish": Timing.of(ours["publish"]),
+                       "last_reader": Timing.of(ours["last_reader"]), "publish_memcpys": ratios(ours["publish"], ours["memcpy"]),
+                       "last_reader_memcpys": ratios(ours["last_reader"], ours["memcpy"]), "reader_memory": memory,
+                       "mpi_bcast": Timing.of(bcast) if bcast else None, "peers": peers, "times_faster_than": faster})
+
+
+def spread(seconds: list[float]) -> tuple[float, float, float]:
+    """Median, low, high."""
+    return statistics.median(seconds), min(seconds), max(seconds)
+
+
+def against(seconds: list[float], memcpy: list[float]) -> tuple[float, float]:
+    """In memcpys, pair by pair: median, and its inverse."""
+    ratio = ratios(seconds, memcpy).median
+    return ratio, 1 / ratio
 
 
 if __name__ == "__main__":

@@ -66,16 +66,44 @@ inline uint64_t checksum(const std::byte* data, size_t bytes) {
     return lanes.finish(data + whole, bytes - whole, bytes);
 }
 
-// Copy and return the checksum of what was read, in one pass over memory. `out` and `data` must not overlap.
-inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t bytes) {
-    checksum_detail::Lanes lanes;
-    const size_t whole = bytes - bytes % checksum_detail::block_bytes;
-    for (size_t done = 0; done < whole; done += checksum_detail::block_bytes) {
-        std::memcpy(out + done, data + done, checksum_detail::block_bytes);
+namespace checksum_detail {
+
+#if defined(__x86_64__)
+// Moves of 32 bytes in place of 16: the multiplications then hide behind the copy.
+__attribute__((target("avx2"))) inline uint64_t copy_wide(std::byte* out, const std::byte* data, size_t bytes) {
+    typedef long long Bytes32 __attribute__((vector_size(32), aligned(1), may_alias));
+    Lanes lanes;
+    const size_t whole = bytes - bytes % block_bytes;
+    for (size_t done = 0; done < whole; done += block_bytes) {
+        for (size_t i = 0; i < block_bytes; i += 32)
+            *reinterpret_cast<Bytes32*>(out + done + i) = *reinterpret_cast<const Bytes32*>(data + done + i);
         lanes.block(data + done);
     }
     if (whole < bytes) std::memcpy(out + whole, data + whole, bytes - whole);
     return lanes.finish(data + whole, bytes - whole, bytes);
+}
+#endif
+
+inline uint64_t copy_narrow(std::byte* out, const std::byte* data, size_t bytes) {
+    Lanes lanes;
+    const size_t whole = bytes - bytes % block_bytes;
+    for (size_t done = 0; done < whole; done += block_bytes) {
+        std::memcpy(out + done, data + done, block_bytes);
+        lanes.block(data + done);
+    }
+    if (whole < bytes) std::memcpy(out + whole, data + whole, bytes - whole);
+    return lanes.finish(data + whole, bytes - whole, bytes);
+}
+
+}  // namespace checksum_detail
+
+// Copy and return the checksum of what was read, in one pass over memory. `out` and `data` must not overlap.
+inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t bytes) {
+#if defined(__x86_64__)
+    static const bool wide = __builtin_cpu_supports("avx2");
+    if (wide) return checksum_detail::copy_wide(out, data, bytes);
+#endif
+    return checksum_detail::copy_narrow(out, data, bytes);
 }
 
 }  // namespace ddrl

@@ -22,6 +22,7 @@ static void a_copy_has_the_checksum_of_its_source_at_any_length_and_alignment() 
             EXPECT(sum == ddrl::checksum(data.data() + begin, length) && sum == ddrl::checksum(out.data(), length));
             EXPECT(length == 0 || std::memcmp(out.data(), data.data() + begin, length) == 0);
             EXPECT(out[length] == std::byte{0x5A});
+            EXPECT(sum == ddrl::checksum_detail::copy_narrow(out.data(), data.data() + begin, length));
         }
     }
 }
