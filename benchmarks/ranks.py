@@ -2,6 +2,8 @@
 
 Start-up is from starting mpirun until every rollout has taken a step; memory is the sum of PSS over all processes of the job; steps/s is over
 the time from then to the end. The trainer learns all the while; samples_per_insert is left free so that rollouts are not held back.
+A closed loop: the trainer has published a version, and from then on until every rollout of every host has reported that one or a newer one in
+its counters (which it stores ten times a second); the next loop begins with the version that is newest then.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import Timing, arguments, print_table, save
+from ddrl.channels.counters import Counters
+from ddrl.channels.segment import segment_name
 from ddrl.core.errors import DdrlError
+from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run
 
 LAUNCHER = Path(__file__).parent.parent / "mpi_launch" / "local"
-ROLLOUT = float(list(Role).index(Role.ROLLOUT))
+TRAINER, ROLLOUT = (float(list(Role).index(role)) for role in (Role.TRAINER, Role.ROLLOUT))
+LOOK = 0.02  # s between looks at the counters
 
 
 def memory_of(processes: list[int]) -> dict[str, float]:
@@ -83,6 +89,52 @@ class Watch(threading.Thread):
                     self.memory.append(memory_of(ranks_of(str(self.run_path))))
 
 
+class Loops(threading.Thread):
+    """Times closed loops of a run on this machine, from the counters in its shared memory, once all rollouts have a version.
+
+    Goes on until `ended` is set, or until it has seen `enough` loops.
+    """
+
+    def __init__(self, run: Path, rollouts: int, enough: float = float("inf")) -> None:
+        super().__init__(daemon=True)
+        self.run_path, self.rollouts, self.enough = run, rollouts, enough
+        self.seconds: list[float] = []  # of each closed loop
+        self.behind: list[np.ndarray] = []  # versions that each rollout's report is behind the trainer's, at the looks
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """See the class."""
+        tables: dict[int, Counters] = {}
+        role, version = COLUMNS.index("role"), COLUMNS.index("policy_version")
+        wanted, begun = -1.0, 0.0
+        while len(self.seconds) < self.enough and not self.ended.wait(LOOK):
+            try:
+                name = json.loads((self.run_path / "run.json").read_text())["run_id"]
+                while sum(table.table().shape[0] for table in tables.values()) < self.rollouts:
+                    tables[len(tables)] = Counters.attach(segment_name(name, len(tables), "counters"))
+            except (OSError, ValueError, DdrlError):
+                continue  # the job has not come so far
+            rows = np.concatenate([table.table() for table in tables.values()])
+            newest = float(rows[rows[:, role] == TRAINER, version].max(initial=-1.0))
+            reported = rows[rows[:, role] == ROLLOUT, version]
+            if len(reported) < self.rollouts or np.isnan(reported).any() or not newest > 0:
+                continue
+            now = time.perf_counter()
+            self.behind.append(np.maximum(newest - reported, 0))
+            if wanted >= 0 and (reported >= wanted).all():
+                self.seconds.append(now - begun)
+                wanted = -1.0
+            if wanted < 0 and newest > reported.min():
+                wanted, begun = newest, now
+
+    def figures(self) -> dict[str, Any]:
+        """What was seen."""
+        behind = np.concatenate(self.behind) if self.behind else np.zeros(0)
+        return {"closed_loops": len(self.seconds), "closed_loop_seconds": Timing.of(self.seconds) if self.seconds else None,
+                "rollouts_in_each": self.rollouts, "reports_behind_p50": float(np.percentile(behind, 50)) if len(behind) else None,
+                "reports_behind_p99": float(np.percentile(behind, 99)) if len(behind) else None}
+
+
 def main() -> None:
     parser = arguments("ranks", __doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="ranks to start (300; --short: 40)")
@@ -95,23 +147,30 @@ def main() -> None:
         settings = [f"run.dir={run}", f"run.max_seconds={seconds}", "run.max_env_steps=1000000000", "run.target_return=inf",
                     "replay.samples_per_insert=0", "rollout.epsilon_decay_steps=2000000", *options.overrides]
         command = [str(LAUNCHER), str(ranks), "cartpole", *(word for setting in settings for word in ("--set", setting))]
-        watch = Watch(run, ranks - 3)
+        relays = max(1, int(next((setting.split("=")[1] for setting in settings if setting.startswith("cluster.relays=")), 1)))
+        watch, loops = Watch(run, ranks - 2 - relays), Loops(run, ranks - 2 - relays)
         watch.start()
+        loops.start()
         done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable})
         total = time.perf_counter() - watch.begin
-        watch.ended.set()
-        watch.join()
+        for thread in (watch, loops):
+            thread.ended.set()
+            thread.join()
         if done.returncode:
             sys.exit(f"the job ended with status {done.returncode}")
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     rates = watch.rates
     steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else float("nan")
     figures = {"ranks": ranks, "startup_seconds": watch.startup, "total_seconds": total, "env_steps_per_s": steps_per_s,
-               "memory": max(watch.memory, key=lambda sample: sample["pss_gib"], default=None), "summary": summary}
+               "memory": max(watch.memory, key=lambda sample: sample["pss_gib"], default=None), **loops.figures(), "summary": summary}
+    loop = figures["closed_loop_seconds"]
     print_table(["figure", "value", "wanted"], [
         ["ranks", ranks, ""], ["start-up [s]", watch.startup or float("nan"), "under 150 at 300"],
         ["PSS of all ranks [GiB]", figures["memory"]["pss_gib"] if figures["memory"] else float("nan"), "under 14 at 300"],
         ["env steps/s, all rollouts", steps_per_s, "at least 40,000 at 300"], ["updates", summary["updates"], ""],
+        [f"closed loops seen, each over {loops.rollouts} rollouts", figures["closed_loops"], "at least 1"],
+        ["closed loop, median [s]", loop.median if loop else float("nan"), ""], ["closed loop, longest [s]", loop.high if loop else float("nan"), ""],
+        ["reports behind the newest p50/p99 [versions]", f"{figures['reports_behind_p50']}/{figures['reports_behind_p99']}", ""],
         ["policy lag p50/p99 [versions]", f"{summary['policy_lag']['p50']}/{summary['policy_lag']['p99']}", ""], ["whole job [s]", total, ""]])
     save(options.json, figures)
 

@@ -67,6 +67,7 @@ class ClusterConfig:
                          "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version.",
                          choices=("none", "bf16", "int8", "xor_zstd"))
     versions_in_flight: int = setting(2, "versions", "Published versions that may travel at once.", ge=1)
+    closed_loop: bool = setting(False, "", "Send a version to the other hosts only when every rollout acts with the last one sent; else newest wins.")
     uplink_block_bytes: int = setting(1 << 18, "bytes", "Most experience that a relay sends to the root in one message.", ge=4096)
 
 

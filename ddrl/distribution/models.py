@@ -88,16 +88,19 @@ class _Models:
 
 
 class ModelSender(_Models):
-    """The root's half."""
+    """The root's half. `confirm`: whether the rollouts of this host use a version; no version leaves before they use the one sent last."""
 
-    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None) -> None:
+    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None,
+                 confirm: Callable[[int], bool] | None) -> None:
         super().__init__(comm, post, inbox, config, trace, codec)
+        self._confirm = confirm
         self.choice = Choice("direct", {})
         self.ready: set[int] = set()  # hosts on which the plan stands
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT)  # (rank, how a model ended there), oldest first
         self.stopping = False  # start no more
         self.figures: dict[str, float] = {}  # of the plan in force, by their names in ddrl.core.metrics
-        self._in_flight = config.versions_in_flight
+        self._most = 1 if config.closed_loop else config.versions_in_flight
+        self._in_flight = self._most
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
         self._sent_version, self._tries, self._refused, self._asked = -1, 0, False, False
         self._bases = SentVersions()
@@ -117,7 +120,7 @@ class ModelSender(_Models):
     def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
         """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most what the settings say (0: that)."""
         self.choice = choice
-        self._in_flight = min(versions_in_flight or self._config.versions_in_flight, self._config.versions_in_flight)
+        self._in_flight = min(versions_in_flight or self._most, self._most)
         self._epoch += 1
         self._watch.restart()
         self._bases.clear()  # a new plan begins with a whole version
@@ -167,6 +170,8 @@ class ModelSender(_Models):
                 self.measure() if self._config.scheme == "auto" else self._plan()
             return self.settled
         if len(self.ready) < self.hosts or len(self._open) >= self._in_flight or not self._inbox.can_hold:
+            return False
+        if self._confirm is not None and not self._confirm(self._sent_version):
             return False
         self._tries = 0 if fresh else self._tries + 1
         self._refused = False

@@ -2,7 +2,7 @@
 
 One per host, ranks of one communicator in host order; rank 0, the root, stands beside the trainer. `progress` does what can be done now;
 `run` repeats it and sleeps on the relay's bell between, so an idle relay costs next to nothing and never spins in MPI. A relay knows bytes
-and rows, not tensors. Order of the end: the board says STOP -> the root tells all -> each relay drains its lanes, sends its last table and
+and rows, not tensors (a codec is told where float32 values stand). Order of the end: the board says STOP -> the root tells all -> each relay drains its lanes, sends its last table and
 `Finished` -> the root, once every model has ended everywhere and every row stands in its lane, says `Goodbye` -> all withdraw and return.
 """
 
@@ -58,9 +58,9 @@ class Relay:
     `mailbox`: of this host, `readers`: `readers_needed` firm readers of it. `counters`: this relay's row. `lanes_up`: this host's lanes
     (not at the root, whose lanes the trainer drains itself). Root only: `lanes_down`, one per other relay in rank order, and `mirrors`, a
     counters table per other relay, as large as `table` there. Others only: `table`, this host's counters, sent up. `quiet`: whether no
-    producer of this host will push another row. `confirm`: whether this host's rollouts all use that version (closed loop: the next model
-    leaves only then; give versions_in_flight = 1 with it). A board that says FAIL ends the job everywhere: its relay sends the text of
-    `failure` to the root, which hands it to `on_failure` (default: the root's board says FAIL); rows not yet sent are then left.
+    producer of this host will push another row. `confirm`: whether this host's rollouts all use that version or a newer one (closed loop: the
+    next model leaves only then; cluster.closed_loop lets one travel at a time). A board that says FAIL ends the job everywhere: its relay
+    sends the text of `failure` to the root, which hands it to `on_failure` (default: the root's board says FAIL); rows not yet sent are left.
     `layout`: manifest of the model, for codecs that must know where float32 values stand.
     """
 
@@ -89,7 +89,7 @@ class Relay:
         self._tables_down = TableReceiver(self._control, TAG_TABLE, mirrors) if self.root and mirrors else None
         self._tables_up = TableSender(self._control, TAG_TABLE, table) if table is not None and not self.root else None
         inbox = MailboxInbox(mailbox, readers)
-        self.sender = ModelSender(self._data, self._post, inbox, config, trace, codec) if self.root else None
+        self.sender = ModelSender(self._data, self._post, inbox, config, trace, codec, confirm) if self.root else None
         self.receiver = None if self.root else ModelReceiver(self._data, self._post, inbox, config, trace, codec, confirm)
         self.finished = False
         self.problems: list[str] = []  # of experience, for the log; those of models stand in `models.problems`

@@ -36,12 +36,15 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
     first = len(ranks)  # reader places of the ranks come first
     readers = [mailbox.reader(first + index, firm=True) for index in range(readers_needed(topology.config.cluster))]
     counters = channels.counters_row(mine)
-    root = mine.host == 0
-    ended = [channels.counters.row(row)["ended"] for row, rank in enumerate(ranks) if rank.role is Role.ROLLOUT]
+    root, closed_loop = mine.host == 0, topology.config.cluster.closed_loop
+    rollouts = [channels.counters.row(row) for row, rank in enumerate(ranks) if rank.role is Role.ROLLOUT]
+    using = [(row["policy_version"], row["ended"]) for row in rollouts]
+    ended = [counter for _, counter in using]
     remote_lanes, mirrors = channels.attach_remote() if root else ([], [])
     relay = Relay(comm, mailbox, board, topology.config.cluster, counters, readers=readers, row_dtype=row_dtype(topology.spec),
                   lanes_up=None if root else LaneSet(channels.drained_lanes()), lanes_down=remote_lanes, mirrors=mirrors,
                   table=None if root else channels.counters, quiet=lambda: all(counter.value == 1.0 for counter in ended),
+                  confirm=(lambda sent: all(version.value >= sent or gone.value == 1.0 for version, gone in using)) if closed_loop else None,
                   failure=lambda: read_failure(topology.run_id, mine.host),
                   on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text), layout=model.layout)
     forbid_torch()

@@ -241,6 +241,33 @@ def failing():
     report(texts=texts, command=int(host.board.command))
 
 
+def closed():
+    """Closed loop: rollouts of every host take a version only now and then, and none leaves before all have taken the last."""
+    using, sealed, used, early, sent, turn, published = {"version": -1}, [], [], 0, -1, 0, -1
+    host = Host(1000, ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True), confirm=lambda version: using["version"] >= version)
+    while not host.relay.finished:
+        host.relay.progress()
+        turn += 1
+        if host.mailbox.newest >= 0 and (not sealed or sealed[-1] != host.mailbox.newest):
+            sealed.append(host.mailbox.newest)
+        if turn % 40 == 0 and host.mailbox.newest > using["version"]:
+            using["version"] = host.mailbox.newest
+            used.append(host.mailbox.newest)
+        if RANK == 0:
+            if turn % 7 == 0 and host.board.command == Command.RUN:
+                published += 1
+                host.publish(published)
+            if host.relay.sender.sent_version > sent:
+                early += not (using["version"] >= sent and len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1))
+                used_by_all.append(sent := host.relay.sender.sent_version)
+            if len(used_by_all) == 15 and host.relay.sender.settled:
+                host.stop()
+    report(sealed=sealed, used=used, early=early)
+
+
+used_by_all = []  # versions that the root sent, each after the last was in use everywhere
+
+
 def alone():
     """One host: nothing to send, and the end comes at once."""
     host = Host(1000, ClusterConfig())
@@ -254,4 +281,4 @@ def alone():
 
 if __name__ == "__main__":
     {"models": models, "traffic": traffic, "flipped": flipped, "rows": rows, "stalled": stalled, "control": control, "failing": failing,
-     "alone": alone}[sys.argv[1]]()
+     "closed": closed, "alone": alone}[sys.argv[1]]()

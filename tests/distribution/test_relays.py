@@ -95,6 +95,15 @@ def test_a_single_host_needs_nobody():
     assert run(1, "alone") == [{"finished": True}]
 
 
+def test_in_a_closed_loop_no_version_leaves_before_all_rollouts_use_the_last():
+    root, *others = run(4, "closed")
+    assert root["early"] == 0
+    for host in others:
+        assert len(host["sealed"]) == 15
+        assert host["sealed"][: len(host["used"])] == host["used"]
+        assert len(host["used"]) >= 14  # the last may come with the stop
+
+
 @pytest.mark.parametrize(("codec", "scheme"), [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", "scatter_ring")])
 def test_coded_models_arrive_as_they_should_and_as_fewer_bytes(codec, scheme):
     pytest.importorskip("zstandard", reason="needs the extra [codecs]")
