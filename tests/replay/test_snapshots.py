@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ddrl.core.errors import CheckpointError
+from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
-from tests.replay.filled import add_episode, fill, make_replay
+from tests.replay.filled import ACTION, add_episode, fill, make_replay
 
 
 def draw(replay: ExperienceReplay, selectors: list[int]) -> list[np.ndarray]:
@@ -199,3 +200,30 @@ def test_a_snapshot_taken_while_recording_goes_on_is_one_moment(tmp_path: Path) 
         batch = restored.sample(500, restored.new_pick_selector("uniform"), 0.9)
         assert (batch.s_tm1[:, 0] == batch.pick_epi).all()
         assert (batch.s_tm1[:, 1] == batch.pick_pos).all()
+
+
+def test_a_writer_that_waits_for_a_snapshot_holds_neither_the_lock_nor_the_interpreter() -> None:
+    frame = ArraySpec((84, 84), "uint8")
+    replay = ExperienceReplay(frame, ACTION, 3000)
+    for _ in range(3):
+        replay.record_steps(replay.new_episode(), np.zeros((1000, 84, 84), np.uint8), np.zeros(1000, int), np.zeros(1000))
+    rows = np.zeros(1700, replay.row_dtype)  # one record a stream, a chunk each: more chunks than there are while the snapshot holds the old ones
+    rows["stream"] = range(1700)
+    writer = threading.Thread(target=replay.record_rows, args=(rows,))
+    waited = []
+
+    def progress(done: int, total: int) -> None:
+        if writer.ident is None:
+            writer.start()
+            while replay.num_episodes < 1000:  # asks for the lock, which a writer at work holds to the end of its call
+                pass
+            waited.append(writer.is_alive())
+
+    data = replay.serialize(progress)
+    writer.join()
+    assert waited == [True]
+    restored = ExperienceReplay(frame, ACTION, 3000)
+    restored.unserialize(data)
+    assert (restored.num_episodes, len(restored)) == (3, 3000)
+    assert len(replay) == replay.num_episodes > 1000
+    replay.check()
