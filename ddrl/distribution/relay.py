@@ -2,8 +2,9 @@
 
 One per host, ranks of one communicator in host order; rank 0, the root, stands beside the trainer. `progress` does what can be done now;
 `run` repeats it and sleeps on the relay's bell between, so an idle relay costs next to nothing and never spins in MPI. A relay knows bytes
-and rows, not tensors (a codec is told where float32 values stand). Order of the end: the board says STOP -> the root tells all -> each relay drains its lanes, sends its last table and
-`Finished` -> the root, once every model has ended everywhere and every row stands in its lane, says `Goodbye` -> all withdraw and return.
+and rows, not tensors (a codec is told where float32 values stand). Order of the end: the board says STOP -> the root tells all -> each relay
+drains its lanes, sends its last table and `Finished` -> the root, once every model has ended everywhere and every row stands in its lane, says
+`Goodbye` -> all withdraw and return.
 """
 
 from __future__ import annotations
