@@ -8,6 +8,7 @@ Parts (--part, all by default; parts run apart join the same JSON):
   record  one row and 256 rows while eviction runs, N = 2^11 to 2^23
   file    the buffer in a file against the buffer in RAM
   save    snapshots: GB/s written and restored, and the cost of an increment
+  trainer shares of wall time in the main job, CartPole and Pong
 Peers take turns in the same rounds, each in an environment of its own: --peer NAME=PYTHON (names: benchmarks/peers/replay_buffers.py).
 --picture FILE draws the JSON.
 """
@@ -23,11 +24,11 @@ from typing import Any
 
 from benchmarks.harness import arguments, save
 from benchmarks.replay_cases import atari, grid, rows
-from benchmarks.replay_scale import file_tier, record, size_curve, snapshots
+from benchmarks.replay_scale import file_tier, record, size_curve, snapshots, trainer
 from benchmarks.replay_timing import Peer
 
 WITH_PEERS = {"grid": grid, "rows": rows, "atari": atari}
-ALONE = {"size": size_curve, "record": record, "file": file_tier, "save": snapshots}
+ALONE = {"size": size_curve, "record": record, "file": file_tier, "save": snapshots, "trainer": trainer}
 
 
 def main() -> None:

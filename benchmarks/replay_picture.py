@@ -17,13 +17,14 @@ NAMES = {"ddrl": COLORS[0], "limit": LIMIT, "limit with prefetch": "#bbbbbb", "n
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Write the picture."""
-    figure = make_subplots(2, 2, horizontal_spacing=0.09, vertical_spacing=0.14, subplot_titles=(
-        "5000 windows of 8 records, 169 sizes", "A batch of 256 against stored steps", "float32[8], 1 M rows, batch of 256", "84 x 84 frames, stack of 4"))
+    titles = ("5000 windows of 8 records, 169 sizes", "A batch of 256 against stored steps", "float32[8], 1 M rows, batch of 256",
+              "84 x 84 frames, stack of 4")
+    figure = make_subplots(2, 2, horizontal_spacing=0.09, vertical_spacing=0.14, subplot_titles=titles)
     _windows(figure, document["grid"]["figures"])
     _sizes(figure, document["size"]["figures"])
-    for column, part, cases in ((1, "rows", ("uniform 256", "prioritized 256, sample and update", "add 256")),
-                                (2, "atari", ("uniform 32", "prioritized 32, sample and update", "uniform 256", "prioritized 256, sample and update"))):
-        _bars(figure, document[part]["figures"], cases, column)
+    _bars(figure, document["rows"]["figures"], ("uniform 256", "prioritized 256, sample and update", "add 256"), 1)
+    _bars(figure, document["atari"]["figures"],
+          ("uniform 32", "prioritized 32, sample and update", "uniform 256", "prioritized 256, sample and update"), 2)
     for row, column, x in ((1, 1, "records held"), (1, 2, "records held"), (2, 1, ""), (2, 2, "")):
         figure.update_yaxes(type="log", title_text="us", dtick=1, row=row, col=column)
         figure.update_xaxes(title_text=x, row=row, col=column, **({"type": "log"} if row == 1 else {}))
@@ -57,6 +58,7 @@ def _bars(figure: go.Figure, figures: dict[str, Any], cases: tuple[str, ...], co
     for name, color in NAMES.items():
         held = [case for case in cases if name in figures[case]]
         if held:
-            figure.add_bar(x=[case.replace(", sample and update", "<br>sample + update") for case in held], y=[figures[case][name]["median"] for case in held],
-                           name=name, legendgroup=name, showlegend=False, marker={"color": color},
-                           text=[f"{figures[case][name]['median']:.3g}" for case in held], textposition="outside", row=2, col=column)
+            medians = [figures[case][name]["median"] for case in held]
+            figure.add_bar(x=[case.replace(", sample and update", "<br>sample + update") for case in held], y=medians, name=name, legendgroup=name,
+                           showlegend=False, marker={"color": color}, text=[f"{median:.3g}" for median in medians], textposition="outside",
+                           row=2, col=column)

@@ -1,7 +1,10 @@
-"""The parts of benchmarks.replay without peers: cost against size, recording, the file tier, snapshots."""
+"""The parts of benchmarks.replay without peers: cost against size, recording, the file tier, snapshots, and a trainer at work."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -105,4 +108,21 @@ def snapshots(short: bool) -> dict[str, Any]:
                              "unserialize GB/s": len(data) / from_bytes / 1e9, "increment of 256 records ms": 1e3 * increment,
                              "increment bytes": (Path(folder) / "increment").stat().st_size}
     print_table(["", *next(iter(figures.values()))], [[name, *values.values()] for name, values in figures.items()])
+    return figures
+
+
+def trainer(short: bool) -> dict[str, Any]:
+    """Shares of wall time in the main job: how long the trainer waits, draws (priorities included), records and learns."""
+    seconds, figures = 15 if short else 40, {}
+    for task in ("cartpole", "pong"):
+        with tempfile.TemporaryDirectory() as folder:
+            settings = [f"run.dir={folder}/run", f"run.max_seconds={seconds}", "run.target_return=1e9", "evaluation.period=0"]
+            command = [sys.executable, "-m", "ddrl.run", task, *(word for setting in settings for word in ("--set", setting))]
+            subprocess.run(command, check=True, capture_output=True)
+            summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        figures[task] = {"updates": summary["updates"], "env_steps": summary["env_steps"], "shares": summary["trainer_shares"],
+                         "draw us an update": MICROSECONDS * summary["trainer_shares"]["sample"] * summary["wall_seconds"] / max(1, summary["updates"])}
+    names = ("wait", "sample", "record", "learn")
+    print_table(["share of wall time", *names, "updates", "draw us an update"],
+                [[task, *(values["shares"][name] for name in names), values["updates"], values["draw us an update"]] for task, values in figures.items()])
     return figures
