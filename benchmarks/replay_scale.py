@@ -120,9 +120,10 @@ def trainer(short: bool) -> dict[str, Any]:
             command = [sys.executable, "-m", "ddrl.run", task, *(word for setting in settings for word in ("--set", setting))]
             subprocess.run(command, check=True, capture_output=True)
             summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
-        figures[task] = {"updates": summary["updates"], "env_steps": summary["env_steps"], "shares": summary["trainer_shares"],
-                         "draw us an update": MICROSECONDS * summary["trainer_shares"]["sample"] * summary["wall_seconds"] / max(1, summary["updates"])}
+        shares, updates = summary["trainer_shares"], summary["updates"]
+        figures[task] = {"updates": updates, "env_steps": summary["env_steps"], "shares": shares,
+                         "draw us an update": MICROSECONDS * shares["sample"] * summary["wall_seconds"] / max(1, updates)}
     names = ("wait", "sample", "record", "learn")
-    print_table(["share of wall time", *names, "updates", "draw us an update"],
-                [[task, *(values["shares"][name] for name in names), values["updates"], values["draw us an update"]] for task, values in figures.items()])
+    rows = [[task, *(values["shares"][name] for name in names), values["updates"], values["draw us an update"]] for task, values in figures.items()]
+    print_table(["share of wall time", *names, "updates", "draw us an update"], rows)
     return figures
