@@ -8,6 +8,7 @@ its counters (which it stores ten times a second); the next loop begins with the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -104,20 +105,19 @@ class Loops(threading.Thread):
 
     def run(self) -> None:
         """See the class."""
-        tables: dict[int, Counters] = {}
+        tables: list[Counters] = []  # of every host
         role, version = COLUMNS.index("role"), COLUMNS.index("policy_version")
         wanted, begun = -1.0, 0.0
         while len(self.seconds) < self.enough and not self.ended.wait(LOOK):
-            try:
-                name = json.loads((self.run_path / "run.json").read_text())["run_id"]
-                while sum(table.table().shape[0] for table in tables.values()) < self.rollouts:
-                    tables[len(tables)] = Counters.attach(segment_name(name, len(tables), "counters"))
-            except (OSError, ValueError, DdrlError):
-                continue  # the job has not come so far
-            rows = np.concatenate([table.table() for table in tables.values()])
+            rows = np.concatenate([np.empty((0, len(COLUMNS))), *(table.table() for table in tables)])
             newest = float(rows[rows[:, role] == TRAINER, version].max(initial=-1.0))
             reported = rows[rows[:, role] == ROLLOUT, version]
-            if len(reported) < self.rollouts or np.isnan(reported).any() or not newest > 0:
+            if len(reported) < self.rollouts:
+                with contextlib.suppress(OSError, ValueError, DdrlError):  # the job has not come so far
+                    name = json.loads((self.run_path / "run.json").read_text())["run_id"]
+                    tables.append(Counters.attach(segment_name(name, len(tables), "counters")))
+                continue
+            if np.isnan(reported).any() or not newest > 0:
                 continue
             now = time.perf_counter()
             self.behind.append(np.maximum(newest - reported, 0))

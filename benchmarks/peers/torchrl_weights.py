@@ -34,9 +34,8 @@ def main() -> None:
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     source = torch.nn.Linear(nbytes // 4000, 1000, bias=False)
-    shared = TensorDict.from_module(source).data.clone().share_memory_()
     scheme = SharedMemWeightSyncScheme(strategy="tensordict", sync=True)
-    scheme.init_on_sender(model_id="policy", params_map=dict.fromkeys(range(readers), shared), ctx=context)
+    scheme.init_on_sender(model_id="policy", weights=TensorDict.from_module(source), devices=[torch.device("cpu")] * readers, ctx=context)
     ready, stop = context.Semaphore(0), context.Event()
     workers = [context.Process(target=work, args=(scheme, index, nbytes, ready, stop), daemon=True) for index in range(readers)]
     for worker in workers:

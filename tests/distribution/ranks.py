@@ -254,15 +254,15 @@ def closed():
             using["version"] = host.mailbox.newest
             used.append(host.mailbox.newest)
         if RANK == 0:
-            if turn % 7 == 0 and host.board.command == Command.RUN:
+            if turn % 7 == 0 and len(used_by_all) < 15:
                 published += 1
                 host.publish(published)
             if host.relay.sender.sent_version > sent:
                 early += not (using["version"] >= sent and len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1))
                 used_by_all.append(sent := host.relay.sender.sent_version)
-            if len(used_by_all) == 15 and host.relay.sender.settled:
+            if len(used_by_all) >= 15 and sent == published and host.relay.sender.settled:
                 host.stop()
-    report(sealed=sealed, used=used, early=early)
+    report(sealed=sealed, used=used, early=early, sent=used_by_all)
 
 
 used_by_all = []  # versions that the root sent, each after the last was in use everywhere
