@@ -65,6 +65,7 @@ class OutputPool {
     };
     // A batch nobody holds, made by make(size) where there is none. The caller holds the GIL.
     const Entry& take(u32 size, const nb::callable& make) {
+        if (by_size_.size() >= MOST_SIZES && !by_size_.contains(size)) by_size_.clear();  // what is held stays its holder's
         std::vector<Entry>& entries = by_size_[size];
         for (Entry& entry : entries)
             if (unused(entry.batch.ptr())) return entry;
@@ -92,6 +93,7 @@ class OutputPool {
 
   private:
     static constexpr std::size_t MOST = 8;  // batches of one size that are remembered; more are simply the caller's
+    static constexpr std::size_t MOST_SIZES = 16;
     template <class Visit>
     static void each(PyObject* batch, Visit visit) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i) {

@@ -233,3 +233,17 @@ def test_memory_is_reported_and_does_not_grow_once_full() -> None:
     full = churn(300)
     assert full > 5000 * (8 + 8 + 4 + 8)
     assert churn(1000) < 1.2 * full
+
+
+def test_batches_of_ever_other_sizes_do_not_pile_up() -> None:
+    replay = fill(make_replay(), [100])
+    selector = replay.new_pick_selector("uniform")
+    without = replay.nbytes
+    for size in range(1, 400):
+        replay.sample(size, selector, 0.9)
+    assert replay.nbytes - without < 17 * 400 * 60  # as many sizes as are remembered, of 56 bytes a transition
+    kept = replay.sample(7, selector, 0.9)
+    copy = kept.s_t.copy()
+    for size in range(100, 140):
+        replay.sample(size, selector, 0.9)
+    np.testing.assert_array_equal(kept.s_t, copy)
