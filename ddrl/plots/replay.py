@@ -51,12 +51,12 @@ def sample_balance(table: Table, wanted: float, *, height: int = 260) -> go.Figu
 
 
 def who_waits(table: Table, *, height: int = 280) -> go.Figure:
-    """Who waits for whom: the trainer for data, rollouts at full lanes, and how often rollouts are held back on purpose."""
+    """Who waits for whom: the trainer for data, rollouts at full lanes, and how often they are held back on purpose, for samples_per_insert."""
     x, label = minutes(table["wall_seconds"])
     figure = new_figure("Who waits for whom", label, "share of time", height=height)
-    for index, (name, words) in enumerate((("trainer_wait_share", "trainer waits for rollouts"),
-                                           ("rollout_wait_share", "rollouts wait at full lanes"),
-                                           ("rollout_hold", "rollouts held back for samples_per_insert"))):
+    for index, (name, words) in enumerate((("trainer_wait_share", "trainer for data"),
+                                           ("rollout_wait_share", "rollouts at full lanes"),
+                                           ("rollout_hold", "rollouts held back"))):
         if len(table) and np.isfinite(table[name]).any():
             add_line(figure, x, table[name], words, index)
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
@@ -121,9 +121,13 @@ def recording_rates(table: Table, *, height: int = 260) -> go.Figure:
     figure = new_figure("Recorded and learned from", label, "transitions / s", height=height)
     if len(table) < 2:
         return say_nothing_yet(figure, "no records yet")
+    seen: list[NDArray[np.float64]] = []
     for index, (name, words) in enumerate((("rows_recorded", "recorded"), ("samples", "learned from"))):
-        add_line(figure, x[1:], rates(table[name], table["wall_seconds"]), words, index)
-    figure.update_yaxes(type="log")
+        values = rates(table[name], table["wall_seconds"])
+        seen.append(values[np.isfinite(values) & (values > 0)])
+        add_line(figure, x[1:], values, words, index)
+    most, least = (float(edge(np.concatenate(seen), initial=1.0 if edge is np.max else np.inf)) for edge in (np.max, np.min))
+    figure.update_yaxes(type="log", dtick=1, range=[np.floor(np.log10(min(least, most))), np.ceil(np.log10(most * 1.01))])
     return figure
 
 
