@@ -123,10 +123,11 @@ def peer(python: str, program: str, *numbers: int) -> dict[str, Any] | None:
     """What a peer's program prints last; None where it fails."""
     command = [python, "-W", "ignore", str(PEERS / program), *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        print(f"{program} failed:\n{done.stderr[-2000:]}")
+    told = [line for line in done.stdout.splitlines() if line.startswith('{"last_reader"')]
+    if done.returncode or not told:
+        print(f"{program} failed ({done.returncode}):\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
         return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(told[-1])
 
 
 def main() -> None:

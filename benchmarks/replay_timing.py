@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, interleave, print_table, ratios
+from benchmarks.harness import Timing, print_table, ratios
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 
@@ -42,17 +42,24 @@ class Peer:
         return answer
 
 
-def alternate(cases: Cases, peers: dict[str, tuple[Peer, str]] | None = None, rounds: int = 100, warmup: int = 3) -> dict[str, list[float]]:
-    """Seconds of each case by round, ours and the peers' in turn; a peer that lacks a case is left out, a slow one sits out most rounds."""
+def alternate(cases: Cases, peers: dict[str, tuple[Peer, str]] | None = None, rounds: int = 100) -> dict[str, list[float]]:
+    """Seconds of each case by round, ours and the peers' in turn; a peer that lacks a case is left out, a slow one sits out most rounds.
+
+    Whoever's turn it is calls twice and the second call counts: code and outputs are then as warm as in a loop, whoever went before. The
+    records are as cold as ever, each call draws others.
+    """
     able = {name: asked for name, asked in (peers or {}).items() if asked[0].ask("has " + asked[1]) == "yes"}
     seconds: dict[str, list[float]] = {name: [] for name in (*cases, *able)}
-    interleave(cases, 0, warmup=warmup)
     pause = max(1, rounds // PEER_ROUNDS)
-    for turn in range(rounds):
-        for name, times in interleave(cases, 1, warmup=1 if able else 0).items():  # peers leave cold caches behind
-            seconds[name] += times
+    for turn in range(-1, rounds):
+        for name, case in cases.items():
+            case()
+            elapsed = timed(case)
+            if turn >= 0:
+                seconds[name].append(elapsed)
         for name, (peer, case) in able.items():
-            if turn % (pause if sum(seconds[name]) < 2 else 10 * pause) == 0:
+            if turn >= 0 and turn % (pause if sum(seconds[name]) < 1 else 10 * pause) == 0:
+                peer.ask("run " + case)
                 seconds[name].append(float(peer.ask("run " + case)))
     for peer, _ in able.values():
         peer.ask("has nothing")  # its memory goes

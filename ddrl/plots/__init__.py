@@ -19,6 +19,7 @@ from ddrl.plots.replay import (
     cost_against_limit,
     cost_against_size,
     draws_against_law,
+    operations_beside_peers,
     priority_law,
     recording_rates,
     replay_fill,
@@ -31,7 +32,7 @@ from ddrl.plots.sketch import sketch
 
 __all__ = [
     "bytes_against_bound", "cost_against_limit", "cost_against_size", "cpu_by_role", "draws_against_law", "gantt", "gpu_use",
-    "heartbeat_ages", "learning_curve", "measured_schemes", "memory_by_role", "priority_law", "rank_table", "recording_rates",
-    "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "set_up_notebook", "settings_table", "sketch",
-    "survivors", "times_against_hosts", "trainer_time", "version_age_heatmap", "version_flow", "who_waits",
+    "heartbeat_ages", "learning_curve", "measured_schemes", "memory_by_role", "operations_beside_peers", "priority_law", "rank_table",
+    "recording_rates", "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "set_up_notebook",
+    "settings_table", "sketch", "survivors", "times_against_hosts", "trainer_time", "version_age_heatmap", "version_flow", "who_waits",
 ]

@@ -73,8 +73,8 @@ def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: 
     for name, table in runs.items():
         position, label = minutes(table["wall_seconds"]) if x == "wall_seconds" else (table[x], x)
         figure.update_xaxes(title_text=label)
-        for series, words in (("versions_in_flight", "in flight"), ("version_age_p50", "age, median rollout"),
-                              ("version_age_max", "age, slowest rollout")):
+        for series, words in (("versions_in_flight", "in flight"), ("version_age_p50", "median age"),
+                              ("version_age_max", "oldest")):
             if len(table) and np.isfinite(table[series]).any():
                 add_line(figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, len(figure.data))
                 shown = True
@@ -142,7 +142,7 @@ def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
     bound = bound[np.isfinite(bound)]
     if bound.size:
         share = float(bound[0] / max(np.median(slowest[-10:]), 1e-9))
-        figure.add_hline(y=float(bound[0]), line={"dash": "dash", "color": COLORS[2]},
-                         annotation_text=f"bound {bound[0]:.3g} ms: efficiency {min(share, 1.0):.0%}")
+        figure.add_scatter(x=x[kept][[0, -1]], y=np.repeat(bound[:1], 2), mode="lines", line={"dash": "dash", "color": COLORS[2]},
+                           name=f"bound {bound[0]:.3g} ms: {min(share, 1.0):.0%} efficient")
     figure.update_yaxes(rangemode="tozero")
     return figure

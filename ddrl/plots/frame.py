@@ -28,9 +28,10 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
     """An empty figure with a title and named axes."""
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
     layout: dict[str, Any] = {
-        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 0.97, "yanchor": "top"},
+        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
+                  "pad": {"t": 8}},
         "height": height,
-        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
+        "margin": {"l": 60, "r": 16, "t": 66 if legend else 44, "b": 48},  # a legend of two rows must not reach the title
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
         "showlegend": legend,
@@ -69,6 +70,8 @@ def set_up_notebook() -> str:
 
 def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     """Words in place of data."""
+    figure.update_xaxes(showticklabels=False, zeroline=False, title_text="")
+    figure.update_yaxes(showticklabels=False, zeroline=False)
     figure.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": "#808080"})
     return figure
 

@@ -76,8 +76,8 @@ def series_over(runs: Mapping[str, Table], name: str, *, x: str = "env_steps", h
     return figure if shown else say_nothing_yet(figure, "not reported yet")
 
 
-_SHARES = (("learn_share", "learning"), ("sample_share", "drawing batches"), ("record_share", "recording rows"),
-           ("publish_share", "publishing"), ("checkpoint_share", "checkpoints"), ("trainer_wait_share", "waiting for data"))
+_SHARES = (("learn_share", "learning"), ("sample_share", "drawing"), ("record_share", "recording"),
+           ("publish_share", "publishing"), ("checkpoint_share", "checkpoints"), ("trainer_wait_share", "waiting"))
 
 
 def trainer_time(table: Table, *, height: int = 260) -> go.Figure:

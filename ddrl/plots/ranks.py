@@ -40,7 +40,7 @@ def rank_table(processes: Processes, now: float) -> dict[str, NDArray[Any]]:
 
 def heartbeat_ages(processes: Processes, now: float, *, height: int = 260) -> go.Figure:
     """Seconds since the last sign of life of every rank at the newest moment."""
-    figure = new_figure("Seconds since the last sign of life", "rank", "s", height=height, legend=False)
+    figure = new_figure("Since the last sign of life", "rank", "seconds", height=height, legend=False)
     table = rank_table(processes, now)
     if not len(table["rank"]):
         return say_nothing_yet(figure, "no records yet")

@@ -51,12 +51,12 @@ def sample_balance(table: Table, wanted: float, *, height: int = 260) -> go.Figu
 
 
 def who_waits(table: Table, *, height: int = 280) -> go.Figure:
-    """Who waits for whom: the trainer for data, rollouts at full lanes, and how often rollouts are held back on purpose."""
+    """Who waits for whom: the trainer for data, rollouts at full lanes, and how often they are held back on purpose, for samples_per_insert."""
     x, label = minutes(table["wall_seconds"])
     figure = new_figure("Who waits for whom", label, "share of time", height=height)
-    for index, (name, words) in enumerate((("trainer_wait_share", "trainer waits for rollouts"),
-                                           ("rollout_wait_share", "rollouts wait at full lanes"),
-                                           ("rollout_hold", "rollouts held back for samples_per_insert"))):
+    for index, (name, words) in enumerate((("trainer_wait_share", "trainer for data"),
+                                           ("rollout_wait_share", "rollouts at full lanes"),
+                                           ("rollout_hold", "rollouts held back"))):
         if len(table) and np.isfinite(table[name]).any():
             add_line(figure, x, table[name], words, index)
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
@@ -121,30 +121,64 @@ def recording_rates(table: Table, *, height: int = 260) -> go.Figure:
     figure = new_figure("Recorded and learned from", label, "transitions / s", height=height)
     if len(table) < 2:
         return say_nothing_yet(figure, "no records yet")
+    seen: list[NDArray[np.float64]] = []
     for index, (name, words) in enumerate((("rows_recorded", "recorded"), ("samples", "learned from"))):
-        add_line(figure, x[1:], rates(table[name], table["wall_seconds"]), words, index)
-    figure.update_yaxes(type="log")
+        values = rates(table[name], table["wall_seconds"])
+        seen.append(values[np.isfinite(values) & (values > 0)])
+        add_line(figure, x[1:], values, words, index)
+    most, least = (float(edge(np.concatenate(seen), initial=1.0 if edge is np.max else np.inf)) for edge in (np.max, np.min))
+    figure.update_yaxes(type="log", dtick=1, range=[np.floor(np.log10(min(least, most))), np.ceil(np.log10(most * 1.01))])
     return figure
 
 
 def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000", *, height: int = 340) -> go.Figure:
     """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the same bytes take.
 
-    `document`: benchmarks/results/replay.json (`ddrl.explore.measured`): "grid", a list of cells with records and, by contestant, the
-    operation's median. Cells that lack them are left out.
+    `document`: benchmarks/results/replay.json (`ddrl.explore.measured`); its part "grid" is a list of cells with records and, by contestant,
+    the operation's median. Cells that lack them are left out.
     """
     titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
     figure = new_figure(titles.get(what, what), "records held", "us", height=height)
     found: dict[str, list[tuple[float, float]]] = {}
-    for cell in document.get("grid") or []:
+    for cell in _part(document, "grid") or []:
         for name, timing in (cell.get(what) or {}).items() if isinstance(cell, Mapping) else ():
             if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing and "records" in cell:
                 found.setdefault(name, []).append((float(cell["records"]), float(timing["median"])))
     for index, (name, points) in enumerate(found.items()):
         sizes = sorted({records for records, _ in points})
         middle = [float(np.median([time for records, time in points if records == size])) for size in sizes]
-        add_line(figure, np.array(sizes), np.array(middle), name, index, marker={"symbol": index, "size": 6})
-        figure.data[-1].mode = "lines+markers" if len(sizes) < 40 else "lines"
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log")
+        add_line(figure, np.array(sizes), np.array(middle), name, index, marker={"symbol": index, "size": 7})
+        figure.data[-1].mode = "lines+markers"
+    figure.update_xaxes(type="log", dtick=1)
+    figure.update_yaxes(type="log", dtick=1)
+    figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}, margin={"t": 44})
     return figure if found else say_nothing_yet(figure, "not measured yet: python -m benchmarks.replay")
+
+
+def operations_beside_peers(document: Mapping[str, Any]) -> go.Figure:
+    """Microseconds of each operation on a replay of a million records: ours, plain copies of the same bytes, and other libraries.
+
+    `document`: benchmarks/results/replay.json; its part "rows" is {operation: {contestant: {"median": us}}}.
+    """
+    found: dict[str, list[tuple[str, float]]] = {}
+    part = _part(document, "rows")
+    operations = {name: timings for name, timings in part.items() if isinstance(timings, Mapping)} if isinstance(part, Mapping) else {}
+    for operation, timings in operations.items():
+        for name, timing in timings.items():
+            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing:
+                found.setdefault(name, []).append((operation, float(timing["median"])))
+    figure = new_figure("A million records, measured", "us, lower is better", "", height=130 + 46 * max(len(operations), 2))
+    for index, (name, points) in enumerate(found.items()):
+        figure.add_scatter(x=[time for _, time in points], y=[operation for operation, _ in points], mode="markers", name=name,
+                           marker={"symbol": index, "size": 11, "color": COLORS[index % len(COLORS)]},
+                           hovertemplate="%{y}: %{x:.3g} us<extra>" + name + "</extra>")
+    figure.update_xaxes(type="log", dtick=1)
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(hovermode="closest")
+    return figure if found else say_nothing_yet(figure, "not measured yet: python -m benchmarks.replay")
+
+
+def _part(document: Mapping[str, Any], name: str) -> Any:
+    """A part of a benchmark's figures, which may stand in a frame of its own."""
+    part = document.get(name)
+    return part.get("figures", part) if isinstance(part, Mapping) else part

@@ -6,9 +6,10 @@ Written by rank 0 alone (`Recorder`), read by dashboards, notebooks and scripts 
 from ddrl.telemetry.bottleneck import Bottleneck, name_bottleneck
 from ddrl.telemetry.control import Attached, ControlServer, attach
 from ddrl.telemetry.devices import HostSampler
+from ddrl.telemetry.directory import find_runs, run_state
 from ddrl.telemetry.live import LiveReader
 from ddrl.telemetry.progress import ProgressLine
-from ddrl.telemetry.reading import Processes, Run, Table, find_runs, run_state
+from ddrl.telemetry.reading import Processes, Run, Table
 from ddrl.telemetry.record import Evaluation, Event, Record, Sink
 from ddrl.telemetry.recorder import Recorder
 from ddrl.telemetry.series import SERIES, Series

@@ -20,8 +20,9 @@ import zmq
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
 from ddrl.telemetry import keys
+from ddrl.telemetry.directory import find_runs, run_state
 from ddrl.telemetry.live import LiveReader, announce, bind, is_alive, read_live_file
-from ddrl.telemetry.reading import Run, find_runs, run_state
+from ddrl.telemetry.reading import Run
 
 TOPIC = b"ddrl.control.1"
 COMMANDS = ("status", "pause", "resume", "checkpoint", "set", "stop")

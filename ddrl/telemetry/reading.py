@@ -10,29 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tomli_w
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
-from ddrl.core.settings import config_from_toml
-from ddrl.telemetry.live import is_alive, read_live_file
+from ddrl.core.errors import MissingExtraError, RunDirError
+from ddrl.telemetry.directory import State, read_config, run_state
 from ddrl.telemetry.series import SERIES_NAMES
 from ddrl.telemetry.store import APPLICATION_ID, FANOUT, FILE_NAME, LEVELS, SCHEMA_VERSION, unpack_table
 
 if TYPE_CHECKING:
     import pandas
-
-State = Literal["running", "ended", "dead"]
-
 
 @dataclass(frozen=True)
 class Table:
@@ -118,28 +111,18 @@ class Run:
         """The directory's name."""
         return self.path.name
 
-    @cached_property
+    @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """RUN/config.toml as it stands: section -> name -> value."""
-        path = self.path / "config.toml"
-        try:
-            return tomllib.loads(path.read_text())
-        except OSError as error:
-            raise RunDirError(f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunDirError(f"{path} is half-written ({error})") from None
+        return read_config(self.path / "config.toml")[0]
 
-    @cached_property
+    @property
     def config(self) -> Config:
         """The effective config; of a run that another version made, the settings that this version knows."""
-        known = {section.name: {item.name for item in fields(getattr(Config(), section.name))} for section in fields(Config)}
-        tree = {section: {name: value for name, value in values.items() if name in known[section]}
-                for section, values in self.settings.items() if section in known}
-        path = self.path / "config.toml"
-        try:
-            return config_from_toml(tomli_w.dumps(tree), str(path))
-        except ConfigError as error:
-            raise RunDirError(f"{error}: the run was made by another version of ddrl") from None
+        found = read_config(self.path / "config.toml")[1]
+        if isinstance(found, str):
+            raise RunDirError(f"{found}: the run was made by another version of ddrl")
+        return found
 
     @property
     def state(self) -> State:
@@ -310,22 +293,3 @@ def _quoted(path: Path) -> str:
     from urllib.parse import quote
 
     return quote(str(path.resolve()))
-
-
-def run_state(path: Path) -> State:
-    """State of a run directory without opening its telemetry."""
-    live = read_live_file(path)
-    if live is not None:
-        return "running" if is_alive(live) else "dead"
-    return "ended"
-
-
-def find_runs(root: str | Path = "runs") -> list[Path]:
-    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable ones are left out."""
-    root = Path(root)
-    found: list[tuple[float, Path]] = []
-    for file in [root / FILE_NAME, *root.glob(f"*/{FILE_NAME}")]:
-        with contextlib.suppress(OSError):
-            began = file.with_name("config.toml")  # written once, when the run begins
-            found.append(((began if began.exists() else file).stat().st_mtime, file.parent))
-    return [path for _, path in sorted(found, reverse=True)]

@@ -81,4 +81,14 @@ def test_replay_is_drawn_beside_its_limit_and_damaged_cells_are_left_out():
     document = {"grid": [cell(100, ddrl=2.0, limit=1.0, ratio=2.0), cell(100, ddrl=4.0, limit=1.0), cell(10, ddrl=1.0), {"records": 5}, 7]}
     figure = plots.cost_against_limit(document)
     assert {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data} == {"ddrl": ([10, 100], [1.0, 3.0]), "limit": ([100], [1.0])}
+    assert plots.cost_against_limit({"grid": {"figures": document["grid"]}}) == figure
     assert "not measured yet" in plots.cost_against_limit({}).layout.annotations[0].text
+
+
+def test_operations_of_replay_stand_beside_other_libraries():
+    rows = {"add 1": {"ddrl": {"median": 0.5}, "other": {"median": 5.0}, "ratio": {"median": 1.0}}, "draw": {"ddrl": {"median": 9.0}}, "note": 3}
+    figure = plots.operations_beside_peers({"rows": {"figures": rows}})
+    points = {trace.name: (list(trace.y), list(trace.x)) for trace in figure.data}
+    assert points == {"ddrl": (["add 1", "draw"], [0.5, 9.0]), "other": (["add 1"], [5.0])}
+    for document in ({}, {"rows": None}, {"rows": []}):
+        assert "not measured yet" in plots.operations_beside_peers(document).layout.annotations[0].text

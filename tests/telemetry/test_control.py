@@ -153,6 +153,20 @@ def test_commands_over_an_encrypted_socket_need_the_key(tmp_path):
         assert serving.done == []
 
 
+def test_a_copy_of_two_files_is_all_that_another_machine_needs(tmp_path):
+    config = Config(telemetry=TelemetryConfig(bind="0.0.0.0"))
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    (elsewhere / "keys").mkdir(parents=True)
+    with Serving(run, config):
+        live = (run / "live.json").read_text()
+        assert "0.0.0.0" in live
+        (elsewhere / "live.json").write_text(live.replace("0.0.0.0", "127.0.0.1").replace(socket.gethostname(), "another machine"))
+        (elsewhere / "keys" / "client.secret").write_bytes((run / "keys" / "client.secret").read_bytes())
+        with attach(elsewhere) as control:
+            assert control.status() == {"env_steps": 7}
+
+
 def test_settings_that_depend_on_each_other_are_checked_together():
     with pytest.raises(ConfigError, match="must cover one batch"):
         check_setting(Config(), "replay.samples_per_insert", 0.01)

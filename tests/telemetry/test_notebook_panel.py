@@ -1,4 +1,5 @@
 import json
+import socket
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -73,6 +74,14 @@ def test_a_run_that_ends_at_once_gives_its_own_words(tmp_path):
     record(tmp_path / "a", seconds=1)
     with pytest.raises(RunDirError, match="holds a run already"):
         start({"run.dir": str(tmp_path / "a")})
+
+
+def test_a_run_whose_port_is_taken_says_which_setting_to_change(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(DdrlError, match=r"cannot listen on .*: set telemetry\.control_port = 0"):
+            start({"telemetry.control_port": other.getsockname()[1], "env.num_envs": 2, "run.max_seconds": 60.0}, root=tmp_path)
 
 
 def test_the_reason_stands_above_what_mpirun_adds():

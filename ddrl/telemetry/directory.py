@@ -1,0 +1,65 @@
+"""What a run directory says without its telemetry: whether the run goes on, its settings, and which runs there are.
+
+Read by `reading`, dashboards and `attach`; written by `run` (config.toml) and `live` (live.json). Opens no database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.settings import config_from_toml
+from ddrl.telemetry.live import is_alive, read_live_file
+from ddrl.telemetry.store import FILE_NAME
+
+State = Literal["running", "ended", "dead"]
+
+
+def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
+    """A config.toml: its settings, and as far as this version knows them the config, or why they make none."""
+    try:
+        status = path.stat()
+        return _parse_config(path, status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise RunDirError(f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RunDirError(f"{path} is half-written ({error})") from None
+
+
+@lru_cache(maxsize=64)  # a page looks at it once a second
+def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
+    settings = tomllib.loads(path.read_text())
+    known = {section.name: {item.name for item in fields(getattr(Config(), section.name))} for section in fields(Config)}
+    tree = {section: {name: value for name, value in values.items() if name in known[section]}
+            for section, values in settings.items() if section in known and isinstance(values, dict)}
+    try:
+        return settings, config_from_toml(tomli_w.dumps(tree), str(path))
+    except ConfigError as error:
+        return settings, str(error)
+
+
+def run_state(path: Path) -> State:
+    """State of a run directory without opening its telemetry."""
+    live = read_live_file(path)
+    if live is not None:
+        return "running" if is_alive(live) else "dead"
+    return "ended"
+
+
+def find_runs(root: str | Path = "runs") -> list[Path]:
+    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable ones are left out."""
+    root = Path(root)
+    found: list[tuple[float, Path]] = []
+    for file in [root / FILE_NAME, *root.glob(f"*/{FILE_NAME}")]:
+        with contextlib.suppress(OSError):
+            began = file.with_name("config.toml")  # written once, when the run begins
+            found.append(((began if began.exists() else file).stat().st_mtime, file.parent))
+    return [path for _, path in sorted(found, reverse=True)]
