@@ -65,11 +65,9 @@ class OutputPool {
     };
     // A batch nobody holds, made by make(size) where there is none. The caller holds the GIL.
     const Entry& take(u32 size, const nb::callable& make) {
-        if (by_size_.size() >= MOST_SIZES && !by_size_.contains(size)) by_size_.clear();  // what is held stays its holder's
-        std::vector<Entry>& entries = by_size_[size];
-        for (Entry& entry : entries)
-            if (unused(entry.batch.ptr())) return entry;
-        if (entries.size() >= MOST) entries.erase(entries.begin());
+        if (const auto found = by_size_.find(size); found != by_size_.end())
+            for (Entry& entry : found->second)
+                if (unused(entry.batch.ptr())) return entry;
         Entry fresh{make(size), {}};
         each(fresh.batch.ptr(), [&](PyObject* array) {
             if (array == Py_None) return fresh.data.push_back(nullptr);
@@ -77,6 +75,10 @@ class OutputPool {
             if (!view.open(array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) throw nb::type_error("an output array is not writable and contiguous");
             fresh.data.push_back(const_cast<byte*>(view.data()));
         });
+        // Python ran meanwhile, perhaps another thread's call of this: look again.
+        if (by_size_.size() >= MOST_SIZES && !by_size_.contains(size)) by_size_.clear();  // what is held stays its holder's
+        std::vector<Entry>& entries = by_size_[size];
+        if (entries.size() >= MOST) entries.erase(entries.begin());
         entries.push_back(std::move(fresh));
         return entries.back();
     }

@@ -247,3 +247,25 @@ def test_batches_of_ever_other_sizes_do_not_pile_up() -> None:
     for size in range(100, 140):
         replay.sample(size, selector, 0.9)
     np.testing.assert_array_equal(kept.s_t, copy)
+
+
+def test_threads_that_draw_batches_of_other_sizes_get_batches_of_their_own() -> None:
+    replay = fill(make_replay(), [100])
+    selector = replay.new_pick_selector("uniform")
+    failures: list[BaseException] = []
+
+    def draw(seed: int) -> None:
+        try:
+            for size in np.random.default_rng(seed).integers(1, 40, 400).tolist():
+                batch = replay.sample(size, selector, 0.9)
+                assert len(batch.s_tm1) == size
+                assert (batch.s_tm1[:, 1] == batch.pick_pos).all()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
