@@ -52,16 +52,20 @@ def _output(output: Mapping[str, Any]) -> str:
 
 
 def photograph(html: str, height: int) -> bytes | None:
-    """A PNG of a piece of HTML, WIDTH x `height` pixels; None where there is no Chromium."""
+    """A PNG of a piece of HTML, WIDTH x `height` pixels; None where there is no Chromium that can make one."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
         page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{html}")
-        subprocess.run([chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-                        f"--window-size={WIDTH},{height}", f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True, timeout=120)
-        return picture.read_bytes()
+        command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+                   f"--window-size={WIDTH},{height}", f"--screenshot={picture}", page.as_uri()]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            return picture.read_bytes()
+        except (subprocess.SubprocessError, OSError):
+            return None
 
 
 def add_pictures(notebook: nbformat.NotebookNode, states: Mapping[str, Mapping[str, Any]]) -> int:
