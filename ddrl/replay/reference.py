@@ -136,7 +136,7 @@ class ReferenceReplay:
             episode.picks += 1
 
     def available(self, episode: ReferenceEpisode, position: int) -> bool:
-        """R6, R18: L records of one episode; n-step windows need the state n steps after the last, or at the end any state after it."""
+        """L records of one episode; n-step windows need the state n steps after the last, or at the end any state after it."""
         last = position + self.pick_len - 1
         if not episode.ended:
             return last < episode.records and (self.n_step == 0 or last + self.n_step < len(episode.states))
@@ -165,7 +165,7 @@ class ReferenceReplay:
         self.pointer = min(later) if later else min(self.episodes)
 
     def evict(self, victim: int) -> None:
-        """R21: swap each pick with the table's last that is not the victim's, and cut the table."""
+        """Swap each pick with the table's last that is not the victim's, and cut the table."""
         for position in range(self.episodes[victim].picks):
             while self.table and self.table[-1][0] == victim:
                 self.table.pop()
@@ -205,7 +205,7 @@ class ReferenceReplay:
         return np.stack([episode.states[max(0, position - back)] for back in range(self.frame_stack - 1, -1, -1)])
 
     def window(self, pick: Pick) -> dict[str, Any]:
-        """R12 for one pick, without padding."""
+        """A window of one pick, without padding."""
         episode, position = self.episodes[pick[0]], pick[1]
         length = min(self.pick_len, episode.records - position)
         length_next = min(length, len(episode.states) - 1 - position)

@@ -43,7 +43,7 @@ class Gather {
           states_(store.state_count()), action_(store.column_count() - 3), reward_(action_ + 1), version_(action_ + 2),
           stack_(options.frame_stack) {}
 
-    // R12: windows of L records. The sizes of the commonest shapes (windows of 8, actions of 8 bytes, small states) are known to the compiler.
+    // Windows of L records. The sizes of the commonest shapes (windows of 8, actions of 8 bytes, small states) are known to the compiler.
     void windows(const WindowOutputs& outputs) const {
         const std::size_t most = options_.pick_len, action = most * store_.column_bytes(action_), state = most * store_.column_bytes(0);
         if (stack_ != 1 || most > mask_ + 1) return copy_edges(outputs);

@@ -297,7 +297,7 @@ class Replay {
         readers_.remove(victim, store_);
     }
 
-    // How many positions from 0 on can be drawn, by the length and ending of an episode (R18; see new_episode's page for the rules).
+    // How many positions from 0 on can be drawn, by the length and ending of an episode (docs/replay.md has the rules).
     u32 picks_of(const Episode& episode) const {
         const u32 n = options_.n_step, length = options_.pick_len;
         const u32 ends = n ? episode.states() - (episode.states() > 0) : episode.records;  // records a window may use
