@@ -141,6 +141,7 @@ class Trainer:
         learned = self.clock()
         if self.config.replay.selector == "prioritized":
             self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, result.priority)
+        told_replay = self.clock()
         self.limiter.sampled(batch_size)
         self.state.updates += 1
         self.state.samples += batch_size
@@ -148,7 +149,7 @@ class Trainer:
         self._count["samples"].add(batch_size)
         self._count["updates"].add(1)
         self._count["learn_seconds"].add(learned - sampled)
-        self._count["sample_seconds"].add(sampled - begin + self.clock() - learned)
+        self._count["sample_seconds"].add(sampled - begin + told_replay - learned)  # what replay takes, and nothing else
         if told:
             for name in ("loss", "td_error", "q_mean", "grad_norm"):
                 self._count[name].set(getattr(result, name))
