@@ -22,6 +22,7 @@ import psutil
 from benchmarks.fake_cluster import FakeCluster
 from benchmarks.harness import arguments, print_table, save
 from benchmarks.telemetry import fill
+from benchmarks.viewer import Viewer
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
@@ -58,11 +59,12 @@ def live_run(path: Path, period: float, processes: int = 300) -> Iterator[Record
 
 
 def page_load(browser: Browser, folder: Path, points: int, loads: int) -> dict[str, float]:
-    """Seconds from asking for the overview of a huge run until its charts are drawn."""
+    """Seconds from asking for the overview of a huge run until its charts are drawn. A run that stands in `folder` already is taken."""
     big = folder / "huge"
-    big.mkdir()
-    (big / "config.toml").write_text(config_to_toml(Config()))
-    fill(big, points)
+    if not big.exists():
+        big.mkdir(parents=True)
+        (big / "config.toml").write_text(config_to_toml(Config()))
+        fill(big, points)
     seconds = []
     with dashboard(folder, 1.0) as (url, _):
         for _ in range(loads + 1):  # the first also starts Python's imports of the server
@@ -71,7 +73,7 @@ def page_load(browser: Browser, folder: Path, points: int, loads: int) -> dict[s
             browser.open(url)
             until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
             seconds.append(time.perf_counter() - begin)
-    return {"first_s": seconds[0], "median_s": statistics.median(seconds[1:]), "worst_s": max(seconds[1:])}
+    return {"points": points, "loads": loads, "first_s": seconds[0], "median_s": statistics.median(seconds[1:]), "worst_s": max(seconds[1:])}
 
 
 def freshness(browser: Browser, folder: Path, events: int) -> dict[str, float]:
@@ -101,36 +103,32 @@ def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, flo
         return {"core_share": (sum(server.cpu_times()[:2]) - used) / (time.perf_counter() - begin)}
 
 
-def server_memory(browser: Browser, folder: Path, refreshes: int, period: float = 0.1) -> dict[str, float]:
-    """The server's resident memory while an hour of updates passes as fast as pages are drawn: `refreshes` of them, seen in the browser.
+def server_memory(folder: Path, refreshes: int) -> dict[str, float]:
+    """The server's resident memory while an hour of updates, one a second, passes as fast as the server redraws: `refreshes` of all parts.
 
-    After a tenth of them, when caches are full, and at the end.
+    Taken after a tenth of them, when caches are full, and at the end. The run grows ten records a second meanwhile.
     """
-    with live_run(folder / "memory", 0.1, processes=64), dashboard(folder, period) as (url, server):
-        browser.open(url)
-        browser.wait_for("Return", "Loss")
-        until(lambda: browser.find(".js-plotly-plot .main-svg"), "a chart")
-        browser.run("window.drawn = 0; document.querySelector('.js-plotly-plot').on('plotly_afterplot', () => { window.drawn += 1 })")
-        samples: list[tuple[int, float]] = []
+    with live_run(folder / "memory", 0.1, processes=64) as recorder, dashboard(folder, 1.0) as (url, server):
+        until(lambda: recorder.latest and recorder.latest.tick > 5, "records")
+        viewer = Viewer(url)
+        assert len(viewer.fragments) >= 3, viewer.fragments
+        samples: list[float] = []
         begin = time.perf_counter()
-        while not samples or samples[-1][0] < refreshes:
-            time.sleep(0.5)
-            samples.append((browser.run("return window.drawn"), server.memory_info().rss / 2**20))
-            assert time.perf_counter() - begin < 30 + refreshes, "the page does not refresh"
+        for _ in range(refreshes):
+            viewer.refresh()
+            samples.append(server.memory_info().rss / 2**20)
         seconds = time.perf_counter() - begin
-
-        def around(low: float, high: float) -> float:
-            return statistics.median(memory for drawn, memory in samples if low * refreshes <= drawn <= high * refreshes + 2)
-
-    early, late = around(0.1, 0.2), around(0.9, 1.0)
-    return {"early_mib": early, "late_mib": late, "growth": late / early - 1, "refreshes": samples[-1][0], "seconds": seconds,
-            "largest_mib": max(memory for _, memory in samples)}
+        viewer.close()
+    tenth = max(refreshes // 10, 1)
+    early, late = statistics.median(samples[tenth : 2 * tenth]), statistics.median(samples[-tenth:])
+    return {"early_mib": early, "late_mib": late, "growth": late / early - 1, "largest_mib": max(samples), "refreshes": refreshes, "seconds": seconds,
+            "parts": len(viewer.fragments), "sent_mb": viewer.received / 1e6}
 
 
-PARTS = {"freshness": lambda browser, folder, short: freshness(browser, folder, 8 if short else 40),
-         "server_load": lambda browser, folder, short: server_load(browser, folder, 10 if short else 60),
+PARTS = {"freshness": lambda browser, folder, short: freshness(browser, folder, 8 if short else 30),
+         "server_load": lambda browser, folder, short: server_load(browser, folder, 10 if short else 40),
          "page_load": lambda browser, folder, short: page_load(browser, folder, 10**6 if short else 10**7, 3 if short else 7),
-         "server_memory": lambda browser, folder, short: server_memory(browser, folder, 150 if short else 3600)}
+         "server_memory": lambda browser, folder, short: server_memory(folder, 150 if short else 3600)}
 LIMITS = [("event to pixel, p95 [s]", "freshness", "p95_s", 2.0), ("page load, median [s]", "page_load", "median_s", 3.0),
           ("page load, worst [s]", "page_load", "worst_s", 3.0), ("server, one viewer [share of a core]", "server_load", "core_share", 0.15),
           ("server's memory over the refreshes of an hour [growth]", "server_memory", "growth", 0.05)]
@@ -139,6 +137,7 @@ LIMITS = [("event to pixel, p95 [s]", "freshness", "p95_s", 2.0), ("page load, m
 def main() -> None:
     """Measure and print."""
     parser = arguments("dashboard", __doc__ or "")
+    parser.add_argument("--huge", type=Path, metavar="FOLDER", help="where the huge run stands, or is made and left (default: made anew)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measure these alone; the JSON keeps the others")
     options = parser.parse_args()
     if missing_browser():
@@ -149,8 +148,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, serving(["chromedriver", f"--port={port}"], f"http://127.0.0.1:{port}/status",
                                                         stdout=subprocess.DEVNULL):
         for part in options.parts:
-            folder = Path(name) / part
-            folder.mkdir()
+            folder = options.huge if part == "page_load" and options.huge else Path(name) / part
+            folder.mkdir(parents=True, exist_ok=True)
             browser = Browser(f"http://127.0.0.1:{port}")
             try:
                 figures[part] = {**PARTS[part](browser, folder, options.short), "load_1min": os.getloadavg()[0]}

@@ -14,6 +14,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -100,12 +101,18 @@ def fill(folder: Path, points: int, processes: int = 12) -> int:
     return ticks
 
 
-def reading_cost(points: int) -> dict[str, float]:
-    """Milliseconds to read what a page shows of a run of so many stored values."""
-    with tempfile.TemporaryDirectory() as folder:
+def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) -> dict[str, float]:
+    """Milliseconds to read what a page shows of a run of so many stored values (that in `huge`, if given), and what writing a record takes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = huge or Path(name)
+        (Path(name) / "written").mkdir()
         begin = time.perf_counter()
-        ticks = fill(Path(folder), points)
+        written = fill(Path(name) / "written", writing)
         filled = time.perf_counter() - begin
+        if huge is None:
+            fill(folder, points)
+        with Run(folder) as run:
+            ticks = run.cursor
 
         def median(read: object) -> float:
             taken = []
@@ -123,7 +130,7 @@ def reading_cost(points: int) -> dict[str, float]:
             "whole_loss_curve_ms": lambda run: run.series(["loss"]),
         }
         return {"records": ticks, "file_mb": (Path(folder) / "telemetry.sqlite").stat().st_size / 1e6,
-                "microseconds_per_record": filled / ticks * 1e6, **{name: median(read) for name, read in reads.items()}}
+                "microseconds_per_record": filled / written * 1e6, **{name: median(read) for name, read in reads.items()}}
 
 
 CASES = {
@@ -142,13 +149,15 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
     from ddrl.run.session import Session
 
     spent: list[float] = []
-    loop = Session.run
+    begin, end = Session.start, Session.finish  # between them lies the loop
 
-    def timed(session: Session) -> object:
-        begin = time.process_time()
-        reason = loop(session)
-        spent.append(time.process_time() - begin)
-        return reason
+    def timed_start(session: Session) -> None:
+        begin(session)
+        spent.append(-time.process_time())
+
+    def timed_finish(session: Session, *arguments: Any, **options: Any) -> dict[str, Any]:
+        spent[-1] += time.process_time()
+        return end(session, *arguments, **options)
 
     def one(settings: list[str]) -> float:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -158,11 +167,11 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
         assert status == 0, status
         return spent[-1]
 
-    Session.run = timed  # type: ignore[method-assign]
+    Session.start, Session.finish = timed_start, timed_finish  # type: ignore[method-assign]
     try:
         seconds = interleave({name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent))
     finally:
-        Session.run = loop  # type: ignore[method-assign]
+        Session.start, Session.finish = begin, end  # type: ignore[method-assign]
     return {"cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
             "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"}}
 
@@ -176,11 +185,13 @@ def free_port() -> int:
 
 def main() -> None:
     """Measure and print."""
-    options = arguments("telemetry", __doc__ or "").parse_args()
+    parser = arguments("telemetry", __doc__ or "")
+    parser.add_argument("--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points that stands already (default: made anew)")
+    options = parser.parse_args()
     short = options.short
     counters = counter_cost(200_000 if short else 1_000_000)
-    recorder = recorder_cost(5 if short else 30)
-    reading = reading_cost(10**6 if short else 10**7)
+    recorder = recorder_cost(5 if short else 20)
+    reading = reading_cost(10**6 if short else 10**7, options.huge)
     whole = run_cost(2 if short else 9, 4_000 if short else 8_000)
     found = whole["ratio"]
     assert isinstance(found, dict)

@@ -13,6 +13,7 @@ import streamlit as st
 import watch
 
 st.set_page_config(page_title="ddrl", layout="wide")
+st.html("<style>a:focus-visible, button:focus-visible { outline: 2px solid currentColor !important; }</style>")  # where the keyboard is
 
 pages = [
     st.Page(path, title=path.stem.partition("_")[2].capitalize(), url_path=path.stem.partition("_")[2], default=index == 0)

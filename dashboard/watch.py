@@ -7,6 +7,8 @@ in plain words and the page stays up. Data is bounded: at most `POINTS` rows of 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import sys
 import time
@@ -15,8 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import drawing
+import plotly.io
 import streamlit as st
 
+from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry import Run, find_runs, name_bottleneck, run_state
 
@@ -24,11 +29,20 @@ POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters
 MOST_RUNS = 200  # runs offered for choice
 PERIOD = float(os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0"))  # [s] between refreshes of a running run; benchmarks shorten it
+HEADLINE_HEIGHT = 72  # [pixels] two lines
 LOOK_PERIOD = 2.0  # [s] between looks for new runs
 
 STATE_WORDS = {"running": ":green-badge[:material/play_arrow: running]", "ended": ":gray-badge[:material/check: ended]",
                "dead": ":red-badge[:material/error: its process is gone]"}
 Runs = dict[str, Run]
+
+# Streamlit collects garbage after every turn of every part of a page, and would walk what plotly and pandas made when they were imported, which
+# lives for ever, several times a second. Frozen, it is left alone.
+importlib.import_module("pandas")
+plotly.io.templates.default = "none"  # the page's own colors count
+plots.learning_curve({}).to_json()  # what plotly loads at its first figure
+gc.collect()
+gc.freeze()
 
 
 def runs_folder() -> Path:
@@ -120,8 +134,8 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
 
 
 def chart(place: Any, figure: Any, key: str) -> None:
-    """Draw a figure in `place`; the same key redraws it in place when new data comes."""
-    place.plotly_chart(figure, key=key, config={"displayModeBar": False})
+    """Draw a figure in `place`; the same key redraws it in place when new data comes. Its title is what a screen reader says."""
+    drawing.draw(place, figure, key)
 
 
 def headline() -> None:
@@ -132,15 +146,16 @@ def headline() -> None:
         series = run.series(since=max(run.cursor - 1, 0))
         state = run.state
         line = f"**{name}** {STATE_WORDS[state]} "
+        place = st.container(height=HEADLINE_HEIGHT, border=False)  # a longer sentence must not move the page
         if not len(series):
-            st.markdown(line + "has not written its first record yet.")
+            place.markdown(line + "has not written its first record yet.")
             return
         newest = {key: float(values[-1]) for key, values in series.columns.items()}
         silent = time.time() - newest["time"]
         if state == "running" and silent > 15:
             line += f":orange-badge[:material/hourglass: no record for {silent:.0f} s] "
         found = name_bottleneck(newest)
-        st.markdown(line + ("" if state == "running" else "At its end: ") + found.sentence)
+        place.markdown(line + ("" if state == "running" else "At its end: ") + found.sentence)
 
     live(draw)
 

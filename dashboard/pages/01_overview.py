@@ -19,11 +19,12 @@ def figures(runs: watch.Runs) -> None:
     newest = {name: float(values[-1]) for name, values in series.columns.items()}
     judged = run.evaluations(points=watch.POINTS)
     share = newest["env_steps"] / run.config.run.max_env_steps
+    goal = "-" if math.isnan(share) else f"{share:.{1 if share < 0.1 else 0}%} of {count_text(run.config.run.max_env_steps)}"
     texts = [
-        ("Environment steps", count_text(newest["env_steps"]), "-" if math.isnan(share) else f"{share:.0%} of run.max_env_steps"),
+        ("Environment steps", count_text(newest["env_steps"]), goal),
         ("Steps / s", count_text(newest["env_steps_per_s"]), f"{value_text(newest['rollouts'], 0)} rollouts"),
         ("Updates / s", count_text(newest["updates_per_s"]), f"{count_text(newest['updates'])} in all"),
-        ("Return", value_text(newest["return_mean"]), "training, last seconds"),
+        ("Return", value_text(newest["return_mean"]), "in training"),
         ("Evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-",
          f"best {value_text(float(judged['mean'].max()))}" if len(judged) else "none yet"),
         ("Policy lag", count_text(newest["lag_p50"]), f"versions; p99 {count_text(newest['lag_p99'])}"),
@@ -46,5 +47,10 @@ def charts(runs: watch.Runs) -> None:
             watch.chart(column, plots.series_over(tables, name, x=x), name)
 
 
-watch.live(figures)
-watch.live(charts)
+def page(runs: watch.Runs) -> None:
+    """Both, as one part: each part that refreshes alone costs the server a turn of its own."""
+    figures(runs)
+    charts(runs)
+
+
+watch.live(page)

@@ -35,8 +35,10 @@ def happened(runs: watch.Runs) -> None:
         if "traceback" in fields:
             st.code(fields["traceback"], language="python")
     events = run.events(newest=200)
-    st.dataframe(pd.DataFrame({"time": pd.to_datetime(events["time"][::-1], unit="s"), "after [s]": events["wall_seconds"][::-1].round(1),
-                               "kind": events["kind"][::-1], "what": events["text"][::-1]}), hide_index=True, height=320, key="events")
+    st.dataframe(pd.DataFrame({"time [UTC]": pd.to_datetime(events["time"][::-1], unit="s"), "after [s]": events["wall_seconds"][::-1].round(1),
+                               "kind": events["kind"][::-1], "what": events["text"][::-1]}), hide_index=True, height=320, key="events",
+                 column_config={"after [s]": st.column_config.NumberColumn(width="small"), "kind": st.column_config.TextColumn(width="small"),
+                                "what": st.column_config.TextColumn(width="large")})
 
 
 watch.live(health)

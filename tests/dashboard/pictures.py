@@ -14,7 +14,7 @@ from tests.dashboard.webdriver import Browser, free_port, missing_browser, servi
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
-PAGES = ("overview", "distribution", "replay", "ranks")
+PAGES = {"overview": 7, "distribution": 6, "replay": 6, "ranks": 1}  # and how many charts each shows
 
 
 def main() -> None:
@@ -22,8 +22,8 @@ def main() -> None:
     if missing_browser():
         raise SystemExit(missing_browser())
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        settings = {"run.dir": f"{name}/runs/cartpole-4-hosts", "cluster.relays": 4, "run.max_env_steps": 100_000_000,
-                    "run.max_seconds": 600, "run.target_return": float("inf"), "telemetry.period": 0.5}
+        settings = {"run.dir": f"{name}/runs/cartpole-4-hosts", "cluster.relays": 4, "run.max_env_steps": 1_000_000,
+                    "replay.samples_per_insert": 8.0, "run.max_seconds": 600, "run.target_return": float("inf"), "telemetry.period": 0.5}
         run = ddrl.start(settings, ranks=16, wait=240)
         stack.callback(run.stop)
         port, driver_port = free_port(), free_port()
@@ -41,12 +41,11 @@ def main() -> None:
         for dark in (False, True):
             browser = Browser(f"http://127.0.0.1:{driver_port}", dark=dark, height=1300)
             stack.callback(browser.close)
-            for page in PAGES if not dark else PAGES[:1]:
-                browser.open(f"http://127.0.0.1:{port}/{page if page != PAGES[0] else ''}")
+            for page, charts in PAGES.items() if not dark else [("overview", PAGES["overview"])]:
+                browser.open(f"http://127.0.0.1:{port}/{page if page != 'overview' else ''}")
                 browser.wait_for("cartpole-4-hosts", "running")
-                drawn = ".js-plotly-plot .main-svg, [data-testid=stDataFrame] canvas"
-                until(lambda browser=browser, drawn=drawn: browser.find(drawn), "figures")
-                time.sleep(4)  # charts below the first are drawn one after the other
+                until(lambda browser=browser, charts=charts: len(browser.find(".js-plotly-plot .plot-container")) >= charts, "charts")
+                time.sleep(2)  # a redraw may be under way
                 browser.screenshot(FOLDER / f"dashboard-{page}{'-dark' if dark else ''}.png")
                 print(f"{page}{' (dark)' if dark else ''}: {len(browser.console_errors())} console errors")
 

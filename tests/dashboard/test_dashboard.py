@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -62,16 +64,22 @@ def driver():
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture
-def dashboard(tmp_path):
+@contextlib.contextmanager
+def dashboard_of(tmp_path, app="dashboard/app.py"):
     """URL of a dashboard that watches tmp_path/runs."""
     port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port), "--server.headless", "true",
+    command = [sys.executable, "-m", "streamlit", "run", str(app), "--server.port", str(port), "--server.headless", "true",
                "--", str(tmp_path / "runs")]
     with (tmp_path / "streamlit.log").open("wb") as log, serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=log,
                                                                  stderr=log):
         yield f"http://127.0.0.1:{port}"
     assert "Traceback" not in (tmp_path / "streamlit.log").read_text()
+
+
+@pytest.fixture
+def dashboard(tmp_path):
+    with dashboard_of(tmp_path) as url:
+        yield url
 
 
 @pytest.fixture
@@ -234,6 +242,17 @@ def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path,
             window.close()
 
 
+def test_a_page_is_one_file_as_the_documentation_writes_it(tmp_path, browser):
+    (example,) = re.findall(r"```python\n( *\"\"\"Subject.*?)```", (ROOT / "docs" / "telemetry.md").read_text(), re.DOTALL)
+    shutil.copytree(ROOT / "dashboard", tmp_path / "dashboard", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "dashboard" / "pages" / "07_subject.py").write_text(textwrap.dedent(example))
+    with dashboard_of(tmp_path, tmp_path / "dashboard" / "app.py") as url, LiveRun(tmp_path / "runs" / "alpha"):
+        browser.open(url)
+        browser.wait_for("alpha", "running", "Updates / s")
+        go_to(browser, "Subject")
+        browser.wait_for("replay_size", "wall time")
+
+
 def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):
     with LiveRun(tmp_path / "runs" / "alpha"):
         window = Browser(driver, dark=True)
@@ -245,6 +264,35 @@ def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):
             assert window.console_errors() == []
         finally:
             window.close()
+
+
+def test_charts_are_redrawn_in_place_and_nothing_jumps(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha"):
+        browser.open(dashboard)
+        browser.wait_for("alpha", "running", "Return")
+        until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
+        browser.run("window.plots = [...document.querySelectorAll('.js-plotly-plot')]; window.drawn = 0; window.places = new Set();"
+                    "window.plots[0].on('plotly_afterplot', () => { window.drawn += 1;"
+                    " window.plots.forEach(plot => window.places.add(Math.round(plot.getBoundingClientRect().top))); })")
+        until(lambda: browser.run("return window.drawn") >= 5, "five more pictures")
+        assert browser.run("return window.plots.every(plot => plot.isConnected)"), "a chart was thrown away and made anew"
+        assert browser.run("return window.places.size") == 3, "the three rows of charts moved"
+
+
+def test_pages_are_reached_by_keyboard_alone_and_the_focus_is_seen(tmp_path, dashboard, browser):
+    focused = "const e = document.activeElement; const s = getComputedStyle(e); return [e.innerText || '', s.outlineStyle]"
+    with LiveRun(tmp_path / "runs" / "alpha"):
+        browser.open(dashboard)
+        browser.wait_for("alpha", "running", "Updates / s")
+        for _ in range(30):
+            browser.press("\ue004")  # Tab
+            text, style = browser.run(focused)
+            if text.strip() == "Replay":
+                break
+        assert text.strip() == "Replay"
+        assert style == "solid", "nothing shows where the focus is"
+        browser.press("\ue007")  # Enter
+        browser.wait_for("Who waits for whom")
 
 
 def test_an_event_reaches_the_page(tmp_path, dashboard, browser):

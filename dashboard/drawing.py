@@ -1,0 +1,64 @@
+"""Draws a plotly figure in the page and redraws it in place when its data change: nothing blinks, and what the reader zoomed or hid stays so.
+
+`st.plotly_chart` makes a new chart for new data (its identity is a hash of them). This component keeps one chart a key and hands new figures to
+`Plotly.react`, with the plotly.js that comes with the Python package. Where Streamlit has no such components, `st.plotly_chart` draws.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plotly
+import streamlit as st
+import streamlit.components.v1 as components
+
+_LIBRARY = components.declare_component("plotly_js", path=str(Path(plotly.__file__).parent / "package_data"))  # served, never shown itself
+
+_SCRIPT = """
+function library() {
+  window.ddrlPlotly ??= new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = new URL("component/LIBRARY/plotly.min.js", document.baseURI).href;
+    script.onload = () => done(window.Plotly);
+    script.onerror = () => { window.ddrlPlotly = undefined; script.remove(); failed(new Error("plotly.js cannot be loaded")); };
+    document.head.append(script);
+  });
+  return window.ddrlPlotly;
+}
+
+export default function ({ data, parentElement }) {
+  let place = parentElement.querySelector(".ddrl-chart");
+  if (!place) {
+    place = document.createElement("div");
+    place.className = "ddrl-chart";
+    parentElement.append(place);
+    place.observer = new ResizeObserver(() => place.data && place.isConnected && window.Plotly.Plots.resize(place));
+    place.observer.observe(place);
+  }
+  const figure = JSON.parse(typeof data === "string" ? data : new TextDecoder().decode(data));
+  const layout = figure.layout, style = getComputedStyle(parentElement);
+  place.style.height = layout.height + "px";
+  place.setAttribute("role", "figure");
+  place.setAttribute("aria-label", layout.title.text);
+  layout.title.text = "<b>" + layout.title.text + "</b>";
+  layout.font = { ...layout.font, color: style.color, family: style.fontFamily };
+  layout.hoverlabel = { bgcolor: style.getPropertyValue("--st-background-color").trim() || "white", font: { color: style.color } };
+  layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
+  library().then(Plotly => Plotly.react(place, figure.data, layout, { displayModeBar: false }));
+  return () => { place.observer.disconnect(); setTimeout(() => window.Plotly?.purge(place), 1000); };  // it has left the page
+}
+""".replace("LIBRARY", _LIBRARY.name)
+
+_draw: Any = st.components.v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if hasattr(st.components, "v2") else None
+
+
+def draw(place: Any, figure: Any, key: str) -> None:
+    """Draw a figure in `place` (st or a column); the same key redraws it there."""
+    if _draw is None:
+        place.plotly_chart(figure, key=key, config={"displayModeBar": False})
+    elif place is st:
+        _draw(key=key, data=figure.to_json().encode())
+    else:
+        with place:
+            _draw(key=key, data=figure.to_json().encode())
