@@ -204,6 +204,11 @@ class MailboxReader:
     def pin(self) -> Sealed:
         """Pin the newest version; word 0: none yet."""
 
+    def wait_pin(self, version: int, timeout: float | None) -> Sealed:
+        """
+        Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.
+        """
+
     def unpin(self) -> None: ...
 
     def valid(self, word: int) -> bool: ...

@@ -57,21 +57,41 @@ class MailboxSlot:
 class Pin:
     """One pinned version. What was computed from `data` counts only if `valid()` is True afterwards."""
 
-    __slots__ = ("_reader", "_word", "checksum", "data", "slot", "time_ns", "values", "version")
+    __slots__ = ("_reader", "_sealed", "data")
 
     def __init__(self, reader: _kernel.MailboxReader, sealed: _kernel.Sealed, data: NDArray[np.uint8]) -> None:
         self._reader = reader
-        self._word = sealed.word
-        self.version = sealed.version
+        self._sealed = sealed
         self.data = data  # uint8 [nbytes], read-only, the same address for every version in this slot
-        self.checksum = sealed.checksum
-        self.time_ns = sealed.time_ns
-        self.values: tuple[float, ...] = sealed.values
-        self.slot = sealed.slot
+
+    @property
+    def version(self) -> int:
+        """As published."""
+        return self._sealed.version
+
+    @property
+    def checksum(self) -> int:
+        """Of `data`."""
+        return self._sealed.checksum
+
+    @property
+    def time_ns(self) -> int:
+        """When the version was made, Unix time."""
+        return self._sealed.time_ns
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The 8 numbers it carries."""
+        return self._sealed.values
+
+    @property
+    def slot(self) -> int:
+        """Where it lies."""
+        return self._sealed.slot
 
     def valid(self) -> bool:
         """Whether everything read from `data` until now belongs to this version."""
-        return self._reader.valid(self._word)
+        return self._reader.valid(self._sealed.word)
 
 
 class MailboxReader:
@@ -91,9 +111,16 @@ class MailboxReader:
         """Pin the newest sealed version in place of the former pin; the same Pin where nothing newer is there, None where nothing is yet."""
         if self._word and self._kernel.newest_word == self._word:
             return self._pin
-        sealed = self._kernel.pin()
-        self._word = sealed.word
-        self._pin = Pin(self._kernel, sealed, self._views[sealed.slot]) if sealed.word else None
+        return self._took(self._kernel.pin())
+
+    def wait_pin(self, version: int, timeout: float | None) -> Pin | None:
+        """Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest as `pin` does, in one call."""
+        return self._took(self._kernel.wait_pin(version, timeout))
+
+    def _took(self, sealed: _kernel.Sealed) -> Pin | None:
+        if sealed.word != self._word:
+            self._word = sealed.word
+            self._pin = Pin(self._kernel, sealed, self._views[sealed.slot]) if sealed.word else None
         return self._pin
 
     def unpin(self) -> None:

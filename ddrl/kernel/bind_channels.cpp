@@ -121,6 +121,10 @@ void bind_channels(nb::module_& module) {
     nb::class_<PyMailboxReader>(module, "MailboxReader", "One reader's line of a mailbox.")
         .def(nb::init<nb::object, size_t>(), "mailbox"_a, "reader"_a)
         .def("pin", [](PyMailboxReader& self) { return self.mailbox->pin(self.reader); }, "Pin the newest version; word 0: none yet.")
+        .def("wait_pin", [](PyMailboxReader& self, int64_t version, std::optional<double> timeout) {
+                 self.mailbox->wait_newer_sliced(version, timeout);
+                 return self.mailbox->pin(self.reader);
+             }, "version"_a, "timeout"_a.none(), "Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.")
         .def("unpin", [](PyMailboxReader& self) { self.mailbox->unpin(self.reader); })
         .def("valid", [](PyMailboxReader& self, uint64_t word) { return self.mailbox->valid(word); }, "word"_a)
         .def_prop_ro("newest_word", [](const PyMailboxReader& self) { return self.mailbox->newest_word(); });

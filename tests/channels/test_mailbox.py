@@ -210,6 +210,29 @@ def test_a_process_waits_for_a_newer_version(name, process):
     assert child.stdout.readline() == "5\n"
 
 
+PINNER = """
+import sys
+from ddrl.channels import Mailbox
+reader = Mailbox.attach(sys.argv[1]).reader(0)
+assert reader.wait_pin(4, 0.001).version == 4  # nothing newer in time
+held = reader.pin()
+print("up", flush=True)
+pin = reader.wait_pin(4, None)
+print(pin.version, pin is reader.pin(), pin is held, held.version, flush=True)
+"""
+
+
+def test_a_process_waits_for_a_newer_version_and_pins_it_in_one_call(name, process):
+    mailbox = Mailbox.create(name(), NBYTES, 3, 1)
+    assert mailbox.reader(0).wait_pin(-1, 0.001) is None
+    mailbox.publish(vector(4), 4)
+    mailbox.kernel.release(0)
+    child = process(PINNER, name())
+    assert child.stdout.readline() == "up\n"
+    mailbox.publish(vector(5), 5)
+    assert child.stdout.readline() == "5 True False 4\n"
+
+
 STRESS = """
 import sys
 from ddrl.channels import Mailbox, checksum
