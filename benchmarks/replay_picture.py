@@ -60,5 +60,5 @@ def _bars(figure: go.Figure, figures: dict[str, Any], cases: tuple[str, ...], co
         if held:
             medians = [figures[case][name]["median"] for case in held]
             figure.add_bar(x=[case.replace(", sample and update", "<br>sample + update") for case in held], y=medians, name=name, legendgroup=name,
-                           showlegend=False, marker={"color": color}, text=[f"{median:.3g}" for median in medians], textposition="outside",
+                           showlegend=False, marker={"color": color}, text=[f"{median:,.0f}" if median >= 100 else f"{median:.3g}" for median in medians], textposition="outside",
                            row=2, col=column)
