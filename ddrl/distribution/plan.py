@@ -72,6 +72,11 @@ class Plan:
         low, high = np.minimum(self.source, self.target), np.maximum(self.source, self.target)
         return len(np.unique(low * (self.hosts + 1) + high))
 
+    def senders(self) -> int:
+        """Most hosts that one host receives from; 0 without messages."""
+        pairs = np.unique(self.source * (self.hosts + 1) + self.target)
+        return int(np.bincount(pairs % (self.hosts + 1)).max(initial=0))
+
     def sent_by(self, host: int) -> NDArray[np.int64]:
         """Messages that `host` sends, in order of precedence."""
         return np.flatnonzero(self.source == host)

@@ -17,7 +17,7 @@ import numpy as np
 from ddrl.core.config import ClusterConfig
 from ddrl.core.errors import ConfigError
 from ddrl.distribution import costs
-from ddrl.distribution.plan import HEADER_BYTES
+from ddrl.distribution.plan import HEADER_BYTES, Plan
 from ddrl.distribution.schemes import SCHEMES, make_plan
 from ddrl.distribution.simulator import Network, simulate
 
@@ -25,6 +25,7 @@ CHUNKS = (1 << 12, 1 << 13, 1 << 14, 20_000, 1 << 15, 1 << 16, 1 << 17, 1 << 18,
 FANOUTS = (2, 3, 4, 6, 8)
 LAG_WEIGHT = 0.1  # of a model's own time beside the time between models
 LAST_ROUND = 16  # candidates that are simulated
+EVENTS = 50_000  # messages in one simulation, about
 SEVERAL = 1.25  # rates that differ by less count as equal
 CHUNKED = ("direct", "chain", "two_tree", "sharded", "weighted", "stripes")
 
@@ -50,7 +51,8 @@ def choose(config: ClusterConfig, hosts: int, nbytes: int, network: Network | No
     if scheme == "sharded":
         if config.shards > hosts:
             raise ConfigError(f"cluster.shards ({config.shards}) exceeds the {hosts} relays beside the root: lower it, or start more hosts")
-        parameters["relays"] = config.shards
+        if config.shards:
+            parameters["relays"] = config.shards
     if scheme in ("weighted", "postal"):
         parameters["up"] = list(network.up)
     if scheme == "postal":
@@ -70,16 +72,20 @@ def choose_best(network: Network, nbytes: int, versions_in_flight: int, *, relay
     hosts = len(network.up) - 1
     if hosts < 1 or nbytes < 1:
         return Choice("direct", {})
-    begun, best, least = time.monotonic(), Choice("direct", {}), math.inf
+    begun, best, least, down = time.monotonic(), Choice("direct", {}), math.inf, float(np.median(network.down))
     if relays:
         ranked = [candidate for candidate in candidates(network, nbytes, chunk_bytes) if candidate.scheme == "sharded"]
         ranked = [Choice("sharded", {**candidate.parameters, "relays": min(relays, hosts)}, candidate.seconds) for candidate in ranked]
     else:
         ranked = list(candidates(network, nbytes, chunk_bytes))
     for candidate in sorted(ranked, key=lambda candidate: candidate.seconds)[:LAST_ROUND]:
-        period, lag = _run(candidate, network, nbytes, versions_in_flight)
-        if period + LAG_WEIGHT * lag < least:
-            best, least = Choice(candidate.scheme, candidate.parameters, period), period + LAG_WEIGHT * lag
+        plan = make_plan(candidate.scheme, hosts, nbytes, **candidate.parameters)
+        period, lag = _run(plan, network, versions_in_flight)
+        cost = period + LAG_WEIGHT * lag
+        if versions_in_flight > 1:  # where versions follow one another, what comes from several hosts at once waits in one queue
+            cost += plan.senders() * float(plan.payload().max(initial=0)) / down
+        if cost < least:
+            best, least = Choice(candidate.scheme, candidate.parameters, period), cost
         if time.monotonic() - begun > budget_seconds:
             break
     return best
@@ -87,13 +93,14 @@ def choose_best(network: Network, nbytes: int, versions_in_flight: int, *, relay
 
 def predict(choice: Choice, network: Network, nbytes: int, versions_in_flight: int) -> float:
     """Simulated seconds a model: alone where one travels at a time, else between models in the steady state."""
-    return _run(choice, network, nbytes, versions_in_flight)[0]
+    return _run(make_plan(choice.scheme, len(network.up) - 1, nbytes, **choice.parameters), network, versions_in_flight)[0]
 
 
-def _run(choice: Choice, network: Network, nbytes: int, versions_in_flight: int) -> tuple[float, float]:
-    """Seconds between models, and of the first one."""
-    plan = make_plan(choice.scheme, len(network.up) - 1, nbytes, **choice.parameters)
-    models = 1 if versions_in_flight == 1 else 3 * versions_in_flight + 2
+def _run(plan: Plan, network: Network, versions_in_flight: int) -> tuple[float, float]:
+    """Seconds between models, and of the first one; few models where a model is many messages."""
+    models = 1
+    if versions_in_flight > 1:
+        models = max(2 * versions_in_flight + 1, min(3 * versions_in_flight + 2, EVENTS // max(1, plan.messages)))
     result = simulate(plan, network, models=models, versions_in_flight=versions_in_flight)
     return result.period, result.seconds
 
@@ -122,7 +129,7 @@ def candidates(network: Network, nbytes: int, chunk_bytes: int = 0) -> Iterator[
                 yield Choice("stripes", {"fanout": fanout, "chunk_bytes": size, "budgets": budgets(network, fanout)}, 0.95 * seconds)
         if hosts <= 64:
             seconds = floor + costs.pipelined_shards_seconds(hosts, nbytes, rate, a, max(chunks, min(hosts, nbytes // 64 or 1)))
-            yield Choice("sharded", {"relays": 0, "chunk_bytes": size}, seconds)
+            yield Choice("sharded", {"chunk_bytes": size}, seconds)
             if unequal:
                 yield Choice("weighted", {"up": list(network.up), "chunk_bytes": size}, 0.9 * seconds)
 

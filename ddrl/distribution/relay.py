@@ -38,6 +38,8 @@ SCHEME_NAMES, SCHEME_VALUE = ("auto", *SCHEMES), 15  # a scheme asked for while 
 STATE_PERIOD = 0.1  # s, between looks at the root's board values
 COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
 BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2  # s, between two looks: shortest, longest while models travel, longest
+SLOW_SLEEP = 5e-2  # s, longest where links are slow
+CROWDED, LOOK_SECONDS = 12.0, 4e-4  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
 SOCKET_BYTES = 1 << 16
 DRAIN_SECONDS = 2.0  # s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
 QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
@@ -149,26 +151,33 @@ class Relay:
             self.step()
 
     def step(self) -> None:
-        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between two moves."""
-        bell = self._board.relay_bell
+        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between two moves.
+
+        Where many relays share a core, they look less often and sleep between any two looks: else looking takes what moving needs.
+        """
+        bell, least = self._board.relay_bell, self._shortest_sleep()
         seen = bell.value
-        if self.progress():
+        moved = self.progress()
+        if moved:
             now = time.monotonic()
-            self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
+            self._pace += 0.1 * (min(now - self._moved_at, SLOW_SLEEP) - self._pace)
             self._moved_at = now
-            self._sleep = max(BUSY_SLEEP, 0.5 * self._pace)
-        elif not self.finished:
-            bell.wait(seen, self._sleep)
-            self._sleep = min(self._longest_sleep(), self._sleep * 1.3)
+            self._sleep = max(least, 0.5 * self._pace)
+        if not self.finished and (not moved or least > BUSY_SLEEP):
+            bell.wait(seen, least if moved else self._sleep)
+            self._sleep = max(least, min(self._longest_sleep(), self._sleep * 1.3))
+
+    def _shortest_sleep(self) -> float:
+        links = self.models.links
+        sharing = 1.0 if links is None or links.machines > 1 else len(links.up) / links.cores
+        return LOOK_SECONDS * sharing if sharing > CROWDED else BUSY_SLEEP
 
     def _longest_sleep(self) -> float:
         """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is called."""
-        models = self.models
+        models, links = self.models, self.models.links
         if models.executor is None or (self.sender.settled if self.sender is not None else models.executor.idle):
             return IDLE_SLEEP
-        if models.links is None:
-            return BUSY_LONGEST
-        return min(IDLE_SLEEP, max(BUSY_SLEEP, SOCKET_BYTES / models.links.down[self.rank]))
+        return BUSY_LONGEST if links is None else min(SLOW_SLEEP, SOCKET_BYTES / links.down[self.rank])
 
     # -- messages
 

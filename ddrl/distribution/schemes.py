@@ -85,15 +85,19 @@ def two_tree(hosts: int, nbytes: int, *, chunk_bytes: int = 1 << 16) -> Plan:
     return _striped("two_tree", hosts, nbytes, striped_trees(hosts, 2), chunk_bytes)
 
 
-def sharded(hosts: int, nbytes: int, *, relays: int = 0, chunk_bytes: int = 0) -> Plan:
-    """Shard i goes to relay i, which forwards it to all other hosts (relays = 0: every host relays).
+def sharded(hosts: int, nbytes: int, *, relays: int | None = None, chunk_bytes: int = 0) -> Plan:
+    """Shard i goes to relay i, which forwards it to all other hosts. `relays` is m, 1 <= m <= n (None: every host relays).
 
     chunk_bytes = 0 forwards whole shards, as the source does; else each chunk of a shard is forwarded as it arrives, and the root deals
     the chunks out in turn so that all relays begin early.
     """
-    if relays > hosts or relays < 0:
+    if relays is None:
+        return _shards("sharded", hosts, nbytes, cut_evenly(nbytes, max(1, hosts)), chunk_bytes)
+    if relays < 1:
+        raise PlanError(f"sharded: a model cannot go through {relays} relays: set cluster.shards to at least 1, or to 0 for the planner's choice")
+    if relays > hosts:
         raise PlanError(f"sharded: {relays} relays need as many hosts, but there are {hosts}: lower cluster.shards")
-    return _shards("sharded", hosts, nbytes, cut_evenly(nbytes, relays or max(1, hosts)), chunk_bytes, relays=relays)
+    return _shards("sharded", hosts, nbytes, cut_evenly(nbytes, relays), chunk_bytes, relays=relays)
 
 
 def weighted(hosts: int, nbytes: int, *, up: Sequence[float], chunk_bytes: int = 1 << 14) -> Plan:
@@ -136,6 +140,9 @@ def postal(hosts: int, nbytes: int, *, up: Sequence[float], down: Sequence[float
     """
     edges = earliest_tree(hosts, [nbytes / rate for rate in up], [nbytes / rate for rate in down], message_seconds, latency)
     return _whole("postal", hosts, nbytes, edges, up=list(up), down=list(down), message_seconds=message_seconds, latency=latency)
+
+
+PRESETS = {100: 10, 298: 30}  # hosts -> m that the source used
 
 
 SCHEMES: dict[str, Callable[..., Plan]] = {

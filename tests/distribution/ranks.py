@@ -78,9 +78,10 @@ def models():
 
 
 def traffic():
-    """One version over four hosts: bytes by the counters, and when the first forward left."""
+    """One version: bytes by the counters, and when the first forward left."""
+    scheme, shards, chunk_bytes = (sys.argv[2], int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else ("sharded", 0, 1 << 16)
     nbytes = 1 << 22
-    host = Host(nbytes, ClusterConfig(scheme="sharded", chunk_bytes=1 << 16, versions_in_flight=1), trace=True)
+    host = Host(nbytes, ClusterConfig(scheme=scheme, shards=shards, chunk_bytes=chunk_bytes, versions_in_flight=1), trace=True)
     if RANK == 0:
         host.publish(0)
     trace = host.relay.models.executor.traffic.trace if RANK == 0 else None
@@ -91,9 +92,45 @@ def traffic():
             host.stop()
     row = host.counters.row(0)
     sends = [moment for moment, what, *_ in trace if what == "send"]
-    report(sent=row["model_bytes_sent"].value, received=row["model_bytes_received"].value, first_send=min(sends), last_send=max(sends),
+    report(sent=row["model_bytes_sent"].value, received=row["model_bytes_received"].value,
+           first_send=min(sends, default=0), last_send=max(sends, default=0),
            chunks=host.relay.models.executor.plan.chunks, sealed=row["versions_sealed"].value,
            mirrored=[mirror.row(0)["versions_sealed"].value for mirror in host.mirrors])
+
+
+def replanned():
+    """The pace of models looks suspicious once: the relays measure, plan anew, and go on with the next version."""
+    from ddrl.distribution.links import PaceWatch
+
+    class Suspect(PaceWatch):
+        cases = 0
+
+        @property
+        def suspicious(self):
+            return self.cases == 0 and host.relay.sender.sent_version >= 3
+
+        def restart(self):
+            if hasattr(self, "_begun"):
+                self.cases += self.suspicious
+                super().restart()
+
+    host = Host(100_000, ClusterConfig(scheme="auto", versions_in_flight=2))
+    seen, wrong, published = [], 0, -1
+    if RANK == 0:
+        host.relay.sender._watch = Suspect()
+    while not host.relay.finished:
+        host.relay.progress()
+        if RANK == 0 and host.relay.sender.sent_version == published:
+            if published < 9:
+                published += 1
+                host.publish(published)
+            elif host.relay.sender.settled:
+                host.stop()
+        pin = host.reader.pin() if RANK else None
+        if pin is not None and (not seen or pin.version != seen[-1]):
+            seen.append(pin.version)
+            wrong += not np.array_equal(pin.data, model(pin.version, host.mailbox.nbytes))
+    report(epoch=host.relay.models._epoch, seen=seen, wrong=wrong, problems=host.problems(), sealed=host.counters.row(0)["versions_sealed"].value)
 
 
 def flipped():
@@ -280,5 +317,5 @@ def alone():
 
 
 if __name__ == "__main__":
-    {"models": models, "traffic": traffic, "flipped": flipped, "rows": rows, "stalled": stalled, "control": control, "failing": failing,
-     "closed": closed, "alone": alone}[sys.argv[1]]()
+    {"models": models, "traffic": traffic, "replanned": replanned, "flipped": flipped, "rows": rows, "stalled": stalled, "control": control,
+     "failing": failing, "closed": closed, "alone": alone}[sys.argv[1]]()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ddrl.core.errors import PlanError
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.schemes import SCHEMES, make_plan
+from ddrl.distribution.schemes import PRESETS, SCHEMES, make_plan
 
 
 @st.composite
@@ -19,7 +19,7 @@ def requests(draw):
     rates = draw(st.lists(st.floats(0.1, 50), min_size=hosts + 1, max_size=hosts + 1))
     parameters = {
         "tree": lambda: {"fanout": draw(st.integers(1, 6)), "depth": draw(st.integers(0, 4))},
-        "sharded": lambda: {"relays": draw(st.integers(0, hosts)), "chunk_bytes": chunk},
+        "sharded": lambda: {"relays": draw(st.integers(1, hosts)) if hosts and draw(st.booleans()) else None, "chunk_bytes": chunk},
         "weighted": lambda: {"up": rates, "chunk_bytes": chunk},
         "stripes": lambda: {"fanout": draw(st.integers(1, 9)), "chunk_bytes": chunk,
                             "budgets": draw(st.one_of(st.none(), st.just([rate / 5 for rate in rates[1:]])))},
@@ -93,9 +93,34 @@ def test_stripes_load_every_host_alike_with_few_connections(hosts):
     assert plan.connections() <= hosts * 9
 
 
+@pytest.mark.parametrize(("hosts", "relays"), sorted(PRESETS.items()))
+def test_hosts_without_a_shard_receive_all_of_them_and_relays_what_they_lack(hosts, relays):
+    plan = make_plan("sharded", hosts, 1_000_000, relays=relays)
+    for host in range(1, hosts + 1):
+        senders = plan.source[plan.sent_to(host)].tolist()
+        assert len(senders) == relays
+        assert senders.count(0) == (host <= relays)
+        assert set(senders) - {0} == set(range(1, relays + 1)) - {host}
+    assert plan.source[:1].tolist() == [0]
+    from_root = plan.sent_by(0)
+    assert plan.target[from_root].tolist() == list(range(1, relays + 1))  # shard i to relay i, in order
+    assert plan.first[from_root].tolist() == list(range(relays))
+    assert plan.senders() == relays
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1000])
+def test_models_smaller_than_their_shards_still_reach_every_host_once(nbytes):
+    plan = make_plan("sharded", 40, nbytes, relays=30)
+    plan.check()
+    assert plan.ingress().tolist() == [0] + [nbytes] * 40
+    assert (np.bincount(plan.target, minlength=41)[1:] >= 1).all()
+
+
 def test_relays_beyond_the_hosts_and_unknown_schemes_are_refused():
     with pytest.raises(PlanError, match=r"lower cluster\.shards"):
         make_plan("sharded", 3, 1000, relays=4)
+    with pytest.raises(PlanError, match="cannot go through 0 relays"):
+        make_plan("sharded", 3, 1000, relays=0)
     with pytest.raises(PlanError, match="is not known"):
         make_plan("gossip", 3, 1000)
     with pytest.raises(PlanError, match="fanout"):

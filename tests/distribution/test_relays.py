@@ -49,6 +49,25 @@ def test_the_trainers_host_sends_one_model_and_each_host_receives_one():
     assert everyone[0]["mirrored"] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("scheme", "shards", "copies"), [("direct", 0, [3, 0, 0, 0]), ("sharded", 2, [1, 1, 1, 0]), ("sharded", 1, [1, 2, 0, 0]),
+                                                          ("binomial", 0, [2, 1, 0, 0])])
+def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies):
+    everyone = run(4, "traffic", scheme, shards, 0)
+    size, chunks = 1 << 22, everyone[0]["chunks"]
+    assert chunks == max(1, shards)
+    assert [round(host["sent"] / size, 2) for host in everyone] == copies
+    assert sum(host["sent"] for host in everyone) == 3 * (size + chunks * HEADER_BYTES)
+
+
+def test_models_that_look_slow_make_the_relays_measure_and_plan_anew_and_nothing_is_lost():
+    root, *others = run(3, "replanned")
+    for host in (root, *others):
+        assert host["epoch"] == 1  # the first plan is 0
+        assert host["problems"] == []
+        assert host["wrong"] == 0
+    assert all(host["seen"][-1] == 9 and host["sealed"] == 10 for host in others)
+
+
 def test_relays_forward_before_the_root_has_sent_everything():
     everyone = run(4, "traffic")
     assert all(host["first_send"] < everyone[0]["last_send"] for host in everyone[1:])
