@@ -8,9 +8,11 @@ nothing: namespaces, bridge, neighbor table limits and files are as before. Only
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +28,7 @@ BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
 SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
+QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
 
@@ -65,7 +68,10 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
         gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
         _batch(["ip"], [f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 netns {name} mtu {mtu} gso_max_size {gso}",
                         f"link set {LINK}{host} master {BRIDGE} up"])
-        _batch(["ip", "-n", name], [f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up"])
+        _batch(["ip", "-n", name], [
+            f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up",
+            # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall for a second.
+            f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min 3s"])
         shape = f"root tbf rate {rate} burst {burst} limit"
         _batch(["tc"], [f"qdisc add dev {LINK}{host} {shape} 16000000"])
         _batch(["tc", "-n", name], [f"qdisc add dev eth0 {shape} 4000000"])
@@ -78,13 +84,14 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
 
 
 def _burst(rate: str) -> int:
-    """Bytes that tbf lets through at once: 2 ms at the link's rate, 16 KB at least."""
-    return max(16384, int(rate_bytes(rate) * 2e-3))
+    """Bytes that tbf lets through at once: 2 ms at the link's rate, four packets at least; an idle link must not gain whole chunks."""
+    return max(6000, int(rate_bytes(rate) * 2e-3))
 
 
 def change_rate(host: int, rate: str, *, up_only: bool = False) -> None:
     """Give one host's link another rate while it runs: each way, or only for what the host sends."""
-    burst = _burst(rate)
+    made = json.loads((STATE / "state.json").read_text())["rates"][host]
+    burst = max(_burst(rate), _burst(made))  # tbf would wait for ever on a packet already queued that is longer than its burst
     shape = f"root tbf rate {rate} burst {burst} limit"
     if not up_only:
         _batch(["tc"], [f"qdisc replace dev {LINK}{host} {shape} 16000000"])
@@ -93,8 +100,7 @@ def change_rate(host: int, rate: str, *, up_only: bool = False) -> None:
 
 def down() -> None:
     """Take everything away again; without a cluster it does nothing."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
+    names = end_processes()  # who still runs there would keep the namespace alive
     if names:
         _batch(["ip"], [f"netns delete {name}" for name in names])
     deadline = time.monotonic() + 60
@@ -112,6 +118,17 @@ def down() -> None:
     shutil.rmtree(STATE, ignore_errors=True)
 
 
+def end_processes() -> list[str]:
+    """Kill whatever runs on the hosts; their namespaces."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
+    for name in names:
+        for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    return names
+
+
 def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dict[str, str] | None = None) -> list[str]:
     """The command that runs one rank of `program` on each host of the cluster (the first `hosts`)."""
     state = json.loads((STATE / "state.json").read_text())
@@ -121,6 +138,9 @@ def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dic
         "btl": "tcp,self", "btl_tcp_if_include": NETWORK, "btl_tcp_eager_limit": str(1 << 18), "btl_tcp_rndv_eager_limit": str(1 << 18),
         "btl_tcp_max_send_size": str(1 << 18), "pml": "ob1", "mpi_yield_when_idle": "1",
     }
+    slowest = min(rate_bytes(rate) for rate in state["rates"])
+    if slowest * QUEUE_SECONDS < 1 << 17:  # else the system's own choice, which grows with need
+        settings["btl_tcp_sndbuf"] = str(max(8192, int(slowest * QUEUE_SECONDS)))
     command = [str(found if found.exists() else "mpirun"), "--host", ",".join(f"{address(host)}:1" for host in range(count)), "-n", str(count),
                "--map-by", "node", "--bind-to", "none",
                "--prtemca", "plm_ssh_agent", str(STATE / "agent"), "--prtemca", "prte_if_include", NETWORK,

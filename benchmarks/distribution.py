@@ -1,45 +1,99 @@
-"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside MPI_Bcast with each of its algorithms; simulator beside measurement.
+"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside MPI_Bcast with each of its algorithms, torch's gloo and Ray's object
+store; simulator beside measurement.
 
-`python -m benchmarks.distribution`; needs root (network namespaces). Closed loop: the next model leaves when every host has confirmed the
-last. Streaming: three models on their way. Efficiency is bound / measured, the bound on the links' raw rate.
+`python -m benchmarks.distribution [--ray-python PYTHON]`; needs root (network namespaces). Closed loop: the next model leaves when every host has
+confirmed the last. Streaming: several models on their way, timed in the steady state. Efficiency is bound / measured, the bound on the links' raw
+rate, of which a packet's frame takes 4.4 %. The whole list is run several times; medians over all rounds count, lows and highs stand beside them.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-import time
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from benchmarks import cluster
-from benchmarks.distribution_cases import BCAST_ALGORITHMS, case, efficiency, made, modeled, predicted, run_cases, run_mpi
+from benchmarks.distribution_cases import BCAST_ALGORITHMS, case, efficiency, made, modeled, run_groups, run_mpi, summarize
 from benchmarks.harness import arguments, print_table, save
 
 
 def schemes(short: bool) -> list[dict[str, Any]]:
     """What is timed, closed loop and streaming in turn."""
     closed = [
-        case("sharded", label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
-        case("stripes", label="stripes 4", fanout=4, chunk_bytes=1 << 15),
         case("auto", label="auto"),
+        case("stripes", label="stripes 3, 32 kB chunks", fanout=3, chunk_bytes=1 << 15),
+        case("stripes", label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15),
+        case("sharded", label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
+        case("sharded", label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
+        case("two_tree", label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
+        case("chain", 4, label="chain, 32 kB chunks", chunk_bytes=1 << 15),
         case("sharded", 3, label="sharded m=4, whole shards", relays=4),
         case("sharded", 3, label="sharded m=16, whole shards"),
-        case("two_tree", chunk_bytes=1 << 15),
-        case("chain", chunk_bytes=1 << 15),
         case("scatter_ring", 3),
         case("binomial", 3),
         case("tree", 2, label="tree 4 x 4", fanout=4, depth=2),
         case("direct", 1),
     ]
     streaming = [
-        case("sharded", 16, 3, label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
-        case("stripes", 16, 3, label="stripes 4", fanout=4, chunk_bytes=1 << 15),
-        case("sharded", 16, 3, label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case("auto", 16, 3, label="auto"),
-        case("two_tree", 12, 3, chunk_bytes=1 << 15),
-        case("chain", 12, 3, chunk_bytes=1 << 15),
-        case("scatter_ring", 6, 3),
+        case("auto", 20, 3, label="auto"),
+        case("stripes", 20, 3, label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15),
+        case("sharded", 20, 3, label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
+        case("sharded", 20, 3, label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
+        case("two_tree", 16, 3, label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
+        case("chain", 16, 3, label="chain, 32 kB chunks", chunk_bytes=1 << 15),
+        case("scatter_ring", 9, 3),
     ]
     return closed[:3] + streaming[:2] if short else closed + streaming
+
+
+def baselines(nbytes: int, short: bool) -> list[dict[str, Any]]:
+    """MPI's own broadcasts and torch's, closed loop: {label, periods}."""
+    kinds = [("MPI_Bcast, " + name, "bcast", number) for number, name in BCAST_ALGORITHMS.items()]
+    kinds += [("MPI_Scatter + MPI_Allgather", "scatter_allgather", 0), ("torch gloo broadcast", "gloo", 0)]
+    found: list[dict[str, Any]] = []
+    for label, kind, number in kinds[:1] if short else kinds:
+        seconds = run_mpi(kind, nbytes, 3, algorithm=number, timeout=60)
+        if seconds:
+            found.append({"label": label, "periods": seconds})
+            print(label, [round(second, 3) for second in seconds], flush=True)
+        else:
+            print(label, "gave no result within 60 s")
+    return found
+
+
+def ray(python: str, hosts: int, nbytes: int) -> dict[str, Any]:
+    """Ray's object store on the same cluster: {"seconds"} or {"failed"}."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "ray.json"
+        subprocess.run([sys.executable, "-m", "benchmarks.distribution_ray", "--hosts", str(hosts), "--bytes", str(nbytes), "--ray-python", python,
+                        str(out)], check=False, timeout=400)
+        return json.loads(out.read_text()) if out.exists() else {"failed": "it gave no result"}
+
+
+def report(chosen: Any, run: dict[str, Any], others: list[dict[str, Any]], rays: dict[str, Any]) -> None:
+    """Print the table and write the JSON."""
+    rates, nbytes = [cluster.rate_bytes(chosen.rate)] * (chosen.hosts + 1), chosen.bytes
+    if "seconds" in rays:
+        others = [*others, {"label": f"Ray {rays['version']}, object store", "periods": rays["seconds"]}]
+    rows = summarize(run["results"], rates, nbytes, modeled(rates, run["links"]))
+    for other in others:
+        measured = statistics.median(other["periods"])
+        rows.append({"scheme": other["label"], "mode": "closed loop", "seconds": measured, "low": min(other["periods"]),
+                     "high": max(other["periods"]), "models": len(other["periods"]), "models_per_second": 1 / measured,
+                     "efficiency": efficiency(rates, nbytes, measured)})
+    errors = [abs(row["simulated"] / row["seconds"] - 1) for row in rows if "simulated" in row]
+    print(f"\n{chosen.hosts} hosts, {chosen.rate} each way, S = {nbytes / 1e6:g} MB, bound {efficiency(rates, nbytes, 1.0):.3f} s a model")
+    columns = ("scheme", "mode", "seconds", "low", "high", "models_per_second", "efficiency", "simulated", "root_sends", "busiest_relay_sends", "cpu")
+    print_table(["scheme", "mode", "s a model", "low", "high", "models/s", "efficiency", "simulated s", "root sends S x", "busiest relay S x",
+                 "cpu busy"], [[row.get(name, "") for name in columns] for row in rows])
+    print(f"simulator against measurement: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+    save(chosen.json, {"hosts": chosen.hosts, "rate": chosen.rate, "bytes": nbytes, "bound_seconds": efficiency(rates, nbytes, 1.0),
+                       "links": run["links"], "rows": rows, "simulator_median_error": statistics.median(errors), "ray": rays,
+                       "trace": run["traced"]})
 
 
 def main() -> None:
@@ -47,52 +101,29 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--bytes", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="the whole list is run so often; medians count")
+    parser.add_argument("--rounds", type=int, default=3, help="the whole list is run so often (%(default)s)")
     parser.add_argument("--no-mpi", action="store_true", help="leave MPI's and torch's broadcasts out")
+    parser.add_argument("--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others")
+    parser.add_argument("--ray-python", default="", help="an interpreter with Ray, to time its object store too")
     chosen = parser.parse_args()
-    rates = [cluster.rate_bytes(chosen.rate)] * (chosen.hosts + 1)
-    nbytes, rounds = chosen.bytes, 1 if chosen.short else chosen.rounds
     with made([chosen.rate] * (chosen.hosts + 1)):
-        runs = []
-        for _ in range(rounds):
-            runs.append(run_cases(nbytes, schemes(chosen.short), timeout=400))
-            time.sleep(0.5)
-        baselines: list[dict[str, Any]] = []
-        if not chosen.no_mpi:
-            kinds = [("MPI_Bcast, " + name, "bcast", number) for number, name in BCAST_ALGORITHMS.items()]
-            kinds += [("MPI_Scatter + MPI_Allgather", "scatter_allgather", 0), ("torch gloo broadcast", "gloo", 0)]
-            for label, kind, number in kinds[:1] if chosen.short else kinds:
-                seconds = run_mpi(kind, nbytes, 3, algorithm=number, timeout=120)
-                if seconds:
-                    baselines.append({"label": label, "seconds": seconds, "period": statistics.median(seconds)})
-                    print(label, f"{baselines[-1]['period']:.3f} s", flush=True)
-    rows, table, errors = [], [], []
-    links = runs[-1]["links"]
-    network = modeled(rates, links)
-    for index, first in enumerate(runs[0]["results"]):
-        periods = [run["results"][index]["period"] for run in runs if index < len(run["results"])]
-        measured = statistics.median(periods)
-        simulated = predicted(first, nbytes, network)
-        errors.append(abs(simulated / measured - 1))
-        mode = "closed loop" if first["versions_in_flight"] == 1 else f"{first['versions_in_flight']} in flight"
-        cpu = statistics.median(run["results"][index]["cpu"] for run in runs if index < len(run["results"]))
-        row = {"scheme": first["label"], "mode": mode, "seconds": measured, "low": min(periods), "high": max(periods),
-               "models_per_second": 1 / measured, "efficiency": efficiency(rates, nbytes, measured), "simulated": simulated,
-               "root_sends_models": first["root_bytes"] / nbytes, "cpu": cpu, "is": [first["scheme"], first["parameters"]]}
-        rows.append(row)
-        table.append([row["scheme"], mode, measured, row["low"], row["high"], row["models_per_second"], row["efficiency"], simulated,
-                      row["root_sends_models"], cpu])
-    for baseline in baselines:
-        measured = baseline["period"]
-        rows.append({"scheme": baseline["label"], "mode": "closed loop", "seconds": measured, "low": min(baseline["seconds"]),
-                     "high": max(baseline["seconds"]), "models_per_second": 1 / measured, "efficiency": efficiency(rates, nbytes, measured)})
-        table.append([baseline["label"], "closed loop", measured, min(baseline["seconds"]), max(baseline["seconds"]), 1 / measured,
-                      efficiency(rates, nbytes, measured), "", "", ""])
-    print(f"\n{chosen.hosts} hosts, {chosen.rate} each way, S = {nbytes / 1e6:g} MB, bound {efficiency(rates, nbytes, 1.0):.3f} s a model")
-    print_table(["scheme", "mode", "s a model", "low", "high", "models/s", "efficiency", "simulated s", "root sends S x", "cpu busy"], table)
-    print(f"simulator against measurement: median error {statistics.median(errors):.1%}")
-    save(chosen.json, {"hosts": chosen.hosts, "rate": chosen.rate, "bytes": nbytes, "bound_seconds": efficiency(rates, nbytes, 1.0), "links": links,
-                       "rows": rows, "simulator_median_error": statistics.median(errors)})
+        traced = case("stripes", 3, fanout=3, chunk_bytes=1 << 15)
+        run, small = run_groups([
+            {"nbytes": chosen.bytes, "cases": schemes(chosen.short), "rounds": 1 if chosen.short else chosen.rounds},
+            {"nbytes": 1_000_000, "hosts": min(8, chosen.hosts), "cases": [traced], "trace": True},
+        ], timeout=400)
+        run["traced"] = {"scheme": traced["scheme"], "parameters": traced["parameters"], "hosts": min(8, chosen.hosts), "bytes": 1_000_000,
+                         "sends": small["trace"]}
+        if chosen.ours:
+            known = json.loads(chosen.json.read_text())
+            kept = [{"label": row["scheme"], "periods": [row["low"], row["seconds"], row["high"]]} for row in known["rows"] if "is" not in row]
+            report(chosen, run, kept, {name: value for name, value in known["ray"].items() if name != "seconds"})
+            return
+        report(chosen, run, [], {})
+        others = [] if chosen.no_mpi else baselines(chosen.bytes, chosen.short)
+        report(chosen, run, others, {})
+        if chosen.ray_python:
+            report(chosen, run, others, ray(chosen.ray_python, chosen.hosts, chosen.bytes))
 
 
 if __name__ == "__main__":

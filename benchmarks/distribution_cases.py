@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import cluster
 from ddrl.distribution.costs import bound_unequal
 from ddrl.distribution.links import Links
+from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
 BCAST_ALGORITHMS = {0: "MPI's choice", 1: "linear", 2: "chain", 3: "pipeline", 4: "split binary", 5: "binary", 6: "binomial", 7: "k-nomial",
                     8: "scatter + allgather", 9: "scatter + ring"}
+SOURCES = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 PACKET, FRAME = 1448, 1514  # bytes of payload and on the wire, of a full packet at MTU 1500
 
 
@@ -41,32 +48,69 @@ def made(rates: Sequence[str]) -> Iterable[None]:
         cluster.down()
 
 
-def run_cases(nbytes: int, cases: Sequence[dict[str, Any]], *, timeout: float = 600, hosts: int | None = None,
-              verbose: bool = True) -> dict[str, Any]:
-    """Time the cases in one mpirun (connections stay); {"links": measured links, "results": one a case}."""
+def run_groups(groups: Sequence[dict[str, Any]], *, timeout: float = 600, hosts: int | None = None, verbose: bool = True,
+               tune: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    """Time groups of cases in one mpirun (processes and their connections stay); one {"links", "results"} a group, in order.
+
+    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        request, out = Path(folder) / "cases.json", Path(folder) / "out.json"
-        request.write_text(json.dumps({"nbytes": nbytes, "cases": cases}))
-        environment = {"PYTHONPATH": str(Path(__file__).parent.parent)} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
+        request, out = Path(folder) / "request.json", Path(folder) / "out.json"
+        request.write_text(json.dumps({"groups": list(groups), "tune": tune or {}}))
+        environment = {"PYTHONPATH": SOURCES} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
         command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_ranks", str(request), str(out)], hosts=hosts,
                                  environment=environment)
-        with subprocess.Popen(command, env=cluster.mpi_environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                _, errors = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                _, errors = process.communicate()
-                print(f"stopped after {timeout:.0f} s; the cases done until then count")
+        with (open(Path(folder) / "errors", "w+") as errors,
+              subprocess.Popen(command, env=cluster.mpi_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                               text=True) as process):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            stoppers = [threading.Timer(timeout, process.terminate), threading.Timer(timeout + 10, process.kill)]
+            read = threading.Event()
+            ended = threading.Thread(target=_end_with, args=(process, read))
+            for thread in (*stoppers, ended):
+                thread.daemon = True
+                thread.start()
+            for line in process.stdout:
+                if line.startswith("RATES "):
+                    wanted = json.loads(line.removeprefix("RATES "))
+                    for host, rate in wanted["rates"].items():
+                        cluster.change_rate(int(host), rate, up_only=wanted["up_only"])
+                    process.stdin.write("done\n")
+                    process.stdin.flush()
+                else:
+                    print(line, end="", flush=True)
+            read.set()
+            code = process.wait()
+            for stopper in stoppers:
+                stopper.cancel()
+            errors.seek(0)
+            said = errors.read()
         if not out.exists():
-            raise SystemExit(f"the relays ended without a result:\n{errors[-3000:]}")
-        return json.loads(out.read_text())
+            raise SystemExit(f"the relays ended without a result:\n{said[-3000:]}")
+        if code:
+            print(f"the relays ended early ({code}, limit {timeout:.0f} s): what was done until then counts\n{said[-1500:]}")
+        return json.loads(out.read_text())["groups"]
+
+
+def _end_with(process: subprocess.Popen[str], read: threading.Event) -> None:
+    """Where mpirun has died, end the daemons that it left behind: they hold the pipe open that we read to its end."""
+    process.wait()
+    if not read.wait(5):
+        cluster.end_processes()
+
+
+def run_cases(nbytes: int, cases: Sequence[dict[str, Any]], *, rounds: int = 1, timeout: float = 600, hosts: int | None = None,
+              verbose: bool = True) -> dict[str, Any]:
+    """Time the cases, the whole list `rounds` times; {"links": measured links, "results": one a case and round}."""
+    return run_groups([{"nbytes": nbytes, "cases": list(cases), "rounds": rounds}], timeout=timeout, hosts=hosts, verbose=verbose)[0]
 
 
 def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout: float = 300) -> list[float]:
     """Seconds of each broadcast by MPI or gloo; empty where it failed or took too long."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        environment = {"PYTHONPATH": str(Path(__file__).parent.parent), "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
         if algorithm:
             environment |= {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_bcast_algorithm": str(algorithm)}
         command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_mpi", kind, str(nbytes), str(models), str(out)],
@@ -87,6 +131,31 @@ def modeled(rates: Sequence[float], links: dict[str, Any]) -> Network:
     """The emulated cluster as the simulator sees it: the links as shaped, costs as measured."""
     payload = [rate * PACKET / FRAME for rate in rates]
     return replace(Links(**links).network(), up=payload, down=payload)
+
+
+def summarize(results: Sequence[dict[str, Any]], rates: Sequence[float], nbytes: int, network: Network) -> list[dict[str, Any]]:
+    """One row a case (rounds of the same case together): medians, extremes, efficiency, what was sent, and what the simulator says."""
+    cases: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for result in results:
+        cases.setdefault((result["label"], result["versions_in_flight"]), []).append(result)
+    rows: list[dict[str, Any]] = []
+    for (label, in_flight), rounds in cases.items():
+        periods = [period for result in rounds for period in result["periods"]]
+        measured = statistics.median(periods)
+        middle = min(rounds, key=lambda result: abs(result["period"] - measured))  # auto may choose another plan another time
+        simulated = statistics.median([predicted(result, nbytes, network) for result in rounds[:3]])
+        counted = max(middle.get("relay_bytes") or [0])
+        if not counted:  # the run was ended before relays could say what they had counted
+            plan = make_plan(middle["scheme"], len(rates) - 1, nbytes, **middle["parameters"])
+            sizes = plan.payload() + HEADER_BYTES * plan.count
+            counted = float(np.bincount(plan.source, weights=sizes, minlength=len(rates))[1:].max())
+        rows.append({"scheme": label, "mode": "closed loop" if in_flight == 1 else f"{in_flight} in flight", "seconds": measured,
+                     "low": min(periods), "high": max(periods), "models": sum(len(result["seconds"]) for result in rounds), "rounds": len(rounds),
+                     "models_per_second": 1 / measured, "efficiency": efficiency(rates, nbytes, measured), "simulated": simulated,
+                     "root_sends": middle["root_bytes"] / nbytes, "busiest_relay_sends": counted / nbytes,
+                     "bytes_are": "counted" if middle.get("relay_bytes") else "of the plan",
+                     "cpu": statistics.median(result["cpu"] for result in rounds), "is": [middle["scheme"], middle["parameters"]]})
+    return rows
 
 
 def predicted(result: dict[str, Any], nbytes: int, network: Network) -> float:

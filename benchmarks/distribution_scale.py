@@ -1,73 +1,104 @@
-"""The source's experiment at 100 and 298 emulated hosts: models a second, tree against sharded, each with its best m (table 1), the busiest
-relay's egress (table 2), and our own scheme beside them.
+"""The source's experiment on 100 and 298 emulated hosts: models a second, tree against sharded, each with its best parameter (table 1), the busiest
+relay's bandwidth (table 2), and our own schemes and MPI_Bcast beside them.
 
-`python -m benchmarks.distribution_scale [--hosts 100,298]`; needs root. Rates and S are scaled down together so that the machine's cores are not
-the limit: what counts is S/B, and the table says how long that is. Closed loop is the source's rule.
+`python -m benchmarks.distribution_scale --hosts 100` (or 298); needs root. Rates and S are scaled down so that the machine's cores are not the limit:
+what counts is S/B, which the table gives as the bound. Closed loop is the source's rule: the next model leaves when every host has confirmed the
+last. Bytes are those that each relay's executor counted, headers included.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 from benchmarks import cluster
-from benchmarks.distribution_cases import case, efficiency, made, modeled, predicted, run_cases
+from benchmarks.distribution_cases import case, efficiency, made, modeled, run_cases, run_mpi, summarize
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.schemes import PRESETS, make_plan
 from ddrl.distribution.simulator import Network, simulate
 
-SCALE = {100: ("5mbit", 2_000_000, 10), 298: ("1mbit", 1_000_000, 30)}  # rate, bytes, the source's m
+SCALE = {100: ("2500kbit", 1_000_000, PRESETS[100]), 298: ("1mbit", 500_000, PRESETS[298])}  # rate, bytes, the source's m
+
+LIMIT = 440  # s of measurement; what was done until then counts
 
 
-def cases(hosts: int, relays: int, short: bool) -> list[dict[str, Any]]:
-    """Our own first, then the source's, each with the best setting that the simulator finds for it."""
-    rate, nbytes, _ = SCALE[hosts]
+def cases(hosts: int, relays: int, rate: str, nbytes: int, short: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Ours, which are quick and run several times, and theirs; the tree with the fan-out that the simulator finds best."""
     ideal = Network.equal(hosts, cluster.rate_bytes(rate), latency=1e-3, message_seconds=1e-4)
+    fanout = min(range(4, 25), key=lambda value: simulate(make_plan("tree", hosts, nbytes, fanout=value), ideal).seconds)
+    ours = [case("auto", 3, label="auto"), case("auto", 9 if hosts <= 100 else 7, 2, label="auto")]
+    if hosts <= 100:
+        ours.insert(1, case("stripes", 3, label="stripes 3, 8 kB chunks", fanout=3, chunk_bytes=1 << 13))
+    middle = round((relays * hosts) ** 0.5)
+    theirs = [case("sharded", 1, label=f"sharded m={relays}, whole shards (the source's preset)", relays=relays),
+              case("tree", 1, label=f"tree, 2 levels, best fan-out {fanout}", fanout=fanout, depth=2),
+              case("sharded", 2, label=f"sharded m={middle}, whole shards", relays=middle, limit=45),
+              case("sharded", 2, label=f"sharded m={hosts}, whole shards", relays=hosts, limit=30),
+              case("two_tree", 2, label="two_tree, 8 kB chunks", chunk_bytes=1 << 13)]
+    if hosts <= 100:
+        theirs += [case("chain", 2, label="chain, 8 kB chunks", chunk_bytes=1 << 13), case("binomial", 1),
+                   case("scatter_ring", 2, limit=45)]
+    return ours[:1] if short else ours, theirs[:1] if short else theirs
 
-    def best(scheme: str, name: str, values: list[int]) -> int:
-        return min(values, key=lambda value: simulate(make_plan(scheme, hosts, nbytes, **{name: value}), ideal).seconds)
 
-    fanout = best("tree", "fanout", list(range(4, 25)))
-    ours = [case("auto", 3, label="auto", limit=90), case("auto", 8, 2, label="auto", limit=90),
-            case("stripes", 3, label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15, limit=90)]
-    theirs = [case("sharded", 1, label=f"sharded m={relays} (source's preset)", relays=relays),
-              case("sharded", 2, label="sharded, whole shards, best m", relays=best("sharded", "relays", [relays, hosts // 3, hosts // 2, hosts])),
-              case("sharded", 2, label="sharded m=n, chunks on arrival", chunk_bytes=1 << 14),
-              case("tree", 1, label=f"tree, 2 levels, best fan-out {fanout}", fanout=fanout, depth=2, limit=300)]
-    return ours[:1] + theirs[:1] if short else ours + theirs
+def report(path: Any, found: dict[str, Any], hosts: int, rate: str, nbytes: int, run: dict[str, Any], extra: list[dict[str, Any]]) -> None:
+    """Both tables, and the JSON of all sizes measured so far."""
+    rates = [cluster.rate_bytes(rate)] * (hosts + 1)
+    bound = efficiency(rates, nbytes, 1.0)
+    rows = summarize(run["results"], rates, nbytes, modeled(rates, run["links"]))
+    fresh = {(row["scheme"], row["mode"]) for row in rows}
+    rows += [row for row in extra if (row["scheme"], row["mode"]) not in fresh]
+    print(f"\n{hosts} hosts, {rate} each way, S = {nbytes / 1e6:g} MB, bound {bound:.2f} s a model\ntable 1: models a second")
+    names = ("scheme", "mode", "models", "seconds", "low", "high", "models_per_second", "efficiency", "simulated", "cpu")
+    print_table(["scheme", "mode", "models", "s a model", "low", "high", "models/s", "efficiency", "simulated s", "cpu busy"],
+                [[row.get(name, "") for name in names] for row in rows])
+    print("table 2: bandwidth of the busiest relay")
+    print_table(["scheme", "mode", "it sends S x", "bytes/s", "of its link", "root sends S x", "efficiency"],
+                [[row["scheme"], row["mode"], row["busiest_relay_sends"], row["busiest_relay_sends"] * nbytes / row["seconds"],
+                  row["busiest_relay_sends"] * nbytes / row["seconds"] / rates[0], row["root_sends"], row["efficiency"]]
+                 for row in rows if "root_sends" in row])
+    closed = {row["scheme"]: row["models_per_second"] for row in rows if row["mode"] == "closed loop"}
+    sharded = {name: value for name, value in closed.items() if name.startswith("sharded")}
+    trees = [value for name, value in closed.items() if name.startswith("tree")]
+    preset = [value for name, value in sharded.items() if "preset" in name]
+    auto = closed.get("auto", 0.0)
+    ratios: dict[str, float] = {}
+    if trees and sharded:
+        ratios = {"sharded_preset_over_tree": preset[0] / trees[0], "auto_over_tree": auto / trees[0], "auto_over_sharded_preset": auto / preset[0]}
+        if len(sharded) > 1:
+            ratios |= {"sharded_best_over_tree": max(sharded.values()) / trees[0], "auto_over_sharded_best": auto / max(sharded.values())}
+        print("  ".join(f"{name} {value:.2f}" for name, value in ratios.items()))
+    found[str(hosts)] = {"rate": rate, "bytes": nbytes, "bound_seconds": bound, "links": run["links"], "rows": rows, "ratios": ratios}
+    save(path, found)
 
 
 def main() -> None:
     parser = arguments("distribution_scale", __doc__ or "")
-    parser.add_argument("--hosts", default="100,298")
+    parser.add_argument("--hosts", type=int, default=100, help="100 or 298 (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="of our own schemes (%(default)s)")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="s of measurement; what was done until then counts (%(default)s)")
+    parser.add_argument("--mpi", action="store_true", help="time MPI_Bcast too")
+    parser.add_argument("--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others")
     chosen = parser.parse_args()
-    figures: dict[str, Any] = {}
-    for hosts in (int(text) for text in chosen.hosts.split(",")):
-        rate, nbytes, relays = SCALE[hosts]
-        rates = [cluster.rate_bytes(rate)] * (hosts + 1)
-        with made([rate] * (hosts + 1)):
-            begun = time.monotonic()
-            run = run_cases(nbytes, cases(hosts, relays, chosen.short), timeout=2400)
-            print(f"{hosts} hosts took {time.monotonic() - begun:.0f} s")
-        network = modeled(rates, run["links"])
-        rows, table = [], []
-        for result in run["results"]:
-            plan = make_plan(result["scheme"], hosts, nbytes, **result["parameters"])
-            egress = float(plan.egress()[1:].max()) / nbytes
-            seconds = result["period"]
-            mode = "closed loop" if result["versions_in_flight"] == 1 else f"{result['versions_in_flight']} in flight"
-            row = {"scheme": result["label"], "mode": mode, "seconds": seconds, "models_per_second": 1 / seconds,
-                   "efficiency": efficiency(rates, nbytes, seconds), "busiest_relay_sends": egress, "root_sends": result["root_bytes"] / nbytes,
-                   "relay_bytes_per_second": egress * nbytes / seconds, "simulated": predicted(result, nbytes, network), "cpu": result["cpu"],
-                   "is": [result["scheme"], result["parameters"]]}
-            rows.append(row)
-            table.append([row["scheme"], mode, seconds, row["models_per_second"], row["efficiency"], egress, row["root_sends"],
-                          row["relay_bytes_per_second"] / rates[0], row["simulated"], row["cpu"]])
-        print(f"\n{hosts} hosts, {rate} each way, S = {nbytes / 1e6:g} MB, bound {efficiency(rates, nbytes, 1.0):.2f} s a model")
-        print_table(["scheme", "mode", "s a model", "models/s", "efficiency", "busiest relay sends S x", "root sends S x", "its link busy",
-                     "simulated s", "cpu busy"], table)
-        figures[str(hosts)] = {"rate": rate, "bytes": nbytes, "bound_seconds": efficiency(rates, nbytes, 1.0), "links": run["links"], "rows": rows}
-        save(chosen.json, figures)
+    hosts = chosen.hosts
+    rate, nbytes, relays = SCALE[hosts]
+    found: dict[str, Any] = {}
+    path = chosen.json.with_stem(f"{chosen.json.stem}_{hosts}")
+    rates = [cluster.rate_bytes(rate)] * (hosts + 1)
+    ours, theirs = cases(hosts, relays, rate, nbytes, chosen.short)
+    others: list[dict[str, Any]] = []
+    if chosen.ours and path.exists():
+        theirs, others = [], json.loads(path.read_text())[str(hosts)]["rows"]
+    with made([rate] * (hosts + 1)):
+        begun = time.monotonic()
+        run = run_cases(nbytes, ours + theirs + ours * (0 if chosen.short else chosen.rounds - 1), timeout=chosen.limit)
+        print(f"{time.monotonic() - begun:.0f} s")
+        report(path, found, hosts, rate, nbytes, run, others)
+        if chosen.mpi and (seconds := run_mpi("bcast", nbytes, 1, timeout=150)):
+            row = {"scheme": "MPI_Bcast, MPI's choice", "mode": "closed loop", "models": 1, "seconds": seconds[0], "low": seconds[0],
+                   "high": seconds[0], "models_per_second": 1 / seconds[0], "efficiency": efficiency(rates, nbytes, seconds[0])}
+            report(path, found, hosts, rate, nbytes, run, [*others, row])
 
 
 if __name__ == "__main__":

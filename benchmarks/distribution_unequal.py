@@ -1,68 +1,128 @@
 """Random unequal clusters: 4 to 16 hosts, each link 50 to 400 Mbit/s. What auto chooses, against the best of a full sweep of schemes.
 
-`python -m benchmarks.distribution_unequal [--clusters 50]`; needs root. Closed loop, S = 2.5 MB. The sweep is measured, not predicted; the best of
-many noisy figures is a hard rival, so the sweep's winner is measured once more, beside auto, and those two figures are compared.
+`python -m benchmarks.distribution_unequal [--clusters 50] [--minutes 8]`; needs root. Closed loop, S = 1 MB. The sweep is measured, not predicted.
+The best of many noisy figures is a hard rival, so the sweep's winner is measured again in turn with auto, and those figures are compared. One
+mpirun serves all clusters: links are shaped anew, and relays start afresh on the first hosts. Run again, it goes on where the JSON ends.
+`--simulated` runs all clusters in the simulator instead, with a wider sweep.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 from typing import Any
 
 from benchmarks import cluster
-from benchmarks.distribution_cases import case, efficiency, made, modeled, predicted, run_cases
+from benchmarks.distribution_cases import case, efficiency, made, modeled, predicted, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.planner import budgets
+from ddrl.distribution.planner import Choice, budgets, candidates, choose_best, predict
 from ddrl.distribution.simulator import Network
 
-NBYTES = 2_500_000
+NBYTES, MOST = 1_000_000, 16
+
+
+def draw(seed: int) -> list[str]:
+    """Rates of one cluster, the root's first."""
+    dice = random.Random(seed)
+    hosts = dice.randint(4, MOST)
+    return [f"{dice.randint(50, 400)}mbit" for _ in range(hosts + 1)]
 
 
 def sweep(rates: list[float]) -> list[dict[str, Any]]:
     """Every scheme with several settings."""
-    network = Network(rates, rates)
-    cases = [case("weighted", 4, label=f"weighted {size >> 10}k", up=rates, chunk_bytes=size) for size in (1 << 14, 1 << 15, 1 << 16)]
+    network, hosts = Network(rates, rates), len(rates) - 1
+    cases = [case("weighted", 3, label=f"weighted {size >> 10}k", up=rates, chunk_bytes=size) for size in (1 << 13, 1 << 14, 1 << 15)]
     for fanout in (2, 3, 4):
-        if fanout < len(rates):
-            cases += [case("stripes", 4, label=f"stripes {fanout}", fanout=fanout, chunk_bytes=1 << 15),
-                      case("stripes", 4, label=f"stripes {fanout} by rate", fanout=fanout, chunk_bytes=1 << 15, budgets=budgets(network, fanout))]
-    cases += [case("sharded", 4, label="sharded 20k", chunk_bytes=20_000), case("two_tree", 4, chunk_bytes=1 << 15),
-              case("chain", 4, chunk_bytes=1 << 15), case("scatter_ring", 3), case("binomial", 3)]
-    return cases
+        if fanout < hosts:
+            cases += [case("stripes", 3, label=f"stripes {fanout}", fanout=fanout, chunk_bytes=1 << 14),
+                      case("stripes", 3, label=f"stripes {fanout} by rate", fanout=fanout, chunk_bytes=1 << 14, budgets=budgets(network, fanout))]
+    return [*cases, case("sharded", 3, label="sharded, on arrival", chunk_bytes=1 << 14), case("sharded", 2, label="sharded, whole shards"),
+            case("chain", 3, chunk_bytes=1 << 14), case("scatter_ring", 2), case("binomial", 2), case("tree", 2, fanout=2, depth=0)]
+
+
+def simulated(count: int) -> dict[str, Any]:
+    """All clusters in the simulator: auto against everything the planner knows and every baseline."""
+    rows: list[dict[str, Any]] = []
+    for seed in range(count):
+        rates = [cluster.rate_bytes(text) for text in draw(seed)]
+        hosts, network = len(rates) - 1, Network(rates, rates, latency=3e-4, message_seconds=3e-5)
+        chosen = choose_best(network, NBYTES, 1)
+        everything = [*candidates(network, NBYTES), Choice("scatter_ring", {}), Choice("direct", {}),
+                      *(Choice("chain", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
+                      *(Choice("two_tree", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
+                      *(Choice("tree", {"fanout": fanout, "depth": depth}) for fanout in (2, 3, 4) for depth in (0, 2)),
+                      *(Choice("sharded", {"relays": relays}) for relays in range(1, hosts + 1))]
+        seconds = {f"{choice.scheme} {choice.parameters}": predict(choice, network, NBYTES, 1) for choice in everything}
+        best = min(seconds, key=lambda name: seconds[name])
+        rows.append({"hosts": hosts, "rates": draw(seed), "auto": chosen.scheme, "auto_seconds": chosen.seconds, "best": best.partition(" ")[0],
+                     "best_seconds": seconds[best], "auto_over_best": chosen.seconds / seconds[best], "swept": len(everything),
+                     "efficiency": efficiency(rates, NBYTES, chosen.seconds)})
+    return {"bytes": NBYTES, "rows": rows}
+
+
+def judged(found: dict[str, Any], seed: int, rates: list[float]) -> dict[str, Any]:
+    """One measured cluster as a row."""
+    texts, cases = draw(seed), len(sweep(rates)) + 1
+    results, duels = found["results"][:cases], found["results"][cases:]
+    auto = statistics.median(period for result in duels[::2] for period in result["periods"])
+    other = statistics.median(period for result in duels[1::2] for period in result["periods"])
+    network = modeled(rates, found["links"])
+    errors = [abs(predicted(result, NBYTES, network) / result["period"] - 1) for result in results]
+    return {"seed": seed, "hosts": len(rates) - 1, "rates": texts, "auto": duels[0]["scheme"], "auto_seconds": auto, "best": duels[1]["label"],
+            "best_seconds": other, "auto_over_best": auto / other, "efficiency": efficiency(rates, NBYTES, auto), "simulator_errors": errors,
+            "sweep": {result["label"]: result["period"] for result in results}}
+
+
+def report(path: Any, figures: dict[str, Any]) -> None:
+    """Tables and JSON."""
+    for name in ("measured", "simulated"):
+        if not (rows := figures.get(name, {}).get("rows")):
+            continue
+        print(f"\n{name}, S = {figures[name]['bytes'] / 1e6:g} MB")
+        print_table(["cluster", "hosts", "auto is", "s a model", "best of the sweep", "s a model", "auto / best", "efficiency"],
+                    [[index, row["hosts"], row["auto"], row["auto_seconds"], row["best"], row["best_seconds"], row["auto_over_best"],
+                      row["efficiency"]] for index, row in enumerate(rows)])
+        ratio = [row["auto_over_best"] for row in rows]
+        summary = {"clusters": len(rows), "median_efficiency": statistics.median(row["efficiency"] for row in rows),
+                   "median_auto_over_best": statistics.median(ratio), "worst_auto_over_best": max(ratio),
+                   "share_within_5_percent": sum(value <= 1.05 for value in ratio) / len(ratio)}
+        if name == "measured":
+            summary["simulator_median_error"] = statistics.median(error for row in rows for error in row["simulator_errors"])
+        figures[name]["summary"] = summary
+        print("  ".join(f"{key} {value:.3f}" for key, value in summary.items()))
+    save(path, figures)
 
 
 def main() -> None:
     parser = arguments("distribution_unequal", __doc__ or "")
     parser.add_argument("--clusters", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=8.0, help="measured clusters that do not fit are left for the next run")
+    parser.add_argument("--simulated", action="store_true", help="all clusters in the simulator, no root needed")
+    parser.add_argument("--afresh", action="store_true", help="forget what the JSON holds")
     chosen = parser.parse_args()
+    known: dict[str, Any] = {} if chosen.afresh or not chosen.json.exists() else json.loads(chosen.json.read_text())
+    figures = {name: known[name] for name in ("measured", "simulated") if name in known}
     count = 3 if chosen.short else chosen.clusters
-    rows, table, errors = [], [], []
-    for seed in range(count):
-        draw = random.Random(seed)
-        texts = [f"{draw.randint(50, 400)}mbit" for _ in range(draw.randint(4, 16) + 1)]
+    if chosen.simulated:
+        figures["simulated"] = simulated(count)
+        report(chosen.json, figures)
+        return
+    rows = figures.setdefault("measured", {"bytes": NBYTES, "rows": []})["rows"]
+    seeds = [seed for seed in range(count) if seed not in {row["seed"] for row in rows}]
+    groups = []
+    for seed in seeds:
+        texts = draw(seed)
         rates = [cluster.rate_bytes(text) for text in texts]
-        with made(texts):
-            first = run_cases(NBYTES, [case("auto", 4), *sweep(rates)], timeout=120, verbose=False)
-            best = min(first["results"][1:], key=lambda result: result["period"])
-            rival = {**case(best["scheme"], 6, label=best["label"]), "parameters": best["parameters"]}
-            final = run_cases(NBYTES, [case("auto", 6, label="auto"), rival] * 2, timeout=120, verbose=False)
-        auto = statistics.median([seconds for result in final["results"][::2] for seconds in result["seconds"][1:]])
-        other = statistics.median([seconds for result in final["results"][1::2] for seconds in result["seconds"][1:]])
-        network = modeled(rates, final["links"])
-        errors += [abs(predicted(result, NBYTES, network) / result["period"] - 1) for result in first["results"]]
-        row = {"hosts": len(rates) - 1, "rates": texts, "auto": final["results"][0]["scheme"], "auto_seconds": auto, "best": best["label"],
-               "best_seconds": other, "auto_over_best": auto / other, "efficiency": efficiency(rates, NBYTES, auto)}
-        rows.append(row)
-        table.append([seed, row["hosts"], row["auto"], auto, row["best"], other, row["auto_over_best"], row["efficiency"]])
-        print(f"{seed}: {row['hosts']} hosts, auto {row['auto']} {auto:.3f} s, best of the sweep {best['label']} {other:.3f} s, "
-              f"efficiency {row['efficiency']:.2f}", flush=True)
-    print_table(["cluster", "hosts", "auto is", "s a model", "best of the sweep", "s a model", "auto / best", "efficiency"], table)
-    ratio = [row["auto_over_best"] for row in rows]
-    figures = {"median_efficiency": statistics.median(row["efficiency"] for row in rows), "median_auto_over_best": statistics.median(ratio),
-               "share_within_5_percent": sum(value <= 1.05 for value in ratio) / len(ratio), "simulator_median_error": statistics.median(errors)}
-    print("  ".join(f"{name} {value:.3f}" for name, value in figures.items()))
-    save(chosen.json, {**figures, "bytes": NBYTES, "rows": rows})
+        groups.append({"nbytes": NBYTES, "hosts": len(rates) - 1, "rates": dict(enumerate(texts)), "duel": {"rounds": 3, "models": 3},
+                       "cases": [case("auto", 3, label="auto"), *sweep(rates)]})
+    with made(["200mbit"] * (MOST + 1)):
+        done = run_groups(groups, timeout=chosen.minutes * 60, verbose=False)
+    for seed, found in zip(seeds, done, strict=False):
+        rates = [cluster.rate_bytes(text) for text in draw(seed)]
+        if len(found["results"]) == len(sweep(rates)) + 1 + 6:  # else the time was over
+            rows.append(judged(found, seed, rates))
+    report(chosen.json, figures)
 
 
 if __name__ == "__main__":
