@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ddrl.core.errors import MissingExtraError
 from ddrl.core.specs import ArraySpec
 from ddrl.distribution import costs
+from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, Simulation, simulate
 from ddrl.replay import ExperienceReplay
@@ -118,6 +119,9 @@ def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: f
             "direct": costs.direct_seconds(n, nbytes, rate, latency), "binomial": costs.binomial_seconds(n, nbytes, rate, latency),
             "sharded": costs.sharded_seconds(n, nbytes, rate, latency, m), "scatter + ring": costs.ring_seconds(n, nbytes, rate, latency),
             "two-tree": costs.two_tree_seconds(n, nbytes, rate, latency, costs.best_two_tree_chunks(n, nbytes, rate, latency)),
+            "tree": min(costs.tree_seconds(n, nbytes, rate, latency, fanout) for fanout in range(1, max(2, int(3 * n**0.5)))),
+            "chain": costs.chain_seconds(n, nbytes, rate, latency, costs.best_chunks(n, nbytes, rate, latency)),
+            "stripes": min(costs.stripes_seconds(n, nbytes, rate, latency, fanout, 1 << power) for fanout in (2, 3, 4, 8) for power in range(12)),
             "bound": costs.bound_seconds(n, nbytes, rate, latency),
         }
         for name, seconds in found.items():
@@ -125,7 +129,8 @@ def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: f
     return {name: np.array(values) for name, values in rows.items()}
 
 
-_MODELED = {"direct": "direct", "binomial": "binomial", "sharded": "sharded", "scatter_ring": "scatter + ring", "two_tree": "two-tree"}
+_MODELED = {"direct": "direct", "binomial": "binomial", "sharded": "sharded", "scatter_ring": "scatter + ring", "two_tree": "two-tree",
+            "tree": "tree", "chain": "chain", "stripes": "stripes"}
 
 
 def measured_network(document: dict[str, Any]) -> dict[str, float]:
@@ -150,6 +155,21 @@ def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.floa
             best[name] = min(best.get(name, np.inf), float(row["seconds"]))
     hosts = float(document.get("hosts", 0))
     return {f"{name}, measured": (np.array([hosts]), np.array([seconds])) for name, seconds in best.items()}
+
+
+def measured_trace(document: dict[str, Any]) -> tuple[NDArray[np.float64], Simulation] | None:
+    """Sends of one model as they really went (`measured("distribution")`), and the same plan simulated on the same links, for `plots.gantt`.
+
+    None where there is no such measurement.
+    """
+    noted = document.get("trace")
+    if not isinstance(noted, dict) or not noted.get("sends"):
+        return None
+    links = document["links"]
+    rate = float(np.median([*links["up"], *links["down"]]))
+    network = Network.equal(noted["hosts"], rate, latency=links["latency"], message_seconds=links["message_seconds"], header_bytes=HEADER_BYTES)
+    plan = make_plan(noted["scheme"], noted["hosts"], noted["bytes"], **noted["parameters"])
+    return np.asarray(noted["sends"], np.float64), simulate(plan, network, trace=True)
 
 
 def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: float, **parameters: Any) -> Simulation:

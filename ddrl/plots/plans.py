@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet
 
 
-def gantt(trace: NDArray[np.float64], title: str = "Who sends when", *, height: int = 340) -> go.Figure:
+def gantt(trace: NDArray[np.float64], title: str = "Who sends when", *, measured: NDArray[np.float64] | None = None,
+          height: int = 340) -> go.Figure:
     """Every send of a simulation, one row a host: the root's, and what relays pass on.
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message (ddrl.distribution.simulator.Simulation.trace).
+    `measured`: a trace of the same plan as it really ran (`ddrl.explore.measured_trace`); its sends begin at the dots, and its hosts are
+    complete at the diamonds.
     """
     figure = new_figure(title, "ms", "host that sends (0: root)", height=height)
     if not len(trace):
@@ -29,6 +32,11 @@ def gantt(trace: NDArray[np.float64], title: str = "Who sends when", *, height: 
     last = np.array([trace[trace[:, 4] == host, 2].max() for host in range(1, hosts + 1)])
     figure.add_scatter(x=last * 1e3, y=np.arange(1, hosts + 1), mode="markers", name="has the whole model",
                        marker={"symbol": "line-ns-open", "size": max(thick, 8), "color": COLORS[5]})
+    if measured is not None and len(measured):
+        figure.add_scatter(x=measured[:, 0] * 1e3, y=measured[:, 3], mode="markers", name="measured sends", marker={"size": 4, "color": COLORS[2]})
+        whole = np.array([measured[measured[:, 4] == host, 2].max(initial=-np.inf) for host in range(1, hosts + 1)])
+        figure.add_scatter(x=whole * 1e3, y=np.arange(1, hosts + 1), mode="markers", name="measured: has the whole model",
+                           marker={"symbol": "diamond-open", "size": max(thick, 9), "color": COLORS[2]})
     figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
     figure.update_layout(hovermode="closest")
     return figure

@@ -92,3 +92,18 @@ def test_operations_of_replay_stand_beside_other_libraries():
     assert points == {"ddrl": (["add 1", "draw"], [0.5, 9.0]), "other": (["add 1"], [5.0])}
     for document in ({}, {"rows": None}, {"rows": []}):
         assert "not measured yet" in plots.operations_beside_peers(document).layout.annotations[0].text
+
+
+def test_a_measured_trace_comes_with_its_plan_simulated_on_the_same_links_and_both_are_drawn():
+    document = {"links": {"up": [1e6] * 3, "down": [1e6] * 3, "latency": 1e-4, "message_seconds": 1e-5},
+                "trace": {"scheme": "chain", "parameters": {"chunk_bytes": 6400}, "hosts": 2, "bytes": 12_800, "sends": [
+                    [0.0, 0.007, 0.007, 0, 1, 0], [0.007, 0.014, 0.014, 1, 2, 1], [0.007, 0.014, 0.014, 0, 1, 2], [0.014, 0.021, 0.022, 1, 2, 3]]}}
+    found = explore.measured_trace(document)
+    assert found is not None
+    sends, simulation = found
+    assert simulation.seconds == pytest.approx(3 * 6528 / 1e6, rel=0.05)
+    figure = plots.gantt(simulation.trace, measured=sends)
+    names = [trace.name for trace in figure.data]
+    assert list(figure.data[names.index("measured sends")].x) == [0.0, 7.0, 7.0, 14.0]
+    assert list(figure.data[names.index("measured: has the whole model")].x) == [14.0, 22.0]
+    assert explore.measured_trace({}) is None
