@@ -59,6 +59,7 @@ def _bars(figure: go.Figure, figures: dict[str, Any], cases: tuple[str, ...], co
         held = [case for case in cases if name in figures[case]]
         if held:
             medians = [figures[case][name]["median"] for case in held]
+            words = [f"{median:,.0f}" if median >= 100 else f"{median:.3g}" for median in medians]
             figure.add_bar(x=[case.replace(", sample and update", "<br>sample + update") for case in held], y=medians, name=name, legendgroup=name,
-                           showlegend=False, marker={"color": color}, text=[f"{median:,.0f}" if median >= 100 else f"{median:.3g}" for median in medians], textposition="outside",
+                           showlegend=False, marker={"color": color}, text=words, textposition="outside",
                            row=2, col=column)
