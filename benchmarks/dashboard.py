@@ -103,10 +103,11 @@ def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, flo
         return {"core_share": (sum(server.cpu_times()[:2]) - used) / (time.perf_counter() - begin)}
 
 
-def server_memory(folder: Path, refreshes: int) -> dict[str, float]:
+def server_memory(folder: Path, refreshes: int, most_seconds: float = 200.0) -> dict[str, float]:
     """The server's resident memory while an hour of updates, one a second, passes as fast as the server redraws: `refreshes` of all parts.
 
-    Taken after a tenth of them, when caches are full, and at the end. The run grows ten records a second meanwhile.
+    Taken after a tenth of them, when caches are full, and at the end, or after `most_seconds` with as many as there were by then. The run grows
+    ten records a second meanwhile.
     """
     with live_run(folder / "memory", 0.1, processes=64) as recorder, dashboard(folder, 1.0) as (url, server):
         until(lambda: recorder.latest and recorder.latest.tick > 5, "records")
@@ -117,12 +118,14 @@ def server_memory(folder: Path, refreshes: int) -> dict[str, float]:
         for _ in range(refreshes):
             viewer.refresh()
             samples.append(server.memory_info().rss / 2**20)
+            if time.perf_counter() - begin > most_seconds:
+                break
         seconds = time.perf_counter() - begin
         viewer.close()
-    tenth = max(refreshes // 10, 1)
+    tenth = max(len(samples) // 10, 1)
     early, late = statistics.median(samples[tenth : 2 * tenth]), statistics.median(samples[-tenth:])
-    return {"early_mib": early, "late_mib": late, "growth": late / early - 1, "largest_mib": max(samples), "refreshes": refreshes, "seconds": seconds,
-            "parts": len(viewer.fragments), "sent_mb": viewer.received / 1e6}
+    return {"early_mib": early, "late_mib": late, "growth": late / early - 1, "largest_mib": max(samples), "refreshes": len(samples),
+            "seconds": seconds, "parts": len(viewer.fragments), "sent_mb": viewer.received / 1e6}
 
 
 PARTS = {"freshness": lambda browser, folder, short: freshness(browser, folder, 8 if short else 30),

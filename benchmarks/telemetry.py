@@ -192,7 +192,7 @@ def main() -> None:
     counters = counter_cost(200_000 if short else 1_000_000)
     recorder = recorder_cost(5 if short else 20)
     reading = reading_cost(10**6 if short else 10**7, options.huge)
-    whole = run_cost(2 if short else 9, 4_000 if short else 8_000)
+    whole = run_cost(2 if short else 7, 4_000 if short else 6_000)
     found = whole["ratio"]
     assert isinstance(found, dict)
     print_table(["what", "measured", "limit"], [
