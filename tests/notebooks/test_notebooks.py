@@ -11,11 +11,12 @@ from notebooks.photograph import draw
 FOLDER = notebooks()
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
     try:
-        notebook = execute(path, tmp_path, timeout=280)
+        notebook = execute(path, tmp_path)
     except CellExecutionError as error:
         pytest.fail(str(error)[-3000:])
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
