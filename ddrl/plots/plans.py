@@ -63,7 +63,8 @@ def times_against_hosts(hosts: Sequence[int] | NDArray[np.int64], seconds: Mappi
         figure.add_scatter(x=x, y=y * 1e3, mode="markers", name=name, marker=marker)
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
-    figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
+    figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"},
+                         height=max(height, 110 + 20 * len(figure.data)))
     return figure
 
 
