@@ -150,6 +150,11 @@ class LaneSet:
         """Rows that stand in all lanes together."""
         return self._set.pending
 
+    @property
+    def capacity(self) -> int:
+        """Rows that all lanes together can hold."""
+        return sum(lane.capacity for lane in self.lanes)
+
     def close(self) -> None:
         """Close every lane."""
         for lane in self.lanes:

@@ -75,7 +75,8 @@ class ClusterConfig:
 class ChannelConfig:
     """Shared memory inside a host."""
 
-    lane_rows: int = setting(512, "rows", "Rows that one lane holds: more hides pauses of the drain, fewer keep experience fresh.", ge=8)
+    lane_rows: int = setting(0, "rows", "Rows that one lane holds: more hides pauses of the drain, fewer keep experience fresh; 0: four vector "
+                             "steps where samples_per_insert makes rollouts wait, else 512.", ge=0)
     lane_full: str = setting("wait", "", "What a producer does at a full lane: wait, or drop the new row (counted).", choices=("wait", "drop"))
     mailbox_slots: int = setting(4, "slots", "Parameter vectors held per host: newest, being written, and pinned ones.", ge=3)
 

@@ -23,13 +23,17 @@ BLOCKS = 2  # per relay, on their way
 
 
 class UplinkSender:
-    """Drains `lanes` and sends to rank 0. A block goes when a quarter of `block_bytes` waits, or `period` seconds after the last."""
+    """Drains `lanes` and sends to rank 0. A block goes when a quarter of it waits, or `period` seconds after the last.
+
+    A block holds at most `block_bytes`, and no more rows than the lanes.
+    """
 
     def __init__(self, comm: MPI.Comm, tag: int, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float) -> None:
         from mpi4py import MPI
 
         self._comm, self._tag, self._lanes, self._mpi, self._period = comm, tag, lanes, MPI, period
-        rows = max(1, block_bytes // row_dtype.itemsize)
+        # No more than the lanes hold: rows that wait in blocks are as late as rows that wait in lanes.
+        rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
         self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
         self._requests: list[Any] = [MPI.REQUEST_NULL] * BLOCKS
         self._enough = max(1, rows // 4)

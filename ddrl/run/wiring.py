@@ -32,6 +32,7 @@ from ddrl.run.failure import forget_failure
 CHANNELS = 1
 POLICY = 2
 EVALUATION_SLOTS = 3
+LANE_ROWS = 512  # of a lane that never stands full for long
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
 Channel = TypeVar("Channel", Board, Blob, Lane, Mailbox, Counters)
@@ -98,8 +99,10 @@ class Topology:
         return self.on_host(assignment.host).index(assignment)
 
     def lane_rows(self) -> int:
-        """Rows that one lane holds."""
-        return max(self.config.channels.lane_rows, 4 * self.config.env.num_envs)  # room for two vector steps, ends included
+        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there is learned from late."""
+        channels, least = self.config.channels, 4 * self.config.env.num_envs  # room for two vector steps, ends included
+        held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
+        return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
 
     def creator(self, host: int) -> Assignment:
         """The rank that makes a host's channels."""

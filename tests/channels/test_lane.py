@@ -177,6 +177,7 @@ def test_a_set_drains_lanes_fairly_and_in_order():
         lane.push(rows(100 * i, 50))
     lane_set, out = LaneSet(lanes), np.empty(30, ROW)
     assert lane_set.pending == 150
+    assert lane_set.capacity == sum(lane.capacity for lane in lanes) >= 150
     assert lane_set.drain(out) == 30
     assert sorted(out["number"].tolist()) == [number for i in range(3) for number in range(100 * i, 100 * i + 10)]
     assert lane_set.drain(np.empty(1000, ROW)) == 120
