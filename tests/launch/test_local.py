@@ -48,17 +48,28 @@ def test_another_mpi_gets_no_option_of_open_mpi(tmp_path):
     assert done.stdout.splitlines()[1] == f"-n|4|{sys.executable}|-m|ddrl.run|"
 
 
+def hear_ctrl_c():
+    """A shell's background job ignores Ctrl-C, and so would a script that these tests start while they run in one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_stops_the_job_saves_and_ends_with_130(tmp_path):
     run = tmp_path / "run"
     process = subprocess.Popen([LOCAL, "4", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHON": sys.executable})
-    deadline = time.monotonic() + 120
-    while not list((run / "checkpoints").glob("0*")):
-        assert time.monotonic() < deadline, "the run wrote no checkpoint within 120 s"
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=120)
+                               stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHON": sys.executable},
+                               preexec_fn=hear_ctrl_c)
+    try:
+        deadline = time.monotonic() + 120
+        while not list((run / "checkpoints").glob("0*")):
+            assert time.monotonic() < deadline, "the run wrote no checkpoint within 120 s"
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     assert process.returncode == 130, errors
     assert summary(run)["reason"] == "interrupted"
     assert f"--resume {run}" in out
