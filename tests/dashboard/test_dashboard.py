@@ -251,6 +251,7 @@ def test_a_page_is_one_file_as_the_documentation_writes_it(tmp_path, browser):
         browser.wait_for("alpha", "running", "Updates / s")
         go_to(browser, "Subject")
         browser.wait_for("replay_size", "wall time")
+        browser.leave()  # before its server goes
 
 
 def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):

@@ -145,6 +145,11 @@ class Browser:
         self._errors += [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
         return any("ERR_NETWORK_CHANGED" in error for error in self._errors)
 
+    def leave(self) -> None:
+        """Go to an empty page; what the last one has written to the console is kept. A page whose server ends would complain of that."""
+        self._network_changed()
+        self.open("about:blank")
+
     def screenshot(self, path: Path) -> None:
         """Save what is seen as PNG."""
         path.parent.mkdir(parents=True, exist_ok=True)
