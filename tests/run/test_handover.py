@@ -31,11 +31,11 @@ def test_every_rollout_of_every_host_reports_the_newest_version_within_one_close
 
 def test_inside_a_host_models_and_experience_touch_no_network(tmp_path):
     # Long enough for a rollout that starts late on a busy machine.
-    done = mpirun(5, *TINY, "--set", "run.max_env_steps=40000", "--set", f"run.dir={tmp_path / 'run'}")
+    done = mpirun(5, *TINY, "--set", "run.max_env_steps=100000", "--set", f"run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     (host,) = summary(tmp_path / "run")["hosts"]
     counted = {name: value for name, value in host.items() if "bytes" in name}
     assert counted == dict.fromkeys(("bytes_sent", "bytes_received", "model_bytes_sent", "model_bytes_received"), 0)
     with Run(tmp_path / "run") as recorded:
         fetches = recorded.latest().column("fetches")[-1]
-    assert (fetches[fetches == fetches] > 0).sum() == 2  # both rollouts took versions all the same
+    assert (fetches[fetches == fetches] > 3).sum() == 2  # both rollouts took versions all the same
