@@ -164,3 +164,38 @@ def test_a_flipped_byte_of_a_coded_model_is_reported_and_never_sealed(codec):
     assert spoiled["wrong"] == child["wrong"] == []
     assert len(root["problems"]) == 2
     assert "does not match its checksum, as received from host 1" in child["problems"][0]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("vector", 4), ("image", 3)])
+def test_an_action_on_another_host_is_the_one_that_the_trainers_network_would_take(kind, ranks):
+    pytest.importorskip("torch", reason="needs the extra [train]")
+    pytest.importorskip("onnx", reason="needs the extra [train]")
+    trainer, *others = run(ranks, kind, program="acting_ranks.py")
+    assert trainer["chunks"] > 10
+    assert all(host["problems"] == [] for host in (trainer, *others))
+    assert [host["torch"] for host in (trainer, *others)] == [True] + [False] * len(others)
+    assert any(host["forwarded"] > trainer["model"] for host in others)  # not all of it came from the trainer's host itself
+    for host in others:
+        assert host["found"] == trainer["found"]  # of each version: bytes, values of all actions bit for bit, greedy actions
+    assert trainer["near_tie"] == [False] * 3
+    assert [version["greedy"] for version in trainer["found"]] == trainer["argmax"]  # of torch itself
+    before, learned, nudged = trainer["found"]
+    assert len(set(learned["greedy"])) > 2
+    assert before["greedy"] != learned["greedy"]
+    assert learned["vector"] != nudged["vector"]  # by one parameter's last bit
+    assert learned["values"] != nudged["values"]
+
+
+def test_blocks_of_experience_hold_no_more_rows_than_the_lanes_that_they_drain():
+    root, sender = run(2, "capped", program="uplink_ranks.py")
+    assert sender["too_few"] is False  # a row less than a quarter of the lanes
+    assert sender["first"] is True  # a quarter of them, though the block's bytes would hold a thousand times as many
+    assert root["blocks"] == [4, 16, 73]  # a quarter; all that lanes of 16 hold, though more comes as they are drained; 4096 bytes of 56
+    assert sender["held"] == [16, 73]
+
+
+def test_a_root_that_takes_no_block_has_producers_wait_after_three_times_their_lanes():
+    root, sender = run(2, "untaken", program="uplink_ranks.py")
+    assert sender["sent"] == 2 * 16
+    assert sender["pushed"] == 3 * 16  # two blocks on their way, and full lanes
+    assert root["blocks"] == [16, 16, 16]  # and none is lost

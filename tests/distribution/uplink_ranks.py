@@ -1,0 +1,79 @@
+"""Programs of two ranks that tests of the uplink alone run under mpirun: `python uplink_ranks.py NAME`. Rank 0 prints one JSON line of findings."""
+
+import sys
+
+import numpy as np
+from mpi4py import MPI
+from ranks import RANK, ROW, WORLD, report
+
+from ddrl.channels.lane import Lane, LaneSet
+from ddrl.distribution.uplink import UplinkSender
+
+TAG, NEVER = 7, 1e12  # s between blocks
+
+
+class Refilled:
+    """Lanes of `capacity` rows in all that rollouts fill again while they are drained."""
+
+    def __init__(self, capacity, pending):
+        self.capacity, self.pending, self.drained = capacity, pending, []
+
+    def drain(self, out):
+        rows = min(len(out), self.pending)
+        self.drained.append(rows)
+        return rows
+
+
+def taken(count):
+    """Root: rows of the next blocks, in the order of their coming; nothing elsewhere."""
+    block, status, rows = np.empty(1 << 16, ROW), MPI.Status(), []
+    for _ in range(count if RANK == 0 else 0):
+        WORLD.Recv(block.view(np.uint8), 1, TAG, status)
+        rows.append(status.Get_count(MPI.BYTE) // ROW.itemsize)
+    return rows
+
+
+def capped():
+    """What a sender drains at once, by the lanes' capacity and by the bytes of a block; never by time."""
+    too_few, first, held = None, None, []
+    if RANK == 1:
+        lanes = [Lane.create(None, ROW, 8) for _ in range(2)]
+        sender = UplinkSender(WORLD, TAG, LaneSet(lanes), ROW, 1 << 20, period=NEVER)
+        lanes[0].push(np.zeros(2, ROW))
+        lanes[1].push(np.zeros(1, ROW))
+        too_few = sender.progress()
+        lanes[1].push(np.zeros(1, ROW))
+        first = sender.progress()
+        sender.close()
+        for capacity, block_bytes in ((16, 1 << 20), (1000, 4096)):
+            refilled = Refilled(capacity, 5000)
+            sender = UplinkSender(WORLD, TAG, refilled, ROW, block_bytes, period=NEVER)
+            sender.progress()
+            held += refilled.drained
+            sender.close()
+    report(blocks=taken(3), too_few=too_few, first=first, held=held)
+
+
+def untaken():
+    """The root takes no block before the other's producers are refused."""
+    pushed = sent = 0
+    if RANK == 1:
+        lanes = [Lane.create(None, ROW, 8) for _ in range(2)]
+        sender = UplinkSender(WORLD, TAG, LaneSet(lanes), ROW, 1 << 20, period=NEVER)
+        while (room := sum(lane.push(np.zeros(8, ROW), timeout=0) for lane in lanes)):
+            pushed += room
+            sender.progress()
+        sent = sender.rows
+    WORLD.Barrier()
+    blocks = []
+    if RANK == 0:
+        blocks = taken(3)
+    else:
+        while sender.pending:
+            sender.progress(flush=True)
+        sender.close()
+    report(blocks=blocks, pushed=pushed, sent=sent)
+
+
+if __name__ == "__main__":
+    {"capped": capped, "untaken": untaken}[sys.argv[1]]()
