@@ -24,13 +24,18 @@ class Refilled:
         return rows
 
 
-def taken(count):
-    """Root: rows of the next blocks, in the order of their coming; nothing elsewhere."""
+def taken():
+    """Root: rows of each block in the order of their coming, up to an empty one."""
     block, status, rows = np.empty(1 << 16, ROW), MPI.Status(), []
-    for _ in range(count if RANK == 0 else 0):
+    while not rows or rows[-1]:
         WORLD.Recv(block.view(np.uint8), 1, TAG, status)
         rows.append(status.Get_count(MPI.BYTE) // ROW.itemsize)
-    return rows
+    return rows[:-1]
+
+
+def end():
+    """An empty block."""
+    WORLD.Send(np.empty(0, np.uint8), 0, TAG)
 
 
 def capped():
@@ -51,7 +56,8 @@ def capped():
             sender.progress()
             held += refilled.drained
             sender.close()
-    report(blocks=taken(3), too_few=too_few, first=first, held=held)
+        end()
+    report(blocks=taken() if RANK == 0 else [], too_few=too_few, first=first, held=held)
 
 
 def untaken():
@@ -67,11 +73,12 @@ def untaken():
     WORLD.Barrier()
     blocks = []
     if RANK == 0:
-        blocks = taken(3)
+        blocks = taken()
     else:
         while sender.pending:
             sender.progress(flush=True)
         sender.close()
+        end()
     report(blocks=blocks, pushed=pushed, sent=sent)
 
 
