@@ -13,7 +13,7 @@ from ddrl.plots.distribution import (
 )
 from ddrl.plots.frame import set_up_notebook
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
-from ddrl.plots.plans import gantt, measured_schemes, times_against_hosts
+from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
@@ -32,7 +32,7 @@ from ddrl.plots.sketch import sketch
 
 __all__ = [
     "bytes_against_bound", "cost_against_limit", "cost_against_size", "cpu_by_role", "draws_against_law", "gantt", "gpu_use",
-    "heartbeat_ages", "learning_curve", "measured_schemes", "memory_by_role", "operations_beside_peers", "priority_law", "rank_table",
-    "recording_rates", "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "set_up_notebook",
+    "heartbeat_ages", "learning_curve", "measured_gantt", "measured_schemes", "memory_by_role", "operations_beside_peers", "priority_law",
+    "rank_table", "recording_rates", "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "set_up_notebook",
     "settings_table", "sketch", "survivors", "times_against_hosts", "trainer_time", "version_age_heatmap", "version_flow", "who_waits",
 ]

@@ -42,6 +42,16 @@ def gantt(trace: NDArray[np.float64], title: str = "Who sends when", *, measured
     return figure
 
 
+def measured_gantt(found: tuple[NDArray[np.float64], Any] | None, *, height: int = 340) -> go.Figure:
+    """`gantt` of what `ddrl.explore.measured_trace` gives: the simulation of a plan, and the same plan as it really ran."""
+    if found is None or not len(found[0]):
+        return say_nothing_yet(new_figure("One model, simulated and measured", "ms", "host that sends (0: root)", height=height),
+                               "not measured yet: python -m benchmarks.distribution")
+    sends, simulation = found
+    title = f"One model: simulated {simulation.seconds * 1e3:.0f} ms, measured {sends[:, 2].max() * 1e3:.0f} ms"
+    return gantt(simulation.trace, title, measured=sends, height=height)
+
+
 def times_against_hosts(hosts: Sequence[int] | NDArray[np.int64], seconds: Mapping[str, NDArray[np.float64]],
                         points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None, *,
                         height: int = 380) -> go.Figure:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,11 +95,13 @@ def test_operations_of_replay_stand_beside_other_libraries():
         assert "not measured yet" in plots.operations_beside_peers(document).layout.annotations[0].text
 
 
+CHAIN = {"links": {"up": [1e6] * 3, "down": [1e6] * 3, "latency": 1e-4, "message_seconds": 1e-5},
+         "trace": {"scheme": "chain", "parameters": {"chunk_bytes": 6400}, "hosts": 2, "bytes": 12_800, "sends": [
+             [0.0, 0.007, 0.007, 0, 1, 0], [0.007, 0.014, 0.014, 1, 2, 1], [0.007, 0.014, 0.014, 0, 1, 2], [0.014, 0.021, 0.022, 1, 2, 3]]}}
+
+
 def test_a_measured_trace_comes_with_its_plan_simulated_on_the_same_links_and_both_are_drawn():
-    document = {"links": {"up": [1e6] * 3, "down": [1e6] * 3, "latency": 1e-4, "message_seconds": 1e-5},
-                "trace": {"scheme": "chain", "parameters": {"chunk_bytes": 6400}, "hosts": 2, "bytes": 12_800, "sends": [
-                    [0.0, 0.007, 0.007, 0, 1, 0], [0.007, 0.014, 0.014, 1, 2, 1], [0.007, 0.014, 0.014, 0, 1, 2], [0.014, 0.021, 0.022, 1, 2, 3]]}}
-    found = explore.measured_trace(document)
+    found = explore.measured_trace(CHAIN)
     assert found is not None
     sends, simulation = found
     assert simulation.seconds == pytest.approx(3 * 6528 / 1e6, rel=0.05)
@@ -107,3 +110,17 @@ def test_a_measured_trace_comes_with_its_plan_simulated_on_the_same_links_and_bo
     assert list(figure.data[names.index("measured sends")].x) == [0.0, 7.0, 7.0, 14.0]
     assert list(figure.data[names.index("measured: has the whole model")].x) == [14.0, 22.0]
     assert explore.measured_trace({}) is None
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_notebook_draws_the_measured_trace_that_the_benchmark_saved(traced, tmp_path):
+    document = CHAIN if traced else {"links": CHAIN["links"], "rows": []}
+    (tmp_path / "distribution.json").write_text(json.dumps(document))
+    cells = json.loads((Path(__file__).parents[2] / "notebooks" / "02_distribution.ipynb").read_text())["cells"]
+    source = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code" and "measured_trace" in "".join(cell["source"]))
+    figure = eval(source, {"explore": explore, "plots": plots, "found": explore.measured("distribution", tmp_path)})
+    if traced:
+        assert figure.layout.title.text == "One model: simulated 20 ms, measured 22 ms"
+        assert [trace.name for trace in figure.data][-2:] == ["measured sends", "measured: has the whole model"]
+    else:
+        assert "not measured yet" in figure.layout.annotations[0].text
