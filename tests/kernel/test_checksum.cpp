@@ -14,21 +14,59 @@ static std::vector<std::byte> noise(size_t bytes, uint64_t seed) {
 }
 
 static void a_copy_has_the_checksum_of_its_source_at_any_length_and_alignment() {
-    const auto data = noise(1500, 1);
+    const auto data = noise(2300, 1);
     for (size_t begin = 0; begin < 9; ++begin) {
-        for (size_t length = 0; length + begin <= 700; ++length) {
+        for (size_t length = 0; length + begin <= 2200; ++length) {
             std::vector<std::byte> out(length + 1, std::byte{0x5A});
             const uint64_t sum = ddrl::copy_with_checksum(out.data(), data.data() + begin, length);
             EXPECT(sum == ddrl::checksum(data.data() + begin, length) && sum == ddrl::checksum(out.data(), length));
             EXPECT(length == 0 || std::memcmp(out.data(), data.data() + begin, length) == 0);
             EXPECT(out[length] == std::byte{0x5A});
-            EXPECT(sum == ddrl::checksum_detail::copy_narrow(out.data(), data.data() + begin, length));
         }
     }
 }
 
+template <ddrl::checksum_detail::To to>
+static void compare(const std::vector<std::byte>& data, size_t bytes) {
+    using namespace ddrl::checksum_detail;
+    std::vector<std::byte> memory(bytes + 128, std::byte{0x5A});
+    std::byte* out = to == To::nothing ? nullptr : memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+    const uint64_t expected = whole(blocks_plain<To::nothing>, nullptr, data.data() + 3, bytes);
+    std::vector<Blocks> found{blocks_plain<to>, fastest_blocks<to>()};
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) found.push_back(blocks_avx2<to>);
+    if (__builtin_cpu_supports("avx512f")) found.push_back(blocks_avx512<to>);
+#endif
+    for (Blocks blocks : found) {
+        if (out) std::memset(out, 0, bytes);
+        EXPECT(whole(blocks, out, data.data() + 3, bytes) == expected);
+        if (out) EXPECT(bytes == 0 || std::memcmp(out, data.data() + 3, bytes) == 0);
+        if (out) EXPECT(out[bytes] == std::byte{0x5A});
+    }
+}
+
+static void every_vector_unit_finds_the_same_value_and_copies_the_same_bytes() {
+    using enum ddrl::checksum_detail::To;
+    const auto data = noise(300'000, 4);
+    for (size_t bytes : {0u, 1u, 64u, 1023u, 1024u, 1025u, 4096u, 5000u, 65536u, 299'000u}) {
+        compare<nothing>(data, bytes);
+        compare<copy>(data, bytes);
+        compare<stream>(data, bytes);
+    }
+}
+
+static void a_large_copy_past_the_caches_is_whole() {
+    const auto data = noise(ddrl::stream_bytes + 777, 5);
+    std::vector<std::byte> memory(data.size() + 128, std::byte{0x5A});
+    std::byte* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+    for (std::byte* out : {aligned, aligned + 1}) {
+        EXPECT(ddrl::copy_with_checksum(out, data.data(), data.size()) == ddrl::checksum(data.data(), data.size()));
+        EXPECT(std::memcmp(out, data.data(), data.size()) == 0 && out[data.size()] == std::byte{0x5A});
+    }
+}
+
 static void every_single_flipped_bit_changes_it() {
-    for (size_t length : {1u, 8u, 127u, 128u, 1000u}) {
+    for (size_t length : {1u, 8u, 63u, 64u, 1000u, 2500u}) {
         auto data = noise(length, 2);
         const uint64_t sum = ddrl::checksum(data.data(), length);
         for (size_t bit = 0; bit < 8 * length; ++bit) {
@@ -57,13 +95,16 @@ static void exchanged_pieces_and_other_lengths_change_it() {
 }
 
 static void its_value_is_part_of_the_layout() {
-    std::vector<std::byte> data(1000);
+    std::vector<std::byte> data(5000);
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7);
-    EXPECT(ddrl::checksum(data.data(), data.size()) == 0xbee0bb63117673a2ull);
+    EXPECT(ddrl::checksum(data.data(), 1000) == 0x8f5798930854e2fcull);
+    EXPECT(ddrl::checksum(data.data(), 5000) == 0xe550cd49ce60fcfeull);
 }
 
 int main() {
     RUN(a_copy_has_the_checksum_of_its_source_at_any_length_and_alignment);
+    RUN(every_vector_unit_finds_the_same_value_and_copies_the_same_bytes);
+    RUN(a_large_copy_past_the_caches_is_whole);
     RUN(every_single_flipped_bit_changes_it);
     RUN(exchanged_pieces_and_other_lengths_change_it);
     RUN(its_value_is_part_of_the_layout);
