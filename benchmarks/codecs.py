@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,14 @@ class Diary:
             self.kept[self.updates] = learner.parameters.numpy()
 
 
-def train(task: str, steps: int, folder: Path) -> tuple[Diary, ActingPolicy, np.ndarray, ParameterLayout, float]:
+def train(task: str, steps: int, folder: Path,
+          kind: Callable[[int], Diary] = Diary) -> tuple[Diary, ActingPolicy, np.ndarray, ParameterLayout, float]:
     """Train in this process: the diary, the policy with its parameters, and the mean return of its last evaluation."""
     settings = [f"run.max_env_steps={steps}", f"run.dir={folder / task}", "run.target_return=inf", "run.checkpoint_period=0", "run.seed=1",
                 "evaluation.period=0", "telemetry.live=false", *EXTRA[task]]
     preparation = Preparation(parse([task, "--serial", *(word for setting in settings for word in ("--set", setting))]), "codecs")
     config = preparation.config
-    diary = Diary(int((steps - config.replay.min_size) * config.replay.samples_per_insert / config.learner.batch_size))
+    diary = kind(int((steps - config.replay.min_size) * config.replay.samples_per_insert / config.learner.batch_size))
     original = DQN.update
 
     def update(learner: DQN, batch: Any, **options: Any) -> Any:

@@ -1,7 +1,8 @@
 """What the distribution benchmarks run on each host of a cluster: relays that carry models by one plan after another, timed at the root.
 
 `python -m benchmarks.distribution_ranks REQUEST.json OUT.json`; one rank a host. A request holds groups, one after another, each on the first
-`hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models, versions_in_flight}. The relays are the library's own; the
+`hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models, versions_in_flight}, and it may name a codec with the
+model's manifest, and a file of versions to send. The relays are the library's own; the
 root publishes whenever a model may leave, and takes the times of the confirmations. Rank 0 asks on stdout for other rates of the links
 (`RATES {...}`) and reads a line from stdin when they are set.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 import ddrl.distribution.relay as relay_module
 from ddrl.channels.board import Board, Command
@@ -26,6 +28,7 @@ from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig
+from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.links import PaceWatch
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.planner import Choice, choose_best
@@ -36,14 +39,15 @@ CONNECT_TAG = 99
 ROW = np.dtype([("payload", np.uint8, (64,))])
 
 
-def host(comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool) -> tuple[Relay, Mailbox, Board]:
+def host(comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, codec: str, manifest: str) -> tuple[Relay, Mailbox, Board]:
     """A relay over private memory."""
-    config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight)
+    config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight, codec=codec)
+    layout = ParameterLayout.from_json(manifest.encode()) if manifest else None
     board = Board.create(None)
     mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config))
     counters = Counters.create(None, 1)
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
-    relay = Relay(comm, mailbox, board, config, counters.row(0), row_dtype=ROW, lanes_down=lanes, trace=trace,
+    relay = Relay(comm, mailbox, board, config, counters.row(0), row_dtype=ROW, lanes_down=lanes, trace=trace, layout=layout,
                   readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(config))])
     return relay, mailbox, board
 
@@ -80,11 +84,13 @@ def connect(comm: MPI.Comm, plan: Plan) -> None:
 class Root:
     """Drives the root's relay: publishes versions one after another, and notes when each began and ended."""
 
-    def __init__(self, comm: MPI.Comm, relay: Relay, mailbox: Mailbox) -> None:
+    def __init__(self, comm: MPI.Comm, relay: Relay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None) -> None:
         self.comm, self.relay, self.mailbox, self.version = comm, relay, mailbox, 0
         self.vector = np.random.default_rng(1).integers(0, 256, mailbox.nbytes, dtype=np.uint8)
         self.started: list[float] = []
         self.ended: list[float] = []
+        self.sent: list[int] = []  # bytes that the root had sent when a model ended
+        self._versions, self._first = versions, 0  # models to send in place of random bytes [N, nbytes], each case from the first on
         self._left: dict[int, int] = {}
 
     @property
@@ -108,14 +114,15 @@ class Root:
         if case.get("connect", True):
             connect(self.comm, self.sender.executor.plan)
         self.sender.confirms.clear()
-        self.started, self.ended, self._left = [], [], {}
+        self.started, self.ended, self.sent, self._left, self._first = [], [], [], {}, self.version
         return choice, time.perf_counter() - begun
 
     def step(self, may_publish: bool) -> None:
         """One look: publish if nothing newer stands ready, and see what has left and what has ended everywhere."""
         if may_publish and self.mailbox.newest < self.version:
             self.vector[:8].view(np.int64)[0] = self.version
-            self.mailbox.publish(self.vector, self.version)
+            vector = self.vector if self._versions is None else self._versions[self.version - self._first]
+            self.mailbox.publish(vector, self.version)
         sent = self.sender.sent_version
         self.relay.step()
         if self.sender.sent_version > sent:
@@ -127,6 +134,7 @@ class Root:
             self._left[confirm.version] -= 1
             if not self._left[confirm.version]:
                 self.ended.append(now)
+                self.sent.append(self.sender.executor.traffic.bytes_sent)
         self.sender.confirms.clear()
 
 
@@ -145,6 +153,7 @@ def drive(root: Root, case: dict[str, Any]) -> dict[str, Any]:
     figures = {**case, "scheme": choice.scheme, "parameters": choice.parameters, "expected": choice.seconds, "seconds": seconds,
                "planned": planned, "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(root.ended),
                "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]), "problems": list(root.sender.problems)[-3:]}
+    figures["sent_at_ends"] = [sent - sent_before for sent in root.sent]
     # In the steady state: the first models find idle links, the last ones have them to themselves.
     first, last = max(case.get("warm", 1), in_flight) - 1, len(seconds) - in_flight
     if in_flight == 1:
@@ -188,7 +197,7 @@ def notes(relay: Relay) -> list[Any]:
 def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     """One set of relays from start to end; rank 0 puts its findings into `out` and saves them case by case."""
     most = max([case["versions_in_flight"] for case in group["cases"]] + [group.get("replan", {}).get("versions_in_flight", 1)])
-    relay, mailbox, board = host(comm, group["nbytes"], most, group.get("trace", False))
+    relay, mailbox, board = host(comm, group["nbytes"], most, group.get("trace", False), group.get("codec", "none"), group.get("manifest", ""))
     sent: list[int] = []
     if comm.rank:
         before = 0
@@ -204,7 +213,7 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
         comm.gather(sent)
         comm.gather(notes(relay))
         return
-    root, save = Root(comm, relay, mailbox), out["save"]
+    root, save = Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None), out["save"]
     root.sender._watch = PaceWatch(math.inf)  # the case says what is used
     found: dict[str, Any] = {"links": asdict(relay.models.links), "results": []}
     out["groups"].append(found)
