@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,10 +49,11 @@ def made(rates: Sequence[str]) -> Iterable[None]:
 
 
 def run_groups(groups: Sequence[dict[str, Any]], *, timeout: float = 600, hosts: int | None = None, verbose: bool = True,
-               tune: dict[str, float] | None = None) -> list[dict[str, Any]]:
+               tune: dict[str, float] | None = None, ended: Callable[[int, dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
     """Time groups of cases in one mpirun (processes and their connections stay); one {"links", "results"} a group, in order.
 
-    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first.
+    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first. `ended` is told of each
+    group as soon as it has ended: its index and what was found.
     """
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.json", Path(folder) / "out.json"
@@ -67,8 +68,8 @@ def run_groups(groups: Sequence[dict[str, Any]], *, timeout: float = 600, hosts:
             assert process.stdout is not None
             stoppers = [threading.Timer(timeout, process.terminate), threading.Timer(timeout + 10, process.kill)]
             read = threading.Event()
-            ended = threading.Thread(target=_end_with, args=(process, read))
-            for thread in (*stoppers, ended):
+            ender = threading.Thread(target=_end_with, args=(process, read))
+            for thread in (*stoppers, ender):
                 thread.daemon = True
                 thread.start()
             for line in process.stdout:
@@ -78,6 +79,10 @@ def run_groups(groups: Sequence[dict[str, Any]], *, timeout: float = 600, hosts:
                         cluster.change_rate(int(host), rate, up_only=wanted["up_only"])
                     process.stdin.write("done\n")
                     process.stdin.flush()
+                elif line.startswith("GROUP "):
+                    if ended is not None:
+                        done = json.loads(out.read_text())["groups"]
+                        ended(len(done) - 1, done[-1])
                 else:
                     print(line, end="", flush=True)
             read.set()

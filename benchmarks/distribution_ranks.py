@@ -4,7 +4,7 @@
 `hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models, versions_in_flight}, and it may name a codec with the
 model's manifest, and a file of versions to send. The relays are the library's own; the
 root publishes whenever a model may leave, and takes the times of the confirmations. Rank 0 asks on stdout for other rates of the links
-(`RATES {...}`) and reads a line from stdin when they are set.
+(`RATES {...}`) and reads a line from stdin when they are set, and says `GROUP n` when n groups have ended.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Root:
         self.sent: list[int] = []  # bytes that the root had sent when a model ended
         self._versions, self._first = versions, 0  # models to send in place of random bytes [N, nbytes], each case from the first on
         self._left: dict[int, int] = {}
+        self._choices: dict[str, Choice] = {}  # what auto chose, by case: one choice a group, for its links are measured once
 
     @property
     def sender(self) -> Any:
@@ -106,8 +107,11 @@ class Root:
         begun = time.perf_counter()
         choice = Choice(case["scheme"], case["parameters"])
         if case["scheme"] == "auto":
-            choice = choose_best(self.sender.links.network(), self.mailbox.nbytes, case["versions_in_flight"], budget_seconds=5.0,
-                                 **case["parameters"])
+            asked = f"{case['versions_in_flight']} {case['parameters']}"
+            if asked not in self._choices:
+                self._choices[asked] = choose_best(self.sender.links.network(), self.mailbox.nbytes, case["versions_in_flight"],
+                                                   budget_seconds=5.0, **case["parameters"])
+            choice = self._choices[asked]
         self.sender.plan_with(choice, case["versions_in_flight"])
         while len(self.sender.ready) < self.relay.hosts:
             self.relay.step()
@@ -256,13 +260,20 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     save()
 
 
+def write_whole(path: Path, text: str) -> None:
+    """All of it or nothing, whenever the run is ended."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     for name, value in request.get("tune", {}).items():
         setattr(relay_module, name, value)
     world = MPI.COMM_WORLD
     out: dict[str, Any] = {"groups": []}
-    out["save"] = lambda: Path(sys.argv[2]).write_text(json.dumps({"groups": out["groups"]}))
+    out["save"] = lambda: write_whole(Path(sys.argv[2]), json.dumps({"groups": out["groups"]}))
     for group in request["groups"]:
         hosts = group.get("hosts", world.size - 1)
         if world.rank == 0 and "rates" in group:
@@ -271,6 +282,8 @@ def main() -> None:
         comm = world.Split(int(world.rank > hosts), world.rank)
         if world.rank <= hosts:
             run_group(comm, group, out)
+        if world.rank == 0:
+            print(f"GROUP {len(out['groups'])}", flush=True)
         meet(world)
         comm.Free()
 

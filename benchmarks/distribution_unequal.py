@@ -1,9 +1,9 @@
 """Random unequal clusters: 4 to 16 hosts, each link 50 to 400 Mbit/s. What auto chooses, against the best of a full sweep of schemes.
 
-`python -m benchmarks.distribution_unequal [--clusters 50] [--minutes 8]`; needs root. Closed loop, S = 1 MB. The sweep is measured, not predicted.
+`python -m benchmarks.distribution_unequal [--clusters 50] [--minutes 18]`; needs root. Closed loop, S = 1 MB. The sweep is measured, not predicted.
 The best of many noisy figures is a hard rival, so the sweep's winner is measured again in turn with auto, and those figures are compared. One
-mpirun serves all clusters: links are shaped anew, and relays start afresh on the first hosts. Run again, it goes on where the JSON ends.
-`--simulated` runs all clusters in the simulator instead, with a wider sweep.
+mpirun serves all clusters: links are shaped anew, and relays start afresh on the first hosts. Figures are saved after each cluster;
+run again, it goes on where the JSON ends. `--simulated` runs all clusters in the simulator instead, with a wider sweep.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ddrl.distribution.planner import Choice, budgets, candidates, choose_best, 
 from ddrl.distribution.simulator import Network
 
 NBYTES, MOST = 1_000_000, 16
+DUEL = {"rounds": 5, "models": 4}  # of auto and the winner in turn; the first model of each turn is not counted
 
 
 def draw(seed: int) -> list[str]:
@@ -38,7 +39,8 @@ def sweep(rates: list[float]) -> list[dict[str, Any]]:
             cases += [case("stripes", 3, label=f"stripes {fanout}", fanout=fanout, chunk_bytes=1 << 14),
                       case("stripes", 3, label=f"stripes {fanout} by rate", fanout=fanout, chunk_bytes=1 << 14, budgets=budgets(network, fanout))]
     return [*cases, case("sharded", 3, label="sharded, on arrival", chunk_bytes=1 << 14), case("sharded", 2, label="sharded, whole shards"),
-            case("chain", 3, chunk_bytes=1 << 14), case("scatter_ring", 2), case("binomial", 2), case("tree", 2, fanout=2, depth=0)]
+            case("chain", 3, chunk_bytes=1 << 14), case("two_tree", 3, chunk_bytes=1 << 14),
+            case("scatter_ring", 2), case("binomial", 2), case("tree", 2, fanout=2, depth=0)]
 
 
 def simulated(count: int) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def judged(found: dict[str, Any], seed: int, rates: list[float]) -> dict[str, An
     errors = [abs(predicted(result, NBYTES, network) / result["period"] - 1) for result in results]
     return {"seed": seed, "hosts": len(rates) - 1, "rates": texts, "auto": duels[0]["scheme"], "auto_seconds": auto, "best": duels[1]["label"],
             "best_seconds": other, "auto_over_best": auto / other, "efficiency": efficiency(rates, NBYTES, auto), "simulator_errors": errors,
+            "links": {name: value for name, value in found["links"].items() if name not in ("up", "down")},
             "sweep": {result["label"]: result["period"] for result in results}}
 
 
@@ -97,12 +100,12 @@ def report(path: Any, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = arguments("distribution_unequal", __doc__ or "")
     parser.add_argument("--clusters", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=8.0, help="measured clusters that do not fit are left for the next run")
+    parser.add_argument("--minutes", type=float, default=18.0, help="measured clusters that do not fit are left for the next run")
     parser.add_argument("--simulated", action="store_true", help="all clusters in the simulator, no root needed")
-    parser.add_argument("--afresh", action="store_true", help="forget what the JSON holds")
+    parser.add_argument("--afresh", action="store_true", help="forget what the JSON holds of measured clusters")
     chosen = parser.parse_args()
-    known: dict[str, Any] = {} if chosen.afresh or not chosen.json.exists() else json.loads(chosen.json.read_text())
-    figures = {name: known[name] for name in ("measured", "simulated") if name in known}
+    known: dict[str, Any] = json.loads(chosen.json.read_text()) if chosen.json.exists() else {}
+    figures = {name: known[name] for name in ("measured", "simulated") if name in known and not (name == "measured" and chosen.afresh)}
     count = 3 if chosen.short else chosen.clusters
     if chosen.simulated:
         figures["simulated"] = simulated(count)
@@ -114,14 +117,18 @@ def main() -> None:
     for seed in seeds:
         texts = draw(seed)
         rates = [cluster.rate_bytes(text) for text in texts]
-        groups.append({"nbytes": NBYTES, "hosts": len(rates) - 1, "rates": dict(enumerate(texts)), "duel": {"rounds": 3, "models": 3},
+        groups.append({"nbytes": NBYTES, "hosts": len(rates) - 1, "rates": dict(enumerate(texts)), "duel": DUEL,
                        "cases": [case("auto", 3, label="auto"), *sweep(rates)]})
+
+    def ended(index: int, found: dict[str, Any]) -> None:
+        rows.append(judged(found, seeds[index], [cluster.rate_bytes(text) for text in draw(seeds[index])]))
+        save(chosen.json, figures)
+        row = rows[-1]
+        print(f"cluster {row['seed']}: {row['hosts']} hosts, auto is {row['auto']}, {row['auto_seconds']:.3f} s a model, best of the sweep is "
+              f"{row['best']}, {row['best_seconds']:.3f} s, efficiency {row['efficiency']:.2f}", flush=True)
+
     with made(["200mbit"] * (MOST + 1)):
-        done = run_groups(groups, timeout=chosen.minutes * 60, verbose=False)
-    for seed, found in zip(seeds, done, strict=False):
-        rates = [cluster.rate_bytes(text) for text in draw(seed)]
-        if len(found["results"]) == len(sweep(rates)) + 1 + 6:  # else the time was over
-            rows.append(judged(found, seed, rates))
+        run_groups(groups, timeout=chosen.minutes * 60, verbose=False, ended=ended)
     report(chosen.json, figures)
 
 
