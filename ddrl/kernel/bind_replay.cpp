@@ -9,12 +9,11 @@
 #include <deque>
 
 #include "bind_replay_arrays.hpp"
-#include "replay/fifo.hpp"
+#include "bind_replay_snapshots.hpp"
+#include "replay/eviction_kinds.hpp"
 #include "replay/files.hpp"
 #include "replay/gather.hpp"
-#include "replay/ranked_eviction.hpp"
 #include "replay/replay.hpp"
-#include "replay/second_chance.hpp"
 #include "replay/selector_kinds.hpp"
 #include "replay/snapshot.hpp"
 
@@ -22,45 +21,6 @@ namespace nb = nanobind;
 using namespace ddrl::replay;
 
 namespace {
-
-// Where a snapshot goes: a Python bytes object of its size.
-class BytesSink {
-  public:
-    void begin(std::size_t bytes) {
-        nb::gil_scoped_acquire acquire;
-        bytes_ = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
-        if (!bytes_.is_valid()) throw nb::python_error();
-        to_ = PyBytes_AS_STRING(bytes_.ptr());
-    }
-    void put(const void* data, std::size_t bytes) {
-        std::memcpy(to_, data, bytes);
-        to_ += bytes;
-    }
-    void finish() {}
-    nb::object take() { return std::move(bytes_); }
-
-  private:
-    nb::object bytes_;
-    char* to_ = nullptr;
-};
-
-// A progress function for the kernel, which runs without the GIL: calls a Python one, or does nothing.
-struct Teller {
-    PyObject* function;
-    void operator()(u64 done, u64 total) const {
-        if (!function) return;
-        nb::gil_scoped_acquire acquire;
-        nb::borrow(function)(done, total);
-    }
-};
-
-std::unique_ptr<Eviction> make_eviction(const std::string& kind) {
-    if (kind == "fifo") return std::make_unique<Fifo>();
-    if (kind == "second_chance") return std::make_unique<SecondChance>();
-    if (kind == "lru") return std::make_unique<Lru>();
-    if (kind == "lfu") return std::make_unique<Lfu>();
-    throw std::invalid_argument("there is no eviction '" + kind + "': choose fifo, second_chance, lru or lfu");
-}
 
 class ReplayCore {
   public:
@@ -156,9 +116,9 @@ class ReplayCore {
     }
 
     // The parameters of a kind of selector with their defaults.
-    static Parameters selector_defaults(const std::string& kind) { return find_kind(kind).defaults; }
+    static Parameters selector_defaults(const std::string& kind) { return find_selector_kind(kind).defaults; }
     u32 add_selector(const std::string& kind, const Parameters& parameters) {
-        auto selector = find_kind(kind).make(Random(seed_, 1 + replay_.selector_count()), replay_.options().capacity, parameters);
+        auto selector = find_selector_kind(kind).make(Random(seed_, 1 + replay_.selector_count()), replay_.options().capacity, parameters);
         nb::gil_scoped_release release;
         return replay_.add_selector(std::move(selector));
     }
@@ -268,7 +228,7 @@ class ReplayCore {
         BytesSink sink;
         {
             nb::gil_scoped_release release;
-            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, teller(progress));
+            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, Teller(progress));
         }
         return sink.take();
     }
@@ -277,19 +237,19 @@ class ReplayCore {
         if (!view.open(data.ptr(), PyBUF_C_CONTIGUOUS)) throw nb::type_error("a snapshot is bytes");
         nb::gil_scoped_release release;
         const std::span<const byte> source(view.data(), view.bytes());
-        Snapshot::read(replay_, configuration, {&source, 1}, teller(progress));
+        Snapshot::read(replay_, configuration, {&source, 1}, Teller(progress));
     }
     void save(const std::string& path, const std::string& configuration, bool increment, nb::object progress) {
         nb::gil_scoped_release release;
         FileSink sink(path);
-        Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink, teller(progress));
+        Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink, Teller(progress));
     }
     void load(const std::vector<std::string>& paths, const std::string& configuration, nb::object progress) {
         nb::gil_scoped_release release;
         std::deque<MappedFile> files;
         std::vector<std::span<const byte>> sources;
         for (const std::string& path : paths) sources.push_back(files.emplace_back(path).bytes());
-        Snapshot::read(replay_, configuration, sources, teller(progress));
+        Snapshot::read(replay_, configuration, sources, Teller(progress));
     }
 
   private:
@@ -299,15 +259,6 @@ class ReplayCore {
     }
     [[noreturn]] static void nothing_to_draw() {
         throw std::invalid_argument("no pick can be drawn yet: record more steps, or episodes of at least pick_len (and some priority above 0)");
-    }
-    static Teller teller(const nb::object& progress) { return {progress.is_none() ? nullptr : progress.ptr()}; }
-    static const SelectorKind& find_kind(const std::string& name) {
-        std::string names;
-        for (const SelectorKind& kind : selector_kinds()) {
-            if (kind.name == name) return kind;
-            names += (names.empty() ? "" : ", ") + kind.name;
-        }
-        throw std::invalid_argument("there is no pick selector '" + name + "': choose one of " + names);
     }
     const byte* read(PyObject* object, View& view, const Field& field, Py_ssize_t count) {
         if (!view.open(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count)) throw nb::type_error("an array does not fit");

@@ -12,8 +12,10 @@
 
 #include "eviction.hpp"
 #include "options.hpp"
+#include "pick_rules.hpp"
 #include "picks.hpp"
 #include "readers.hpp"
+#include "resolver.hpp"
 #include "selector.hpp"
 #include "streams.hpp"
 
@@ -100,7 +102,7 @@ class Replay {
         index_.resize(episode.size());
         u32 set = 0;
         for (std::size_t i = 0; i < episode.size(); ++i) {
-            index_[i] = find_pick(episode[i], position[i]);
+            index_[i] = find_pick(store_, picks_, episode[i], position[i]);
             set += index_[i] != NONE;
         }
         chosen.set_priority(index_, priority);
@@ -119,15 +121,13 @@ class Replay {
             if (!picks_.size()) return false;
             index_.resize(count);
             if (!chosen.draw(index_, weights ? std::span<float>(weights, count) : std::span<float>())) return false;
-            windows = take_scratch();
-            windows.resize(count);
-            resolve(windows, handles, positions);
+            windows = resolver_.resolve(index_, store_, picks_, *eviction_, handles, positions);
             ticket = readers_.enter();
         }
         copy(std::span<const Window>(windows));
         std::lock_guard lock(mutex_);
         readers_.leave(ticket, store_);
-        scratch_.push_back(std::move(windows));
+        resolver_.recycle(std::move(windows));
         return true;
     }
 
@@ -146,9 +146,8 @@ class Replay {
     std::size_t nbytes() const {
         std::lock_guard lock(mutex_);
         std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) + eviction_->nbytes() + streams_.nbytes() +
-                            (index_.capacity() + slots_.capacity() + drawn_.capacity()) * sizeof(u32) + readers_.nbytes() + moves_.capacity() * sizeof(Move);
+                            index_.capacity() * sizeof(u32) + resolver_.nbytes() + readers_.nbytes() + moves_.capacity() * sizeof(Move);
         for (const auto& chosen : selectors_) bytes += chosen->nbytes();
-        for (const auto& windows : scratch_) bytes += windows.capacity() * sizeof(Window);
         return bytes;
     }
     // Every pick in table order, for tests and plots: handle and position.
@@ -172,7 +171,7 @@ class Replay {
         if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
         if (store_.records() > options_.capacity) return "more records than the capacity";
         for (u32 i = store_.oldest(); i != NONE; i = store_.episode(i).newer)
-            if (store_.episode(i).picks != picks_of(store_.episode(i))) return "an episode has the wrong number of picks";
+            if (store_.episode(i).picks != picks_of(options_, store_.episode(i))) return "an episode has the wrong number of picks";
         for (const auto& chosen : selectors_)
             if (std::string wrong = chosen->check(picks_.size()); !wrong.empty()) return wrong;
         return "";
@@ -206,7 +205,6 @@ class Replay {
     }
 
   private:
-    static constexpr std::size_t AHEAD = 32;  // picks whose entry is asked for before it is used
     // What record_rows' streams may do with the replay.
     struct Recorder {
         Replay& replay;
@@ -238,7 +236,7 @@ class Replay {
         const bool first = store_.episode(episode).records == 0;
         done += store_.append(episode, part, done);
         if (first) eviction_->added(episode, store_);
-        make_picks(episode);
+        make_picks(options_, store_, picks_, episode);
         return episode;
     }
 
@@ -253,7 +251,7 @@ class Replay {
         }
         store_.finish(episode, ending, final_state);
         eviction_->ended(episode);
-        make_picks(episode);
+        make_picks(options_, store_, picks_, episode);
         return handle;
     }
 
@@ -297,84 +295,12 @@ class Replay {
         readers_.remove(victim, store_);
     }
 
-    // How many positions from 0 on can be drawn, by the length and ending of an episode (docs/replay.md has the rules).
-    u32 picks_of(const Episode& episode) const {
-        const u32 n = options_.n_step, length = options_.pick_len;
-        const u32 ends = n ? episode.states() - (episode.states() > 0) : episode.records;  // records a window may use
-        if (episode.ending == Ending::LIVE) {
-            const u32 needed = length + (n ? n - 1 : 0);
-            return ends >= needed ? ends - needed + 1 : 0;
-        }
-        if (options_.short_picks || length == 1) return ends;
-        return ends >= length ? ends - length + 1 : 0;
-    }
-
-    void make_picks(u32 index) {
-        const Episode& episode = store_.episode(index);
-        const u32 wanted = picks_of(episode), made = episode.picks;
-        if (wanted <= made) return;
-        const u32 mask = store_.chunk_records() - 1;
-        u32 chunk = episode.last_chunk;
-        if (made < store_.head(chunk).base) chunk = store_.chunk_at(index, made);
-        for (u32 position = made; position < wanted; ++position) {
-            if (position != made && (position & mask) == 0) chunk = store_.head(chunk).next;
-            picks_.add((chunk << store_.shift()) | (position & mask));
-        }
-        store_.set_picks(index, wanted);
-    }
-
     // Tells the selectors of the picks made since they were told last: once for a batch of records.
     void tell_added() {
         const u32 size = picks_.size();
         if (size != told_)
             for (const auto& chosen : selectors_) chosen->picks_added(told_, size - told_);
         told_ = size;
-    }
-
-    u32 find_pick(u64 handle, u32 position) const {
-        const u32 index = store_.find(handle);
-        if (index == NONE || position >= store_.episode(index).picks) return NONE;
-        return picks_.index_of((store_.chunk_at(index, position) << store_.shift()) | (position & (store_.chunk_records() - 1)));
-    }
-
-    void resolve(std::vector<Window>& windows, u64* handles, u32* positions) {
-        const bool tell = eviction_->wants_draws();
-        if (tell) drawn_.resize(windows.size());
-        // Passes, so that the memory each needs has been asked for by the one before: pick table, heads of chunks, episodes. What they read
-        // stands in locals: a number written to an output could be any other, as far as the compiler knows.
-        const std::size_t count = windows.size();
-        const u32 *const slots = picks_.slots(), shift = store_.shift(), mask = store_.chunk_records() - 1;
-        const u32* const index = index_.data();
-        slots_.resize(count);
-        u32* const found = slots_.data();
-        const ChunkHead* const heads = store_.heads();
-        const EpisodeView* const views = store_.episodes().views();
-        Window* const out = windows.data();
-        u32* const drawn = drawn_.data();
-        for (std::size_t i = 0; i < count; ++i) {
-            if (i + AHEAD < count) __builtin_prefetch(slots + index[i + AHEAD]);
-            const u32 slot = slots[index[i]];
-            found[i] = slot;
-            __builtin_prefetch(heads + (slot >> shift));
-        }
-        for (std::size_t i = 0; i < count; ++i) {
-            const u32 slot = found[i];
-            const ChunkHead head = heads[slot >> shift];
-            const u32 position = head.base + (slot & mask);
-            const EpisodeView view = views[head.episode];
-            out[i] = {slot, position, view.records, view.states};
-            handles[i] = view.handle;
-            positions[i] = position;
-            if (tell) drawn[i] = head.episode;
-        }
-        if (tell) eviction_->drawn(drawn_);
-    }
-
-    std::vector<Window> take_scratch() {
-        if (scratch_.empty()) return {};
-        std::vector<Window> windows = std::move(scratch_.back());
-        scratch_.pop_back();
-        return windows;
     }
 
     Options options_;
@@ -386,8 +312,8 @@ class Replay {
     Streams streams_;
     Readers readers_;
     std::vector<Move> moves_;
-    std::vector<u32> index_, slots_, drawn_;
-    std::vector<std::vector<Window>> scratch_;
+    std::vector<u32> index_;
+    Resolver resolver_;
     u32 told_ = 0;  // picks that the selectors know of
 };
 

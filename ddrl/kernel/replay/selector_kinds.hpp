@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,15 @@ inline const std::vector<SelectorKind>& selector_kinds() {
          }},
     };
     return kinds;
+}
+
+inline const SelectorKind& find_selector_kind(const std::string& name) {
+    std::string names;
+    for (const SelectorKind& kind : selector_kinds()) {
+        if (kind.name == name) return kind;
+        names += (names.empty() ? "" : ", ") + kind.name;
+    }
+    throw std::invalid_argument("there is no pick selector '" + name + "': choose one of " + names);
 }
 
 }  // namespace ddrl::replay
