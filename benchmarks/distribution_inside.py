@@ -2,8 +2,10 @@
 
 `python -m benchmarks.distribution_inside [--torchrl-python PYTHON] [--ray-python PYTHON]`; no root needed. The mailbox hands a version over in
 place: publishing costs one copy with its checksum, readers map it and copy nothing. Each reader is a process that waits for a newer version,
-pins it, and then looks at its first and last byte; the time that counts is when it holds the pin. TorchRL and Ray run under interpreters that
-have them; each peer's times stand beside a memcpy of its own process, taken in turn with them.
+pins it, and a few milliseconds later (not in the way of readers still to be woken) looks at its first and last byte; the time that counts is
+when it holds the pin. The memcpy writes where a mailbox writes: shared memory, in turn to as many places as the mailbox has slots; one into
+private memory (huge pages) stands beside it. Waking has its own limit: the same hand-over of a model of 4 KB. TorchRL and Ray run under
+interpreters that have them; each peer's times stand beside a memcpy of its own process, taken in turn with them.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ times[index] = 1
 while seen < versions - 1:
     pin = reader.wait_pin(seen, 60)
     held, seen = clock(), pin.version
-    assert pin.data[0] == pin.data[-1] == seen % 256
     times[1024 + 64 * seen + index] = held
+    time.sleep(0.004)  # until all have it
+    assert pin.data[0] == pin.data[-1] == seen % 256
 whole = int(pin.data.view(np.uint64).sum())  # every page of the version is mapped and read
 times[512 + index] = 1
 mailbox.wait_newer(seen, 60)  # its memory is looked at
@@ -69,6 +72,7 @@ def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
     name, times_name = segment_name(f"bench{os.getpid()}", 0, "mailbox"), segment_name(f"bench{os.getpid()}", 0, "times")
     mailbox = Mailbox.create(name, nbytes, SLOTS, readers)
     segment = Segment.create(times_name, "times", 8 * (TIMES + 64 * (versions + 1)), lambda array: array.fill(0))
+    copies = Segment.create(segment_name(f"bench{os.getpid()}", 0, "copies"), "copies", SLOTS * -(-nbytes // 4096) * 4096)
     times = segment.array.view(np.int64)
     children = [subprocess.Popen([sys.executable, "-c", READER, name, str(index), str(versions), times_name]) for index in range(readers)]
 
@@ -82,14 +86,17 @@ def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
     try:
         wait(times[SEEN : SEEN + readers])
         model = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
-        copies = [np.zeros(nbytes, np.uint8) for _ in range(SLOTS)]  # in turn, like the mailbox's slots
-        publish, last, memcpy = [], [], []
+        shared = copies.array[: SLOTS * (len(copies.array) // SLOTS)].reshape(SLOTS, -1)  # in turn, like the mailbox's slots
+        private = [np.zeros(nbytes, np.uint8) for _ in range(SLOTS)]
+        publish, last, memcpy, memcpy_private = [], [], [], []
         for version in range(versions):
-            time.sleep(0.01)  # all readers sleep
             model[0] = model[-1] = version % 256
-            begun = time.perf_counter_ns()
-            np.copyto(copies[version % SLOTS], model)
-            memcpy.append((time.perf_counter_ns() - begun) * 1e-9)
+            for target, seconds in ((shared[version % SLOTS][:nbytes], memcpy), (private[version % SLOTS], memcpy_private)):
+                time.sleep(0.01)  # all readers sleep; as cold as the publish
+                begun = time.perf_counter_ns()
+                np.copyto(target, model)
+                seconds.append((time.perf_counter_ns() - begun) * 1e-9)
+            time.sleep(0.01)
             begun = time.perf_counter_ns()
             mailbox.publish(model, version)
             publish.append((time.perf_counter_ns() - begun) * 1e-9)
@@ -107,8 +114,9 @@ def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
             child.kill()
         mailbox.unlink()
         segment.unlink()
+        copies.unlink()
     warm = SLOTS + 1  # a slot's first version also maps its memory
-    return {"memcpy": memcpy[warm:], "publish": publish[warm:], "last_reader": last[warm:], "memory": memory}
+    return {"memcpy": memcpy[warm:], "memcpy_private": memcpy_private[warm:], "publish": publish[warm:], "last_reader": last[warm:], "memory": memory}
 
 
 def broadcast(nbytes: int, ranks: int, models: int) -> list[float]:
@@ -141,6 +149,7 @@ def main() -> None:
     chosen = parser.parse_args()
     nbytes, readers, versions = 20_000_000, chosen.readers, 15 if chosen.short else 60
     ours = hand_over(nbytes, readers, versions)
+    waking = {count: hand_over(4096, count, versions)["last_reader"] for count in sorted({1, readers})}
     bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)
     few = 4 if chosen.short else 20
     peers = {}
@@ -149,10 +158,12 @@ def main() -> None:
         if python and (found := peer(python, program, nbytes, readers, few)):
             peers[name] = found
     memcpy, last = statistics.median(ours["memcpy"]), statistics.median(ours["last_reader"])
-    rows: list[list[Any]] = [["one memcpy of the model", *spread(ours["memcpy"]), 1.0, 1.0],
+    rows: list[list[Any]] = [["one memcpy of the model, shared memory", *spread(ours["memcpy"]), 1.0, 1.0],
+                             ["one memcpy, private memory", *spread(ours["memcpy_private"]), *against(ours["memcpy_private"], ours["memcpy"])],
                              ["publish (the trainer's stall)", *spread(ours["publish"]), *against(ours["publish"], ours["memcpy"])],
                              [f"publish to the last of {readers} readers", *spread(ours["last_reader"]),
                               *against(ours["last_reader"], ours["memcpy"])]]
+    rows += [[f"waking alone: 4 KB to the last of {count}", *spread(seconds), *against(seconds, ours["memcpy"])] for count, seconds in waking.items()]
     if bcast:
         rows.append([f"MPI_Bcast to {readers} ranks", *spread(bcast), statistics.median(bcast) / memcpy, memcpy / statistics.median(bcast)])
     for name, found in peers.items():
@@ -168,7 +179,9 @@ def main() -> None:
     faster = {"MPI_Bcast": statistics.median(bcast) / last if bcast else None,
               **{name: statistics.median(found["last_reader"]) / last for name, found in peers.items()}}
     print("publish to the last reader is faster than " + ", ".join(f"{name} {times:.1f} times" for name, times in faster.items() if times))
-    save(chosen.json, {"bytes": nbytes, "readers": readers, "memcpy": Timing.of(ours["memcpy"]), "publish": Timing.of(ours["publish"]),
+    save(chosen.json, {"bytes": nbytes, "readers": readers, "memcpy": Timing.of(ours["memcpy"]),
+                       "memcpy_private": Timing.of(ours["memcpy_private"]),
+                       "waking_alone": {count: Timing.of(seconds) for count, seconds in waking.items()}, "publish": Timing.of(ours["publish"]),
                        "last_reader": Timing.of(ours["last_reader"]), "publish_memcpys": ratios(ours["publish"], ours["memcpy"]),
                        "last_reader_memcpys": ratios(ours["last_reader"], ours["memcpy"]), "reader_memory": memory,
                        "mpi_bcast": Timing.of(bcast) if bcast else None, "peers": peers, "times_faster_than": faster})

@@ -82,6 +82,7 @@ struct alignas(64) Lanes {
 
 // What happens to the bytes besides. `stream`: stores past the caches, which read nothing from the destination first (aligned to 64 bytes).
 enum class To { nothing, copy, stream };
+inline constexpr size_t ahead = 2048;  // [bytes] a stream asks memory for data; the processor by itself asks to the end of a page
 
 template <To to>
 void blocks_plain(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
@@ -108,6 +109,7 @@ __attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* o
         for (size_t i = 0; i < num_stripes; ++i, data += stripe_bytes) {
             const __m512i bytes = _mm512_loadu_si512(data);
             if constexpr (to == To::copy) _mm512_storeu_si512(out, bytes);
+            if constexpr (to == To::stream) _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_NTA);
             if constexpr (to == To::stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), bytes);
             if constexpr (to != To::nothing) out += stripe_bytes;
             const __m512i mixed = _mm512_xor_si512(bytes, _mm512_loadu_si512(&keys[i]));
@@ -130,6 +132,7 @@ __attribute__((target("avx2"))) void blocks_avx2(Lanes& lanes, std::byte* out, c
     __m256i lane[2] = {held[0], held[1]};
     for (; blocks; --blocks) {
         for (size_t i = 0; i < num_stripes; ++i) {
+            if constexpr (to == To::stream) _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_NTA);
             for (size_t half = 0; half < 2; ++half, data += 32) {
                 const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
                 if constexpr (to == To::copy) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
