@@ -1,4 +1,4 @@
-"""Measuring the links between relays: rates each way, latency, and what a message costs.
+"""Measuring the links between relays: rates each way, latency, and what a message costs (the processor's part: `processor`).
 
 Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two. In each round every
 host sends to the one a certain number of places further on, which answers when it has everything; a host's rate each way is the best of all
@@ -11,6 +11,7 @@ import math
 import os
 import statistics
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ddrl.distribution.processor import BYTE_CPU, MESSAGE_CPU, measure_processor
 from ddrl.distribution.simulator import Network
 
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
-MESSAGE_CPU, BYTE_CPU = 3e-5, 1e-9  # s at each end, of the executor and the kernel: fitted to benchmarks/distribution.py on a 2-core machine
 LOOK_SECONDS = 1e-3  # that a message waits for its relay to look, about
 FEWEST, MOST = 4, 1 << 11  # pieces in a round
 ROUNDS = 12  # partners of each host, at most
@@ -40,7 +42,11 @@ _TAG = 1 << 14
 
 @dataclass(frozen=True)
 class Links:
-    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct machines below the hosts."""
+    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct machines below the hosts.
+
+    `message_seconds`, `byte_seconds`: of the processor, at both ends together. Without the second the first was a single look at MPI alone, and
+    constants stand in for both, unless it says more.
+    """
 
     up: list[float]
     down: list[float]
@@ -48,6 +54,7 @@ class Links:
     message_seconds: float
     machines: int
     cores: int
+    byte_seconds: float = 0.0
 
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
@@ -58,8 +65,10 @@ class Links:
         else:
             up, down = self.up, self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
-        message = max(MESSAGE_CPU, 0.5 * self.message_seconds)
-        return Network(up, down, latency=self.latency + LOOK_SECONDS, send_cpu=message, receive_cpu=message, cpu_byte=BYTE_CPU, cores=shared)
+        message, byte = 0.5 * self.message_seconds, 0.5 * self.byte_seconds
+        if not byte:
+            message, byte = max(MESSAGE_CPU, message), BYTE_CPU
+        return Network(up, down, latency=self.latency + LOOK_SECONDS, send_cpu=message, receive_cpu=message, cpu_byte=byte, cores=shared)
 
 
 def measure_links(comm: MPI.Comm) -> Links:
@@ -71,29 +80,30 @@ def measure_links(comm: MPI.Comm) -> Links:
     if size == 1:
         return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1)
     latency = probe.latency()
-    message = probe.message_seconds()
     pieces = FEWEST
-    rates = np.zeros((size, size))
+    up, down = np.zeros(size), np.zeros(size)
     shifts = list(range(1, size))
     if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
         few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
         shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
     probe.round(1, FEWEST)  # opens connections and fills token buckets' debts
     while True:  # a first look at how much fits into a round
-        seconds = float(np.median(comm.allgather(probe.round(shifts[0], pieces))))
+        seconds = float(np.median(probe.gather(probe.round(shifts[0], pieces))))
         if seconds > 0.3 * ROUND_SECONDS or pieces >= MOST:
             break
         pieces = min(MOST, pieces * 4)
     pieces = max(FEWEST, min(MOST, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
     for shift in shifts:
         seconds = probe.round(shift, pieces)
-        rates[comm.rank, (comm.rank + shift) % size] = pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
+        partner, rate = (comm.rank + shift) % size, pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
+        up[comm.rank], down[partner] = max(up[comm.rank], rate), max(down[partner], rate)
     fan = probe.fan_out(pieces)
-    comm.Allreduce(MPI.IN_PLACE, rates, MPI.MAX)
-    up, down = rates.max(axis=1), rates.max(axis=0)
+    probe.reduce(up, MPI.MAX)
+    probe.reduce(down, MPI.MAX)
     up[0] = max(up[0], fan)
-    machines = len(set(comm.allgather(_machine())))
-    return Links(up.tolist(), down.tolist(), latency, message, machines, os.cpu_count() or 1)
+    machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
+    message, byte = measure_processor(comm, float(np.median([up, down])))
+    return Links(up.tolist(), down.tolist(), latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte)
 
 
 def _machine() -> str:
@@ -126,6 +136,17 @@ class _Probe:
         """Meet, sleeping."""
         self.wait([self._comm.Ibarrier()])
 
+    def reduce(self, values: NDArray[np.float64], operation: MPI.Op) -> None:
+        """In place, sleeping; over a tree of few connections, which a gathering of all would not be."""
+        self.wait([self._comm.Iallreduce(self._mpi.IN_PLACE, values, operation)])
+
+    def gather(self, value: float) -> list[float]:
+        """Every rank's value, at every rank."""
+        values = np.zeros(self._comm.size)
+        values[self._comm.rank] = value
+        self.reduce(values, self._mpi.SUM)
+        return values.tolist()
+
     def latency(self) -> float:
         """Half a round trip of an empty message between the root and a few hosts, the median."""
         times: list[float] = []
@@ -142,20 +163,7 @@ class _Probe:
                 elif self._comm.rank == host:
                     self.wait([self._comm.Irecv(nothing, 0, _TAG)])
                     self.wait([self._comm.Isend(nothing, 0, _TAG)])
-        return float(self._comm.bcast(float(np.median(times)) if times else 0.0))
-
-    def message_seconds(self, count: int = 64) -> float:
-        """Processor time of sending and receiving one small message, at both ends together, all hosts busy."""
-        size, rank = self._comm.size, self._comm.rank
-        self.barrier()
-        used = time.process_time()
-        begun = time.perf_counter()
-        small = self._in[0, :256]
-        receives = [self._comm.Irecv(self._in[1 + index, :256], (rank - 1) % size, _TAG + 1) for index in range(count)]
-        sends = [self._comm.Isend(small, (rank + 1) % size, _TAG + 1) for _ in range(count)]
-        self.wait(receives + sends)
-        used, elapsed = time.process_time() - used, time.perf_counter() - begun
-        return float(self._comm.allreduce(min(used, elapsed) / count)) / size
+        return float(max(self.gather(float(np.median(times)) if times else 0.0)))
 
     def round(self, shift: int, pieces: int) -> float:
         """Everybody sends `pieces` to the host `shift` places on; seconds until that host says that it has them all.
@@ -195,7 +203,7 @@ class _Probe:
         elif self._comm.rank in targets:
             self.wait([self._comm.Irecv(self._in[index], 0, _TAG + 3) for index in range(share)])
         ended = time.perf_counter() - begun if self._comm.rank in targets else 0.0
-        slowest = float(self._comm.allreduce(ended, self._mpi.MAX))
+        slowest = max(self.gather(ended))
         return len(targets) * share * PIECE / max(slowest, 1e-9)
 
 

@@ -74,10 +74,10 @@ def choose_best(network: Network, nbytes: int, versions_in_flight: int, *, relay
         return Choice("direct", {})
     begun, best, least, down = time.monotonic(), Choice("direct", {}), math.inf, float(np.median(network.down))
     if relays:
-        ranked = [candidate for candidate in candidates(network, nbytes, chunk_bytes) if candidate.scheme == "sharded"]
+        ranked = [candidate for candidate in candidates(network, nbytes, chunk_bytes, versions_in_flight) if candidate.scheme == "sharded"]
         ranked = [Choice("sharded", {**candidate.parameters, "relays": min(relays, hosts)}, candidate.seconds) for candidate in ranked]
     else:
-        ranked = list(candidates(network, nbytes, chunk_bytes))
+        ranked = list(candidates(network, nbytes, chunk_bytes, versions_in_flight))
     for candidate in sorted(ranked, key=lambda candidate: candidate.seconds)[:LAST_ROUND]:
         plan = make_plan(candidate.scheme, hosts, nbytes, **candidate.parameters)
         period, lag = _run(plan, network, versions_in_flight)
@@ -105,8 +105,11 @@ def _run(plan: Plan, network: Network, versions_in_flight: int) -> tuple[float, 
     return result.period, result.seconds
 
 
-def candidates(network: Network, nbytes: int, chunk_bytes: int = 0) -> Iterator[Choice]:
-    """What is worth a look, with the time that the closed forms give it (unequal links: by the bound and the slowest link)."""
+def candidates(network: Network, nbytes: int, chunk_bytes: int = 0, versions_in_flight: int = 1) -> Iterator[Choice]:
+    """What is worth a look, with the time that the closed forms give it (unequal links: by the bound and the slowest link).
+
+    A chain is slow to fill, but each host has one sender only; where versions follow one another, that it fills slowly hardly counts.
+    """
     hosts = len(network.up) - 1
     rate = min(float(np.median(network.up)), float(np.median(network.down)))
     a = network.message_seconds + network.send_cpu + network.receive_cpu + network.latency / 8
@@ -127,6 +130,9 @@ def candidates(network: Network, nbytes: int, chunk_bytes: int = 0) -> Iterator[
             yield Choice("stripes", {"fanout": fanout, "chunk_bytes": size}, seconds)
             if unequal and chunks >= fanout:
                 yield Choice("stripes", {"fanout": fanout, "chunk_bytes": size, "budgets": budgets(network, fanout)}, 0.95 * seconds)
+        if versions_in_flight > 1 and 1 < hosts <= 64:
+            filling = costs.chain_seconds(hosts, nbytes, rate, a, chunks)
+            yield Choice("chain", {"chunk_bytes": size}, floor + (nbytes / rate + chunks * a + LAG_WEIGHT * filling) / (1 + LAG_WEIGHT))
         if hosts <= 64:
             seconds = floor + costs.pipelined_shards_seconds(hosts, nbytes, rate, a, max(chunks, min(hosts, nbytes // 64 or 1)))
             yield Choice("sharded", {"chunk_bytes": size}, seconds)

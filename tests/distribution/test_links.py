@@ -3,6 +3,7 @@
 import math
 
 from ddrl.distribution.links import Links, PaceWatch
+from ddrl.distribution.processor import BYTE_CPU, MESSAGE_CPU
 
 
 def send(watch, clock, seconds, models):
@@ -31,3 +32,10 @@ def test_hosts_on_one_machine_share_its_cores_in_the_model():
     assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 1, 2).network().cores == 2
     assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 2, 2).network().cores == 0
     assert Links([math.inf], [math.inf], 0.0, 0.0, 1, 2).network().cores == 0
+
+
+def test_measured_costs_of_the_processor_are_used_and_older_figures_are_read():
+    measured = Links([1.0, 1.0], [1.0, 1.0], 0.0, 3e-5, 1, 2, 4e-9).network()
+    assert (measured.send_cpu, measured.receive_cpu, measured.cpu_byte) == (1.5e-5, 1.5e-5, 2e-9)
+    older = Links(up=[1.0, 1.0], down=[1.0, 1.0], latency=0.0, message_seconds=2e-5, machines=1, cores=2).network()
+    assert (older.send_cpu, older.cpu_byte) == (MESSAGE_CPU, BYTE_CPU)

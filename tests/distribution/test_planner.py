@@ -1,11 +1,13 @@
 """The planner against full sweeps in the simulator."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from ddrl.core.config import ClusterConfig
 from ddrl.core.errors import ConfigError
+from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.planner import Choice, candidates, choose, choose_best, predict
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network
@@ -53,3 +55,13 @@ def test_settings_are_kept_and_impossible_ones_refused():
         choose(ClusterConfig(scheme="sharded", shards=6), 5, 10_000)
     with pytest.raises(ConfigError, match="must be one of auto"):
         choose(ClusterConfig(scheme="gossip"), 5, 10_000)
+
+
+def test_where_versions_follow_one_another_auto_keeps_up_with_a_chain_and_has_few_senders_at_a_host():
+    network, nbytes = Network.equal(16, 24e6, latency=1.3e-3, header_bytes=HEADER_BYTES), 1_500_000
+    network = replace(network, send_cpu=1.6e-5, receive_cpu=1.6e-5, cpu_byte=1e-9, cores=2)
+    chosen = choose_best(network, nbytes, 3)
+    chain = min(predict(Choice("chain", {"chunk_bytes": size}), network, nbytes, 3) for size in (1 << 14, 1 << 15))
+    assert chosen.seconds <= 1.02 * chain
+    plan = make_plan(chosen.scheme, 16, nbytes, **chosen.parameters)
+    assert plan.senders() * plan.payload().max() <= 128_000  # what may stand in one host's queue at once

@@ -199,3 +199,13 @@ def test_a_root_that_takes_no_block_has_producers_wait_after_three_times_their_l
     assert sender["sent"] == 2 * 16
     assert sender["pushed"] == 3 * 16  # two blocks on their way, and full lanes
     assert root["blocks"] == [16, 16, 16]  # and none is lost
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_relay_measures_the_same_links_and_what_a_message_and_a_byte_cost_the_processor(ranks):
+    everyone = run(ranks, "measured", program="links_ranks.py")
+    assert all(host == everyone[0] for host in everyone)
+    for links in everyone[0]:
+        assert len(links["up"]) == len(links["down"]) == ranks
+        assert links["message_seconds"] > 0
+        assert links["byte_seconds"] > 0

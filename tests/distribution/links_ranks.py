@@ -1,0 +1,22 @@
+"""Programs that tests run under mpirun, one rank a host: `python links_ranks.py NAME`. Rank 0 prints one JSON line, a value a rank."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from mpi4py import MPI
+
+from ddrl.distribution.links import measure_links
+
+WORLD = MPI.COMM_WORLD
+
+
+def measured():
+    """Twice, for what the first left behind must not disturb the second."""
+    found = [asdict(measure_links(WORLD)) for _ in range(2)]
+    everyone = WORLD.gather(found)
+    if WORLD.rank == 0:
+        print(json.dumps(everyone), flush=True)
+
+
+{"measured": measured}[sys.argv[1]]()
