@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
 QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow
+SOCKET_LEAST = 8192  # bytes
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
 
@@ -70,8 +72,8 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
                         f"link set {LINK}{host} master {BRIDGE} up"])
         _batch(["ip", "-n", name], [
             f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up",
-            # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall for a second.
-            f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min 3s"])
+            # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall.
+            f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min {_least_timeout(rate, len(rates))}s"])
         shape = f"root tbf rate {rate} burst {burst} limit"
         _batch(["tc"], [f"qdisc add dev {LINK}{host} {shape} 16000000"])
         _batch(["tc", "-n", name], [f"qdisc add dev eth0 {shape} 4000000"])
@@ -86,6 +88,11 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
 def _burst(rate: str) -> int:
     """Bytes that tbf lets through at once: 2 ms at the link's rate, four packets at least; an idle link must not gain whole chunks."""
     return max(6000, int(rate_bytes(rate) * 2e-3))
+
+
+def _least_timeout(rate: str, hosts: int) -> int:
+    """Seconds before TCP may take for lost what waits: longer than a host that serves all others at once keeps full sockets waiting."""
+    return max(3, math.ceil(2 * (hosts - 1) * SOCKET_LEAST / rate_bytes(rate)))
 
 
 def change_rate(host: int, rate: str, *, up_only: bool = False) -> None:
@@ -140,7 +147,7 @@ def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dic
     }
     slowest = min(rate_bytes(rate) for rate in state["rates"])
     if slowest * QUEUE_SECONDS < 1 << 17:  # else the system's own choice, which grows with need
-        settings["btl_tcp_sndbuf"] = str(max(8192, int(slowest * QUEUE_SECONDS)))
+        settings["btl_tcp_sndbuf"] = str(max(SOCKET_LEAST, int(slowest * QUEUE_SECONDS)))
     command = [str(found if found.exists() else "mpirun"), "--host", ",".join(f"{address(host)}:1" for host in range(count)), "-n", str(count),
                "--map-by", "node", "--bind-to", "none",
                "--prtemca", "plm_ssh_agent", str(STATE / "agent"), "--prtemca", "prte_if_include", NETWORK,

@@ -1,9 +1,9 @@
-"""The source's experiment on 100 and 298 emulated hosts: models a second, tree against sharded, each with its best parameter (table 1), the busiest
-relay's bandwidth (table 2), and our own schemes and MPI_Bcast beside them.
+"""The source's experiment on 30, 100 and 298 emulated hosts: models a second, tree against sharded, each with its best parameter (table 1), the
+busiest relay's bandwidth (table 2), and our own schemes and MPI_Bcast beside them.
 
-`python -m benchmarks.distribution_scale --hosts 100` (or 298); needs root. Rates and S are scaled down so that the machine's cores are not the limit:
-what counts is S/B, which the table gives as the bound. Closed loop is the source's rule: the next model leaves when every host has confirmed the
-last. Bytes are those that each relay's executor counted, headers included.
+`python -m benchmarks.distribution_scale --hosts 100` (or 30, or 298); needs root. Rates and S are scaled down so that the machine's cores are not
+the limit: what counts is S/B, which the table gives as the bound. Closed loop is the source's rule: the next model leaves when every host has
+confirmed the last. Bytes are those that each relay's executor counted, headers included.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.schemes import PRESETS, make_plan
 from ddrl.distribution.simulator import Network, simulate
 
-SCALE = {100: ("2500kbit", 1_000_000, PRESETS[100]), 298: ("1mbit", 500_000, PRESETS[298])}  # rate, bytes, the source's m
-
-LIMIT = 440  # s of measurement; what was done until then counts
+# Rate, bytes, the source's m (at 30 hosts a tenth of them, as in its presets).
+SCALE = {30: ("10mbit", 4_000_000, 3), 100: ("2500kbit", 1_000_000, PRESETS[100]), 298: ("2mbit", 2_000_000, PRESETS[298])}
+LIMIT = 900  # s of measurement; what was done until then counts
 
 
 def cases(hosts: int, relays: int, rate: str, nbytes: int, short: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -39,6 +39,8 @@ def cases(hosts: int, relays: int, rate: str, nbytes: int, short: bool) -> tuple
     if hosts <= 100:
         theirs += [case("chain", 2, label="chain, 8 kB chunks", chunk_bytes=1 << 13), case("binomial", 1),
                    case("scatter_ring", 2, limit=45)]
+    if hosts <= 30:
+        theirs.append(case("direct", 1))
     return ours[:1] if short else ours, theirs[:1] if short else theirs
 
 
@@ -75,7 +77,7 @@ def report(path: Any, found: dict[str, Any], hosts: int, rate: str, nbytes: int,
 
 def main() -> None:
     parser = arguments("distribution_scale", __doc__ or "")
-    parser.add_argument("--hosts", type=int, default=100, help="100 or 298 (%(default)s)")
+    parser.add_argument("--hosts", type=int, choices=sorted(SCALE), default=100, help="beside the trainer's (%(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="of our own schemes (%(default)s)")
     parser.add_argument("--limit", type=float, default=LIMIT, help="s of measurement; what was done until then counts (%(default)s)")
     parser.add_argument("--mpi", action="store_true", help="time MPI_Bcast too")
@@ -95,7 +97,7 @@ def main() -> None:
         run = run_cases(nbytes, ours + theirs + ours * (0 if chosen.short else chosen.rounds - 1), timeout=chosen.limit)
         print(f"{time.monotonic() - begun:.0f} s")
         report(path, found, hosts, rate, nbytes, run, others)
-        if chosen.mpi and (seconds := run_mpi("bcast", nbytes, 1, timeout=150)):
+        if chosen.mpi and (seconds := run_mpi("bcast", nbytes, 1, timeout=chosen.limit)):
             row = {"scheme": "MPI_Bcast, MPI's choice", "mode": "closed loop", "models": 1, "seconds": seconds[0], "low": seconds[0],
                    "high": seconds[0], "models_per_second": 1 / seconds[0], "efficiency": efficiency(rates, nbytes, seconds[0])}
             report(path, found, hosts, rate, nbytes, run, [*others, row])

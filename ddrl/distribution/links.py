@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
 LOOK_SECONDS = 1e-3  # that a message waits for its relay to look, about
+SHARED_CPU = 2.0  # on one machine the kernel's packets and the looks that find nothing cost its cores about as much again as the relays' own work
+CROWDED, CROWDED_LOOK = 12.0, 4e-4  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
 FEWEST, MOST = 4, 1 << 11  # pieces in a round
 ROUNDS = 12  # partners of each host, at most
 FRAME_BYTES = 40  # of TCP and IP, by packet
@@ -56,6 +58,12 @@ class Links:
     cores: int
     byte_seconds: float = 0.0
 
+    @property
+    def least_rest(self) -> float:
+        """Seconds that each relay rests between two looks where very many share a core, so that looking does not take what moving needs; else 0."""
+        sharing = len(self.up) / self.cores if self.machines == 1 else 1.0
+        return CROWDED_LOOK * sharing if sharing > CROWDED else 0.0
+
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
         rates = [*self.up, *self.down[1:]]
@@ -68,7 +76,10 @@ class Links:
         message, byte = 0.5 * self.message_seconds, 0.5 * self.byte_seconds
         if not byte:
             message, byte = max(MESSAGE_CPU, message), BYTE_CPU
-        return Network(up, down, latency=self.latency + LOOK_SECONDS, send_cpu=message, receive_cpu=message, cpu_byte=byte, cores=shared)
+        elif shared:
+            message *= SHARED_CPU
+        latency = self.latency + max(LOOK_SECONDS, 0.5 * self.least_rest)
+        return Network(up, down, latency=latency, send_cpu=message, receive_cpu=message, cpu_byte=byte, cores=shared)
 
 
 def measure_links(comm: MPI.Comm) -> Links:

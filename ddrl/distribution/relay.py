@@ -39,7 +39,6 @@ STATE_PERIOD = 0.1  # s, between looks at the root's board values
 COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
 BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2  # s, between two looks: shortest, longest while models travel, longest
 SLOW_SLEEP = 5e-2  # s, longest where links are slow
-CROWDED, LOOK_SECONDS = 12.0, 4e-4  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
 SOCKET_BYTES = 1 << 16
 DRAIN_SECONDS = 2.0  # s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
 QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
@@ -169,8 +168,7 @@ class Relay:
 
     def _shortest_sleep(self) -> float:
         links = self.models.links
-        sharing = 1.0 if links is None or links.machines > 1 else len(links.up) / links.cores
-        return LOOK_SECONDS * sharing if sharing > CROWDED else BUSY_SLEEP
+        return BUSY_SLEEP if links is None else max(BUSY_SLEEP, links.least_rest)
 
     def _longest_sleep(self) -> float:
         """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is called."""
