@@ -1,6 +1,6 @@
 // Snapshots: one consistent moment of a replay as bytes, whole or as what changed since the last one, and back.
 //
-//   "DDRLRPL3" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds on (0: whole)
+//   "DDRLRPL4" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds on (0: whole)
 //   | u64 bytes of structure | u64 bytes of records | u64 checksum of all that | structure | its checksum | records | their checksum
 //
 // The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written without it, while
@@ -18,7 +18,7 @@
 
 namespace ddrl::replay {
 
-inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '3'};
+inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '4'};
 
 // COPY leaves the chain of increments alone; WHOLE begins one; INCREMENT goes on with it.
 enum class SnapshotKind { COPY, WHOLE, INCREMENT };
