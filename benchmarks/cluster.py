@@ -38,7 +38,7 @@ def available() -> str:
     """Why this machine cannot carry a virtual cluster; empty: it can."""
     if os.geteuid() != 0:
         return "a virtual cluster needs root (network namespaces)"
-    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "bridge", "unshare") if shutil.which(tool) is None]
     return f"a virtual cluster needs {', '.join(missing)} (iproute2, util-linux)" if missing else ""
 
 
@@ -68,8 +68,12 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     for host, rate in enumerate(rates):
         name, burst = f"{PREFIX}{host}", _burst(rate)
         gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
-        _batch(["ip"], [f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 netns {name} mtu {mtu} gso_max_size {gso}",
-                        f"link set {LINK}{host} master {BRIDGE} up"])
+        hardware = f"02:dd:00:00:{host >> 8:02x}:{host & 255:02x}"
+        _batch(["ip"], [f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 address {hardware} netns {name} mtu {mtu} "
+                        f"gso_max_size {gso}", f"link set {LINK}{host} master {BRIDGE} up",
+                        f"neigh replace {address(host)} lladdr {hardware} dev {BRIDGE} nud permanent"])
+        # The bridge answers who is where by itself: else each of n^2 questions is put to all n hosts.
+        _batch(["bridge"], [f"fdb replace {hardware} dev {LINK}{host} master static", f"link set dev {LINK}{host} neigh_suppress on"])
         _batch(["ip", "-n", name], [
             f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up",
             # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall.

@@ -4,7 +4,10 @@
 place: publishing costs one copy with its checksum, readers map it and copy nothing. Each reader is a process that waits for a newer version,
 pins it, and a few milliseconds later (not in the way of readers still to be woken) looks at its first and last byte; the time that counts is
 when it holds the pin. The memcpy writes where a mailbox writes: shared memory, in turn to as many places as the mailbox has slots; one into
-private memory (huge pages) stands beside it. Waking has its own limit: the same hand-over of a model of 4 KB. TorchRL and Ray run under
+private memory (huge pages) stands beside it. Waking has its own limit: the same hand-over of a model of 4 KB.
+
+Everything is timed on cores that a process of idle priority keeps awake, as rollouts keep those of a real host: it gives way to all else, but a
+halted core of a virtual machine takes long to come back. What the mailbox takes on halted cores stands beside it. TorchRL and Ray run under
 interpreters that have them; each peer's times stand beside a memcpy of its own process, taken in turn with them.
 """
 
@@ -17,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +55,26 @@ whole = int(pin.data.view(np.uint64).sum())  # every page of the version is mapp
 times[512 + index] = 1
 mailbox.wait_newer(seen, 60)  # its memory is looked at
 """
+
+SPINNER = """
+import os, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+os.sched_setaffinity(0, {int(sys.argv[1])})
+while True:
+    pass
+"""
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Every core has something to do, of so low a priority that it gives way to all else."""
+    spinners = [subprocess.Popen([sys.executable, "-c", SPINNER, str(core)]) for core in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
 
 
 def mapped(pid: int, name: str) -> dict[str, int]:
@@ -148,21 +173,24 @@ def main() -> None:
     parser.add_argument("--ray-python", help="interpreter of an environment with ray")
     chosen = parser.parse_args()
     nbytes, readers, versions = 20_000_000, chosen.readers, 15 if chosen.short else 60
-    ours = hand_over(nbytes, readers, versions)
-    waking = {count: hand_over(4096, count, versions)["last_reader"] for count in sorted({1, readers})}
-    bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)
-    few = 4 if chosen.short else 20
-    peers = {}
-    for name, python, program in (("TorchRL, shared memory", chosen.torchrl_python, "torchrl_weights.py"),
-                                  ("Ray, object store", chosen.ray_python, "ray_put.py")):
-        if python and (found := peer(python, program, nbytes, readers, few)):
-            peers[name] = found
+    few, peers = 4 if chosen.short else 20, {}
+    with awake():
+        ours = hand_over(nbytes, readers, versions)
+        waking = {count: hand_over(4096, count, versions)["last_reader"] for count in sorted({1, readers})}
+        bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)
+        for name, python, program in (("TorchRL, shared memory", chosen.torchrl_python, "torchrl_weights.py"),
+                                      ("Ray, object store", chosen.ray_python, "ray_put.py")):
+            if python and (found := peer(python, program, nbytes, readers, few)):
+                peers[name] = found
+    halted = hand_over(nbytes, readers, versions)
     memcpy, last = statistics.median(ours["memcpy"]), statistics.median(ours["last_reader"])
     rows: list[list[Any]] = [["one memcpy of the model, shared memory", *spread(ours["memcpy"]), 1.0, 1.0],
                              ["one memcpy, private memory", *spread(ours["memcpy_private"]), *against(ours["memcpy_private"], ours["memcpy"])],
                              ["publish (the trainer's stall)", *spread(ours["publish"]), *against(ours["publish"], ours["memcpy"])],
                              [f"publish to the last of {readers} readers", *spread(ours["last_reader"]),
                               *against(ours["last_reader"], ours["memcpy"])]]
+    rows += [[f"the same, cores halted before: {what}", *spread(halted[key]), *against(halted[key], halted["memcpy"])]
+             for what, key in (("one memcpy", "memcpy"), ("publish", "publish"), (f"to the last of {readers}", "last_reader"))]
     rows += [[f"waking alone: 4 KB to the last of {count}", *spread(seconds), *against(seconds, ours["memcpy"])] for count, seconds in waking.items()]
     if bcast:
         rows.append([f"MPI_Bcast to {readers} ranks", *spread(bcast), statistics.median(bcast) / memcpy, memcpy / statistics.median(bcast)])
@@ -179,7 +207,9 @@ def main() -> None:
     faster = {"MPI_Bcast": statistics.median(bcast) / last if bcast else None,
               **{name: statistics.median(found["last_reader"]) / last for name, found in peers.items()}}
     print("publish to the last reader is faster than " + ", ".join(f"{name} {times:.1f} times" for name, times in faster.items() if times))
-    save(chosen.json, {"bytes": nbytes, "readers": readers, "memcpy": Timing.of(ours["memcpy"]),
+    on_halted: dict[str, Any] = {key: Timing.of(halted[key]) for key in ("memcpy", "publish", "last_reader")}
+    on_halted["last_reader_memcpys"] = ratios(halted["last_reader"], halted["memcpy"])
+    save(chosen.json, {"halted_cores": on_halted, "bytes": nbytes, "readers": readers, "memcpy": Timing.of(ours["memcpy"]),
                        "memcpy_private": Timing.of(ours["memcpy_private"]),
                        "waking_alone": {count: Timing.of(seconds) for count, seconds in waking.items()}, "publish": Timing.of(ours["publish"]),
                        "last_reader": Timing.of(ours["last_reader"]), "publish_memcpys": ratios(ours["publish"], ours["memcpy"]),

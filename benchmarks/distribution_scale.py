@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of our own schemes (%(default)s)")
     parser.add_argument("--limit", type=float, default=LIMIT, help="s of measurement; what was done until then counts (%(default)s)")
     parser.add_argument("--mpi", action="store_true", help="time MPI_Bcast too")
-    parser.add_argument("--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others")
+    parser.add_argument("--only", default="", help="time only schemes whose names begin so (auto,sharded), beside what the JSON holds of the others")
     chosen = parser.parse_args()
     hosts = chosen.hosts
     rate, nbytes, relays = SCALE[hosts]
@@ -90,8 +90,13 @@ def main() -> None:
     rates = [cluster.rate_bytes(rate)] * (hosts + 1)
     ours, theirs = cases(hosts, relays, rate, nbytes, chosen.short)
     others: list[dict[str, Any]] = []
-    if chosen.ours and path.exists():
-        theirs, others = [], json.loads(path.read_text())[str(hosts)]["rows"]
+    if chosen.only and path.exists():
+        names = tuple(chosen.only.split(","))
+        ours, theirs = ([one for one in some if one["label"].startswith(names)] for some in (ours, theirs))
+        known = json.loads(path.read_text())[str(hosts)]
+        if (known["rate"], known["bytes"]) != (rate, nbytes):
+            raise SystemExit(f"{path} holds figures of {known['rate']} and {known['bytes']} bytes, which do not belong beside new ones: leave out --only")
+        others = known["rows"]
     with made([rate] * (hosts + 1)):
         begun = time.monotonic()
         run = run_cases(nbytes, ours + theirs + ours * (0 if chosen.short else chosen.rounds - 1), timeout=chosen.limit)

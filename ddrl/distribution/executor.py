@@ -25,6 +25,8 @@ from ddrl.distribution.shards import HEADER, Assembly, Bytes, Checksum, fill_hea
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+WIDE = 128  # hosts served by one: more are very many
+
 
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
@@ -57,6 +59,9 @@ class Executor:
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
         self._mine: list[int] = plan.sent_by(self._host).tolist()
+        # MPI calls a small message sent when it has copied it. Where a host serves very many, its whole turn would then stand in their sockets at
+        # once, and acknowledgements of what it receives behind it; so it asks to hear when a message has been taken, and the window holds.
+        self._isend = comm.Issend if len(np.unique(plan.target[self._mine])) > WIDE else comm.Isend
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
         for place, message in enumerate(self._mine):
@@ -282,7 +287,7 @@ class Executor:
         """Hand a message to MPI. Where sizes vary, headers and chunks go one behind the other, from wherever they stand."""
         tag = self._tag(flight.sequence, message)
         if flight.lengths is None or flight.at is None:
-            self._requests.append(self._comm.Isend(self._memory(flight, message), target, tag))
+            self._requests.append(self._isend(self._memory(flight, message), target, tag))
             return
         first, count, address = self._first[message], self._count[message], flight.data.ctypes.data
         sizes, places = [count * HEADER_BYTES], [flight.headers.ctypes.data + first * HEADER_BYTES]
@@ -290,7 +295,7 @@ class Executor:
             sizes.append(flight.lengths[chunk])
             places.append(address + flight.at[chunk])
         datatype = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
-        self._requests.append(self._comm.Isend([self._mpi.BOTTOM, 1, datatype], target, tag))
+        self._requests.append(self._isend([self._mpi.BOTTOM, 1, datatype], target, tag))
         datatype.Free()  # MPI keeps it until the message has gone
 
     def _size(self, flight: Flight, message: int) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RETRIES = 3  # sends of a version that some host refused
+WINDOW_SECONDS, WINDOW_LEAST, WINDOW_MOST = 0.5, 1 << 16, 1 << 19  # the most is what an executor takes by itself
 KEPT = 1 << 14  # confirmations kept for whoever asks
 
 
@@ -83,8 +84,14 @@ class _Models:
         self.close()
         coding = None if self.codec is None else Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config))
         self.executor = Executor(self._comm, plan, inbox, checksum, epoch=self._epoch, versions_in_flight=versions_in_flight, trace=self._trace,
-                                 coding=coding)
+                                 coding=coding, window_bytes=self._window())
         return plan
+
+    def _window(self) -> int:
+        """Bytes on their way from this host at most: half a second of a slow link's, for longer queues delay all that passes through them."""
+        if self.links is None:
+            return 0
+        return int(min(WINDOW_MOST, max(WINDOW_LEAST, WINDOW_SECONDS * self.links.up[self._comm.rank])))
 
 
 class ModelSender(_Models):
