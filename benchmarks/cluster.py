@@ -155,7 +155,8 @@ def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dic
     command = [str(found if found.exists() else "mpirun"), "--host", ",".join(f"{address(host)}:1" for host in range(count)), "-n", str(count),
                "--map-by", "node", "--bind-to", "none",
                "--prtemca", "plm_ssh_agent", str(STATE / "agent"), "--prtemca", "prte_if_include", NETWORK,
-               "--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_num_concurrent", str(count + 1)]  # its agents stay
+               "--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_num_concurrent", str(count + 1),  # its agents stay
+               "--prtemca", "routed_radix", str(count + 1), "--prtemca", "oob_tcp_peer_retries", "10"]  # the start is not told over slow links
     for name, value in settings.items():
         command += ["--mca", name, value]
     for name, value in (environment or {}).items():
