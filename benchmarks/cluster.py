@@ -29,7 +29,8 @@ BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
 SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
-QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow
+QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow; and, for each host that shares a core,
+CROWDED_SECONDS = 1e-3  # so much, for then its relay looks after its sockets more seldom
 SOCKET_LEAST = 8192  # bytes
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
@@ -66,7 +67,7 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     _batch(["ip"], [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} mtu {mtu} up", f"address add {BRIDGE_ADDRESS} dev {BRIDGE}"])
     _batch(["ip"], [f"netns add {PREFIX}{host}" for host in range(len(rates))])
     for host, rate in enumerate(rates):
-        name, burst = f"{PREFIX}{host}", _burst(rate)
+        name, burst = f"{PREFIX}{host}", _burst(rate, mtu)
         gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
         hardware = f"02:dd:00:00:{host >> 8:02x}:{host & 255:02x}"
         _batch(["ip"], [f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 address {hardware} netns {name} mtu {mtu} "
@@ -89,9 +90,9 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     agent.chmod(0o755)
 
 
-def _burst(rate: str) -> int:
-    """Bytes that tbf lets through at once: 2 ms at the link's rate, four packets at least; an idle link must not gain whole chunks."""
-    return max(6000, int(rate_bytes(rate) * 2e-3))
+def _burst(rate: str, mtu: int) -> int:
+    """Bytes that tbf lets through at once: 2 ms at the link's rate, two packets and 6000 at least; an idle link must not gain many chunks."""
+    return max(6000, 2 * (mtu + 14), int(rate_bytes(rate) * 2e-3))
 
 
 def _least_timeout(rate: str, hosts: int) -> int:
@@ -101,8 +102,9 @@ def _least_timeout(rate: str, hosts: int) -> int:
 
 def change_rate(host: int, rate: str, *, up_only: bool = False) -> None:
     """Give one host's link another rate while it runs: each way, or only for what the host sends."""
-    made = json.loads((STATE / "state.json").read_text())["rates"][host]
-    burst = max(_burst(rate), _burst(made))  # tbf would wait for ever on a packet already queued that is longer than its burst
+    state = json.loads((STATE / "state.json").read_text())
+    # tbf would wait for ever on a packet already queued that is longer than its burst.
+    burst = max(_burst(rate, state["mtu"]), _burst(state["rates"][host], state["mtu"]))
     shape = f"root tbf rate {rate} burst {burst} limit"
     if not up_only:
         _batch(["tc"], [f"qdisc replace dev {LINK}{host} {shape} 16000000"])
@@ -149,9 +151,9 @@ def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dic
         "btl": "tcp,self", "btl_tcp_if_include": NETWORK, "btl_tcp_eager_limit": str(1 << 18), "btl_tcp_rndv_eager_limit": str(1 << 18),
         "btl_tcp_max_send_size": str(1 << 18), "pml": "ob1", "mpi_yield_when_idle": "1",
     }
-    slowest = min(rate_bytes(rate) for rate in state["rates"])
-    if slowest * QUEUE_SECONDS < 1 << 17:  # else the system's own choice, which grows with need
-        settings["btl_tcp_sndbuf"] = str(max(SOCKET_LEAST, int(slowest * QUEUE_SECONDS)))
+    held = int(min(rate_bytes(rate) for rate in state["rates"]) * max(QUEUE_SECONDS, CROWDED_SECONDS * count / (os.cpu_count() or 1)))
+    if held < 1 << 17:  # else the system's own choice, which grows with need
+        settings["btl_tcp_sndbuf"] = str(max(SOCKET_LEAST, held))
     command = [str(found if found.exists() else "mpirun"), "--host", ",".join(f"{address(host)}:1" for host in range(count)), "-n", str(count),
                "--map-by", "node", "--bind-to", "none",
                "--prtemca", "plm_ssh_agent", str(STATE / "agent"), "--prtemca", "prte_if_include", NETWORK,

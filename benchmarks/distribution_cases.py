@@ -27,7 +27,7 @@ from ddrl.distribution.simulator import Network, simulate
 BCAST_ALGORITHMS = {0: "MPI's choice", 1: "linear", 2: "chain", 3: "pipeline", 4: "split binary", 5: "binary", 6: "binomial", 7: "k-nomial",
                     8: "scatter + allgather", 9: "scatter + ring"}
 SOURCES = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-PACKET, FRAME = 1448, 1514  # bytes of payload and on the wire, of a full packet at MTU 1500
+HEADERS, WIRE = 52, 14  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
 
 
 def case(scheme: str, models: int = 6, in_flight: int = 1, *, label: str = "", limit: float = 60.0, **parameters: Any) -> dict[str, Any]:
@@ -37,11 +37,11 @@ def case(scheme: str, models: int = 6, in_flight: int = 1, *, label: str = "", l
 
 
 @contextmanager
-def made(rates: Sequence[str]) -> Iterable[None]:
+def made(rates: Sequence[str], mtu: int = 1500) -> Iterable[None]:
     """A cluster for a while; skips politely where it cannot be."""
     if problem := cluster.available():
         raise SystemExit(f"skipped: {problem}")
-    cluster.up(rates)
+    cluster.up(rates, mtu=mtu)
     try:
         yield
     finally:
@@ -132,9 +132,9 @@ def efficiency(rates: Sequence[float], nbytes: int, seconds: float) -> float:
     return bound_unequal(rates, rates, nbytes) / seconds
 
 
-def modeled(rates: Sequence[float], links: dict[str, Any]) -> Network:
+def modeled(rates: Sequence[float], links: dict[str, Any], mtu: int = 1500) -> Network:
     """The emulated cluster as the simulator sees it: the links as shaped, costs as measured."""
-    payload = [rate * PACKET / FRAME for rate in rates]
+    payload = [rate * (mtu - HEADERS) / (mtu + WIRE) for rate in rates]
     return replace(Links(**links).network(), up=payload, down=payload)
 
 
