@@ -29,8 +29,9 @@ BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
 SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
-QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow; and, for each host that shares a core,
-CROWDED_SECONDS = 1e-3  # so much, for then its relay looks after its sockets more seldom
+# Of a link's time that a connection may hold in its socket, where links are slow: as long as a relay rests while models travel, alone on a core
+# and for each that shares one.
+QUEUE_SECONDS, CROWDED_SECONDS = 0.02, 4e-4
 SOCKET_LEAST = 8192  # bytes
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
