@@ -205,11 +205,15 @@ def _shards(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: i
         depth[shard] = max(depth[shard], turn + 1)
     pieces.sort(key=lambda piece: ((piece[0] + 0.5) / depth[piece[1]], piece[1]))  # large shards are dealt out as evenly as small ones
     messages: list[tuple[int, int, int, int]] = []
+    # Whole shards arrive one after another. Were the first host that a relay serves the one beside it, each relay would come to a host together
+    # with the one that began before it, and all would hold each other up to the end; so they begin apart.
+    apart = 0 if chunk_bytes else max(1, hosts // max(1, len(edges) - 1))
     for _, shard, chunk in pieces:
         relay = shard + 1
         if relay > hosts:
             messages += [(0, host, chunk, 1) for host in range(1, hosts + 1)]
             continue
         messages.append((0, relay, chunk, 1))
-        messages += [(relay, (relay + step - 1) % hosts + 1, chunk, 1) for step in range(1, hosts)]
+        served = ((relay + shard * apart + step) % hosts + 1 for step in range(hosts))
+        messages += [(relay, host, chunk, 1) for host in served if host != relay]
     return Plan.of(name, hosts, bounds, messages, chunk_bytes=chunk_bytes, **parameters)

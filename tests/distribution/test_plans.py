@@ -69,6 +69,14 @@ def test_the_check_refuses_a_chunk_sent_twice_one_never_sent_and_hosts_that_wait
         Plan.of("x", 1, [0, 64, 64], [(0, 1, 0, 2)]).check()
 
 
+@pytest.mark.parametrize(("hosts", "relays"), [(30, 3), (16, 16), (40, 30), (7, 2)])
+def test_relays_of_whole_shards_that_begin_one_after_another_never_serve_a_host_at_once(hosts, relays):
+    plan = make_plan("sharded", hosts, 1_000_000, relays=relays)
+    served = [(relay + place, host) for relay in range(1, relays + 1) for place, host in enumerate(plan.target[plan.source == relay].tolist())]
+    assert len(served) == len(set(served)) == relays * (hosts - 1)
+
+
+
 def test_the_root_of_a_sharded_plan_sends_the_model_once_and_relays_share_the_rest():
     nbytes, hosts, relays = 20_000_000, 298, 30
     plan = make_plan("sharded", hosts, nbytes, relays=relays)
