@@ -7,8 +7,8 @@ when it holds the pin. The memcpy writes where a mailbox writes: shared memory, 
 private memory (huge pages) stands beside it. Waking has its own limit: the same hand-over of a model of 4 KB.
 
 Everything is timed on cores that a process of idle priority keeps awake, as rollouts keep those of a real host: it gives way to all else, but a
-halted core of a virtual machine takes long to come back. What the mailbox takes on halted cores stands beside it. TorchRL and Ray run under
-interpreters that have them; each peer's times stand beside a memcpy of its own process, taken in turn with them.
+halted core of a virtual machine takes long to come back. What the mailbox takes on halted cores stands beside it; MPI's ranks spin by
+themselves. TorchRL and Ray run under interpreters that have them; each peer's times stand beside a memcpy of its own process, taken in turn.
 """
 
 from __future__ import annotations
@@ -177,12 +177,12 @@ def main() -> None:
     with awake():
         ours = hand_over(nbytes, readers, versions)
         waking = {count: hand_over(4096, count, versions)["last_reader"] for count in sorted({1, readers})}
-        bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)
         for name, python, program in (("TorchRL, shared memory", chosen.torchrl_python, "torchrl_weights.py"),
                                       ("Ray, object store", chosen.ray_python, "ray_put.py")):
             if python and (found := peer(python, program, nbytes, readers, few)):
                 peers[name] = found
     halted = hand_over(nbytes, readers, versions)
+    bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)  # its ranks spin, and give way to whatever spins beside them
     memcpy, last = statistics.median(ours["memcpy"]), statistics.median(ours["last_reader"])
     rows: list[list[Any]] = [["one memcpy of the model, shared memory", *spread(ours["memcpy"]), 1.0, 1.0],
                              ["one memcpy, private memory", *spread(ours["memcpy_private"]), *against(ours["memcpy_private"], ours["memcpy"])],
