@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,16 @@ def inside(host: int, command: list[str], **options: object) -> subprocess.Popen
     return subprocess.Popen(["ip", "netns", "exec", f"{cluster.PREFIX}{host}", *command], stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
 
 
+def listens(address: str) -> bool:
+    """Whether somebody takes connections there."""
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def measure(python: str, hosts: int, nbytes: int, models: int, *, timeout: float = 240) -> dict[str, object]:
     """{"seconds", "hosts", "version"}; {"failed": why} where Ray does not come up or does not finish."""
     ray = str(Path(python).with_name("ray"))
@@ -70,10 +81,11 @@ def measure(python: str, hosts: int, nbytes: int, models: int, *, timeout: float
         try:
             started.append(inside(0, [ray, "start", "--head", f"--node-ip-address={cluster.address(0)}", "--port=6379", f"--temp-dir={folder}/0",
                                       "--include-dashboard=false", *common], **options))
-            time.sleep(8)
+            while not listens(head) and time.monotonic() < deadline:
+                time.sleep(0.2)
             for host in range(1, hosts + 1):
                 started.append(inside(host, [ray, "start", f"--address={head}", f"--node-ip-address={cluster.address(host)}", *common], **options))
-                time.sleep(1.5)
+                time.sleep(1.5)  # one after another, for they share this machine's cores
             out, program = Path(folder) / "out.json", Path(folder) / "driver.py"
             program.write_text(DRIVER)
             while time.monotonic() < deadline:  # until all nodes have joined

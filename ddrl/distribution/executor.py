@@ -25,6 +25,7 @@ from ddrl.distribution.shards import HEADER, Assembly, Bytes, Checksum, fill_hea
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+WINDOW = 1 << 19  # bytes
 WIDE = 128  # hosts served by one: more are very many
 
 
@@ -51,7 +52,7 @@ class Executor:
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         payload = edges[plan.first + plan.count] - edges[plan.first]  # at most, where sizes vary
         largest = int(payload.max(initial=0)) + HEADER_BYTES
-        self._window = window_bytes or max(largest, 1 << 19)
+        self._window = window_bytes or max(largest, WINDOW)
         self._share = max(largest, self._window // 4)
         self._payload: list[int] = (payload + plan.count * HEADER_BYTES).tolist()
         self._source: list[int] = plan.source.tolist()

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.processor import BYTE_CPU, MESSAGE_CPU, measure_processor
+from ddrl.distribution.processor import measure_processor
 from ddrl.distribution.simulator import Network
+from ddrl.distribution.waits import rest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,8 +47,7 @@ _TAG = 1 << 14
 class Links:
     """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct machines below the hosts.
 
-    `message_seconds`, `byte_seconds`: of the processor, at both ends together. Without the second the first was a single look at MPI alone, and
-    constants stand in for both, unless it says more.
+    `message_seconds`, `byte_seconds`: of the processor, at both ends together.
     """
 
     up: list[float]
@@ -56,7 +56,7 @@ class Links:
     message_seconds: float
     machines: int
     cores: int
-    byte_seconds: float = 0.0
+    byte_seconds: float
 
     @property
     def least_rest(self) -> float:
@@ -73,13 +73,10 @@ class Links:
         else:
             up, down = self.up, self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
-        message, byte = 0.5 * self.message_seconds, 0.5 * self.byte_seconds
-        if not byte:
-            message, byte = max(MESSAGE_CPU, message), BYTE_CPU
-        elif shared:
-            message *= SHARED_CPU
+        message = 0.5 * self.message_seconds * (SHARED_CPU if shared else 1.0)
         latency = self.latency + max(LOOK_SECONDS, 0.5 * self.least_rest)
-        return Network(up, down, latency=latency, send_cpu=message, receive_cpu=message, cpu_byte=byte, cores=shared)
+        return Network(up, down, latency=latency, send_cpu=message, receive_cpu=message, cpu_byte=0.5 * self.byte_seconds,
+                       cores=shared)
 
 
 def measure_links(comm: MPI.Comm) -> Links:
@@ -89,7 +86,7 @@ def measure_links(comm: MPI.Comm) -> Links:
     probe = _Probe(comm, MPI)
     size = comm.size
     if size == 1:
-        return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1)
+        return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1, 0.0)
     latency = probe.latency()
     pieces = FEWEST
     up, down = np.zeros(size), np.zeros(size)
@@ -115,11 +112,6 @@ def measure_links(comm: MPI.Comm) -> Links:
     machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
     message, byte = measure_processor(comm, float(np.median([up, down])))
     return Links(up.tolist(), down.tolist(), latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte)
-
-
-def rest(begun: float) -> None:
-    """Sleep a little of the time waited since `begun`: what is measured stays true to 2 %, and hundreds that wait leave the cores alone."""
-    time.sleep(max(2e-5, 0.02 * (time.perf_counter() - begun)))
 
 
 def _machine() -> str:

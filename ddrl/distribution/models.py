@@ -21,7 +21,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.distribution.codecs import Codec
 from ddrl.distribution.coding import Coding, SentVersions
 from ddrl.distribution.control import Confirm, Measure, NewPlan, Post, Ready
-from ddrl.distribution.executor import Executor, Report, Traffic
+from ddrl.distribution.executor import WINDOW, Executor, Report, Traffic
 from ddrl.distribution.inbox import MailboxInbox
 from ddrl.distribution.links import Links, PaceWatch, measure_links
 from ddrl.distribution.plan import Plan
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RETRIES = 3  # sends of a version that some host refused
-WINDOW_SECONDS, WINDOW_LEAST, WINDOW_MOST = 0.5, 1 << 16, 1 << 19  # the most is what an executor takes by itself
+WINDOW_SECONDS, WINDOW_LEAST = 0.5, 1 << 16
 KEPT = 1 << 14  # confirmations kept for whoever asks
 
 
@@ -91,7 +91,7 @@ class _Models:
         """Bytes on their way from this host at most: half a second of a slow link's, for longer queues delay all that passes through them."""
         if self.links is None:
             return 0
-        return int(min(WINDOW_MOST, max(WINDOW_LEAST, WINDOW_SECONDS * self.links.up[self._comm.rank])))
+        return int(min(WINDOW, max(WINDOW_LEAST, WINDOW_SECONDS * self.links.up[self._comm.rank])))
 
 
 class ModelSender(_Models):

@@ -19,11 +19,12 @@ from ddrl.distribution.executor import Executor
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.schemes import stripes
 from ddrl.distribution.shards import Bytes
+from ddrl.distribution.waits import wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MESSAGE_CPU, BYTE_CPU = 3e-5, 1e-9  # s at each end, executor and kernel: where nothing was measured; fitted once to benchmarks/distribution.py
+BYTE_CPU = 1e-9  # s at each end, where links are too slow to measure it; fitted once to benchmarks/distribution.py
 SMALL, LARGE = 1 << 10, 1 << 15  # bytes of payload
 FANOUT = 3
 MODELS = 4  # of each size; the first opens connections and is not counted
@@ -96,7 +97,7 @@ def _message_seconds(comm: MPI.Comm, plan: Plan) -> float:
     held, spent = _Memory(plan.nbytes, []), np.zeros(MODELS)
     longest = max(5e-4, 2e-5 * comm.size)  # between looks: many relays on one machine must not look all the time
     for model in range(MODELS):
-        _meet(comm)  # receives stand everywhere
+        wait(comm.Ibarrier())  # receives stand everywhere
         used = time.thread_time()
         if comm.rank == 0:
             held.version = model
@@ -111,21 +112,9 @@ def _message_seconds(comm: MPI.Comm, plan: Plan) -> float:
             else:
                 time.sleep(pause)
                 pause = min(longest, 1.5 * pause)
-    _meet(comm)
+    wait(comm.Ibarrier())
     executor.close()
-    _meet(comm)  # before anything else is sent by these tags
+    wait(comm.Ibarrier())  # before anything else is sent by these tags
     everywhere = np.zeros(MODELS)
-    _wait(comm.Iallreduce(spent, everywhere), comm.size)
+    wait(comm.Iallreduce(spent, everywhere))
     return float(everywhere[1:].min()) / (2 * plan.messages)
-
-
-def _meet(comm: MPI.Comm) -> None:
-    """A barrier that sleeps."""
-    _wait(comm.Ibarrier(), comm.size)
-
-
-def _wait(request: MPI.Request, size: int) -> None:
-    pause = 2e-5
-    while not request.Test():
-        time.sleep(pause)
-        pause = min(max(5e-4, 2e-5 * size), pause * 1.5)

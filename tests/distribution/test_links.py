@@ -1,9 +1,8 @@
-"""The watch over the pace of models."""
+"""What measured links mean to the simulator, and the watch over the pace of models."""
 
 import math
 
 from ddrl.distribution.links import CROWDED_LOOK, SHARED_CPU, Links, PaceWatch
-from ddrl.distribution.processor import BYTE_CPU, MESSAGE_CPU
 
 
 def send(watch, clock, seconds, models):
@@ -29,23 +28,21 @@ def test_models_that_become_slow_are_noticed_after_a_rest_and_less_often_each_ti
 
 
 def test_hosts_on_one_machine_share_its_cores_in_the_model():
-    assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 1, 2).network().cores == 2
-    assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 2, 2).network().cores == 0
-    assert Links([math.inf], [math.inf], 0.0, 0.0, 1, 2).network().cores == 0
+    assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 1, 2, 1e-9).network().cores == 2
+    assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 2, 2, 1e-9).network().cores == 0
+    assert Links([math.inf], [math.inf], 0.0, 0.0, 1, 2, 0.0).network().cores == 0
 
 
 def test_relays_rest_between_looks_where_very_many_share_a_core():
-    few, many, apart = (Links([1.0] * hosts, [1.0] * hosts, 0.0, 1e-4, machines, 2) for hosts, machines in ((24, 1), (300, 1), (300, 300)))
+    few, many, apart = (Links([1.0] * hosts, [1.0] * hosts, 0.0, 1e-4, machines, 2, 1e-9) for hosts, machines in ((24, 1), (300, 1), (300, 300)))
     assert few.least_rest == apart.least_rest == 0.0
     assert many.least_rest == 150 * CROWDED_LOOK
     assert many.network().latency == 0.5 * many.least_rest
     assert apart.network().latency == few.network().latency < many.network().latency
 
 
-def test_measured_costs_of_the_processor_are_used_and_older_figures_are_read():
+def test_measured_costs_of_the_processor_are_used_and_count_more_on_a_shared_machine():
     measured = Links([1.0, 1.0], [1.0, 1.0], 0.0, 3e-5, 2, 2, 4e-9).network()
     assert (measured.send_cpu, measured.receive_cpu, measured.cpu_byte) == (1.5e-5, 1.5e-5, 2e-9)
     shared = Links([1.0, 1.0], [1.0, 1.0], 0.0, 3e-5, 1, 2, 4e-9).network()
     assert (shared.send_cpu, shared.cpu_byte) == (1.5e-5 * SHARED_CPU, 2e-9)
-    older = Links(up=[1.0, 1.0], down=[1.0, 1.0], latency=0.0, message_seconds=2e-5, machines=1, cores=2).network()
-    assert (older.send_cpu, older.cpu_byte) == (MESSAGE_CPU, BYTE_CPU)
