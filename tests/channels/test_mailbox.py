@@ -124,20 +124,21 @@ def test_any_interleaving_keeps_valid_pins_whole(slots, actions):
     version = -1
     for what, who in actions:
         if what == "publish":
+            valid = {pin.version for pin in pins if pin is not None and pin.valid()}
+            assert mailbox.publish(vector(version + 1), version + 1)
+            lost = valid - {pin.version for pin in pins if pin is not None and pin.valid()}
+            # One is taken, the oldest, and only where each slot was the newest version or pinned.
+            assert lost == ({min(valid - {version})} if len(valid | {version}) == slots else set())
             version += 1
-            assert mailbox.publish(vector(version), version)
         elif what == "pin":
             pins[who] = readers[who].pin()
             assert (pins[who].version if pins[who] else -1) == version
         elif what == "unpin":
             readers[who].unpin()
             pins[who] = None
-        held = [pin for pin in pins if pin is not None]
-        for pin in held:
-            if pin.valid():
+        for pin in pins:
+            if pin is not None and pin.valid():
                 np.testing.assert_array_equal(pin.data, vector(pin.version))
-            else:
-                assert len({other.version for other in held} | {version}) >= slots
     assert mailbox.newest == version
 
 
