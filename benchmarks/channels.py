@@ -1,9 +1,8 @@
 """What the channels cost: each figure beside the physical limit it is compared with, measured in turn with it.
 
-Lanes move rows against the two copies no lane can do without; a mailbox publishes 20 MB, checksum included, against one memcpy, with and
-without 36 processes that read it (they share the cores with the writer, so its own CPU time stands beside the wall time); counters and the
-step writer are timed per call.
-"""
+Lanes move rows against the two copies no lane can do without; a mailbox publishes 20 MB, checksum included, against one
+memcpy, with and without 36 processes that read it (they share the cores with the writer, so its own CPU time stands
+beside the wall time); counters and the step writer are timed per call."""
 
 from __future__ import annotations
 
@@ -67,9 +66,14 @@ def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
 
     seconds = interleave({"lane": move, "memcpy": copy}, rounds, warmup=3)
     lane_time = Timing.of(seconds["lane"])
-    return {"row_bytes": dtype.itemsize, "rows_at_once": count, "rows_per_second": count * repeat / lane_time.median,
-            "gigabytes_per_second": count * repeat * dtype.itemsize / lane_time.median / 1e9, "seconds": lane_time,
-            "over_two_memcpy": ratios(seconds["lane"], seconds["memcpy"])}
+    return {
+        "row_bytes": dtype.itemsize,
+        "rows_at_once": count,
+        "rows_per_second": count * repeat / lane_time.median,
+        "gigabytes_per_second": count * repeat * dtype.itemsize / lane_time.median / 1e9,
+        "seconds": lane_time,
+        "over_two_memcpy": ratios(seconds["lane"], seconds["memcpy"]),
+    }
 
 
 def drain(lanes: int, rounds: int) -> dict[str, Any]:
@@ -114,11 +118,15 @@ def step_writer(spec: EnvSpec, num_envs: int, rounds: int) -> Timing:
 
 
 def publish(nbytes: int, readers: int, rounds: int) -> dict[str, Any]:
-    """Publish vectors, checksum included, against one memcpy; `readers` processes wait for each, pin it, and sum every eighth."""
+    """Publish vectors, checksum included, against one memcpy; `readers` processes wait for each, pin it, and sum every
+    eighth."""
     run_id = f"bench{os.getpid()}"
     name = segment_name(run_id, 0, "mailbox")
     mailbox = Mailbox.create(name, nbytes, 4, max(readers, 1))
-    children = [subprocess.Popen([sys.executable, "-c", READER, name, str(i)], stdout=subprocess.PIPE, text=True) for i in range(readers)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", READER, name, str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(readers)
+    ]
     try:
         for child in children:
             assert child.stdout is not None
@@ -135,8 +143,11 @@ def publish(nbytes: int, readers: int, rounds: int) -> dict[str, Any]:
             assert mailbox.publish(vector, version)
             cpu.append(time.thread_time() - begin)
 
-        seconds = interleave({"publish": send, "memcpy": lambda: np.copyto(target, vector), "checksum": lambda: checksum(vector)},
-                             rounds, warmup=5)
+        seconds = interleave(
+            {"publish": send, "memcpy": lambda: np.copyto(target, vector), "checksum": lambda: checksum(vector)},
+            rounds,
+            warmup=5,
+        )
         mailbox.publish(vector, version + 1, (1.0,))
         reports = [child.communicate()[0].split() for child in children]
     finally:
@@ -144,11 +155,18 @@ def publish(nbytes: int, readers: int, rounds: int) -> dict[str, Any]:
             child.kill()
         unlink_run(run_id)
     assert not any(int(wrong) for _, _, wrong in reports)
-    return {"nbytes": nbytes, "readers": readers, "publish": Timing.of(seconds["publish"]), "memcpy": Timing.of(seconds["memcpy"]),
-            "checksum": Timing.of(seconds["checksum"]), "publish_over_memcpy": ratios(seconds["publish"], seconds["memcpy"]),
-            "publish_cpu_over_memcpy": ratios(cpu[-rounds:], seconds["memcpy"]),
-            "versions_read": sum(int(read) for read, _, _ in reports), "slots_taken_away": mailbox.revoked,
-            "seal_to_pin_seconds": Timing.of([float(lag) for _, lag, _ in reports]) if reports else None}
+    return {
+        "nbytes": nbytes,
+        "readers": readers,
+        "publish": Timing.of(seconds["publish"]),
+        "memcpy": Timing.of(seconds["memcpy"]),
+        "checksum": Timing.of(seconds["checksum"]),
+        "publish_over_memcpy": ratios(seconds["publish"], seconds["memcpy"]),
+        "publish_cpu_over_memcpy": ratios(cpu[-rounds:], seconds["memcpy"]),
+        "versions_read": sum(int(read) for read, _, _ in reports),
+        "slots_taken_away": mailbox.revoked,
+        "seal_to_pin_seconds": Timing.of([float(lag) for _, lag, _ in reports]) if reports else None,
+    }
 
 
 def main() -> None:
@@ -156,7 +174,11 @@ def main() -> None:
     rounds, nbytes = (15, 20_000_000) if options.short else (60, 20_000_000)
     sweep_dead()
     figures: dict[str, Any] = {}
-    figures["lane"] = [lane_moves(CARTPOLE, 1024, rounds), lane_moves(CARTPOLE, 8, rounds), lane_moves(ATARI, 64, rounds)]
+    figures["lane"] = [
+        lane_moves(CARTPOLE, 1024, rounds),
+        lane_moves(CARTPOLE, 8, rounds),
+        lane_moves(ATARI, 64, rounds),
+    ]
     figures["drain"] = [drain(lanes, 5 * rounds) for lanes in (36, 300)]
     figures["publish"] = [publish(nbytes, readers, rounds) for readers in (0, 36)]
     counter = Counters.create(None, 4).row(0)["env_steps"]
@@ -170,22 +192,63 @@ def main() -> None:
         "step writer, 8 CartPole environments": step_writer(CARTPOLE, 8, rounds),
         "step writer, 8 Atari environments": step_writer(ATARI, 8, rounds),
     }
-    print_table(["lane", "rows at once", "rows/s", "GB/s", "time / (2 x memcpy)"],
-                [[f"{case['row_bytes']} B rows", case["rows_at_once"], case["rows_per_second"], case["gigabytes_per_second"],
-                  case["over_two_memcpy"].median] for case in figures["lane"]])
+    print_table(
+        ["lane", "rows at once", "rows/s", "GB/s", "time / (2 x memcpy)"],
+        [
+            [
+                f"{case['row_bytes']} B rows",
+                case["rows_at_once"],
+                case["rows_per_second"],
+                case["gigabytes_per_second"],
+                case["over_two_memcpy"].median,
+            ]
+            for case in figures["lane"]
+        ],
+    )
     print()
-    print_table(["drain of", "rows/s", "us when empty"],
-                [[f"{case['lanes']} lanes", case["rows_per_second"], case["empty_seconds"].median * 1e6] for case in figures["drain"]])
+    print_table(
+        ["drain of", "rows/s", "us when empty"],
+        [
+            [f"{case['lanes']} lanes", case["rows_per_second"], case["empty_seconds"].median * 1e6]
+            for case in figures["drain"]
+        ],
+    )
     print()
-    print_table(["20 MB, readers", "publish ms", "memcpy ms", "ratio", "ratio of CPU time",
-                 "checksum GB/s", "seal to pin ms", "versions read", "slots taken away"],
-                [[case["readers"], case["publish"].median * 1e3, case["memcpy"].median * 1e3, case["publish_over_memcpy"].median,
-                  case["publish_cpu_over_memcpy"].median,
-                  nbytes / case["checksum"].median / 1e9, case["seal_to_pin_seconds"].median * 1e3 if case["seal_to_pin_seconds"] else "",
-                  case["versions_read"], case["slots_taken_away"]] for case in figures["publish"]])
+    print_table(
+        [
+            "20 MB, readers",
+            "publish ms",
+            "memcpy ms",
+            "ratio",
+            "ratio of CPU time",
+            "checksum GB/s",
+            "seal to pin ms",
+            "versions read",
+            "slots taken away",
+        ],
+        [
+            [
+                case["readers"],
+                case["publish"].median * 1e3,
+                case["memcpy"].median * 1e3,
+                case["publish_over_memcpy"].median,
+                case["publish_cpu_over_memcpy"].median,
+                nbytes / case["checksum"].median / 1e9,
+                case["seal_to_pin_seconds"].median * 1e3 if case["seal_to_pin_seconds"] else "",
+                case["versions_read"],
+                case["slots_taken_away"],
+            ]
+            for case in figures["publish"]
+        ],
+    )
     print()
-    print_table(["call", "ns", "low", "high"], [[name, case.median * 1e9, case.low * 1e9, case.high * 1e9]
-                                                for name, case in figures["seconds_per_call"].items()])
+    print_table(
+        ["call", "ns", "low", "high"],
+        [
+            [name, case.median * 1e9, case.low * 1e9, case.high * 1e9]
+            for name, case in figures["seconds_per_call"].items()
+        ],
+    )
     save(options.json, figures)
 
 

@@ -1,9 +1,9 @@
 """A virtual cluster on one Linux machine, for root: network namespaces on a bridge, every link shaped each way.
 
-`python -m benchmarks.cluster up --hosts 100 --rate 20mbit`, `python -m benchmarks.cluster run -- PROGRAM ...` (one rank a host), and
-`python -m benchmarks.cluster down`. Host 0 is the trainer's, hosts 1..N the others. `up` replaces what an earlier `up` left; `down` leaves
-nothing: namespaces, bridge, neighbor table limits and files are as before. Only the standard library and iproute2.
-"""
+`python -m benchmarks.cluster up --hosts 100 --rate 20mbit`, `python -m benchmarks.cluster run -- PROGRAM ...` (one rank
+a host), and `python -m benchmarks.cluster down`. Host 0 is the trainer's, hosts 1..N the others. `up` replaces what an
+earlier `up` left; `down` leaves nothing: namespaces, bridge, neighbor table limits and files are as before. Only the
+standard library and iproute2."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
 SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
-# Of a link's time that a connection may hold in its socket, where links are slow: as long as a relay rests while models travel, alone on a core
-# and for each that shares one (SLOW_SLEEP of ddrl.distribution.relay, CROWDED_LOOK of ddrl.distribution.links).
+# Of a link's time that a connection may hold in its socket, where links are slow: as long as a relay rests while models
+# travel, alone on a core and for each that shares one (SLOW_SLEEP of ddrl.distribution.relay, CROWDED_LOOK of
+# ddrl.distribution.links).
 QUEUE_SECONDS, CROWDED_SECONDS = 0.02, 4e-4
 SOCKET_LEAST = 8192  # bytes
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
@@ -62,42 +63,74 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     down()
     STATE.mkdir(parents=True)
     neighbors = {name: _neighbors(name).read_text().strip() for name in NEIGHBORS}
-    (STATE / "state.json").write_text(json.dumps({"hosts": len(rates), "rates": list(rates), "neighbors": neighbors, "mtu": mtu}))
-    for name, least in zip(NEIGHBORS, (1 << 17, 1 << 18, 1 << 19), strict=True):  # one table for all namespaces: n^2 entries
+    (STATE / "state.json").write_text(
+        json.dumps({"hosts": len(rates), "rates": list(rates), "neighbors": neighbors, "mtu": mtu})
+    )
+    for name, least in zip(
+        NEIGHBORS, (1 << 17, 1 << 18, 1 << 19), strict=True
+    ):  # one table for all namespaces: n^2 entries
         _neighbors(name).write_text(str(max(int(neighbors[name]), least)))
-    _batch(["ip"], [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} mtu {mtu} up", f"address add {BRIDGE_ADDRESS} dev {BRIDGE}"])
+    _batch(
+        ["ip"],
+        [
+            f"link add {BRIDGE} type bridge",
+            f"link set {BRIDGE} mtu {mtu} up",
+            f"address add {BRIDGE_ADDRESS} dev {BRIDGE}",
+        ],
+    )
     _batch(["ip"], [f"netns add {PREFIX}{host}" for host in range(len(rates))])
     for host, rate in enumerate(rates):
         name, burst = f"{PREFIX}{host}", _burst(rate, mtu)
         gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
         hardware = f"02:dd:00:00:{host >> 8:02x}:{host & 255:02x}"
-        _batch(["ip"], [f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 address {hardware} netns {name} mtu {mtu} "
-                        f"gso_max_size {gso}", f"link set {LINK}{host} master {BRIDGE} up",
-                        f"neigh replace {address(host)} lladdr {hardware} dev {BRIDGE} nud permanent"])
+        _batch(
+            ["ip"],
+            [
+                f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 address {hardware} "
+                f"netns {name} mtu {mtu} "
+                f"gso_max_size {gso}",
+                f"link set {LINK}{host} master {BRIDGE} up",
+                f"neigh replace {address(host)} lladdr {hardware} dev {BRIDGE} nud permanent",
+            ],
+        )
         # The bridge answers who is where by itself: else each of n^2 questions is put to all n hosts.
-        _batch(["bridge"], [f"fdb replace {hardware} dev {LINK}{host} master static", f"link set dev {LINK}{host} neigh_suppress on"])
-        _batch(["ip", "-n", name], [
-            f"address add {address(host)}/16 dev eth0", "link set eth0 up", "link set lo up",
-            # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall.
-            f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min {_least_timeout(rate, len(rates))}s"])
+        _batch(
+            ["bridge"],
+            [f"fdb replace {hardware} dev {LINK}{host} master static", f"link set dev {LINK}{host} neigh_suppress on"],
+        )
+        _batch(
+            ["ip", "-n", name],
+            [
+                f"address add {address(host)}/16 dev eth0",
+                "link set eth0 up",
+                "link set lo up",
+                # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall.
+                f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min "
+                f"{_least_timeout(rate, len(rates))}s",
+            ],
+        )
         shape = f"root tbf rate {rate} burst {burst} limit"
         _batch(["tc"], [f"qdisc add dev {LINK}{host} {shape} 16000000"])
         _batch(["tc", "-n", name], [f"qdisc add dev eth0 {shape} 4000000"])
     agent = STATE / "agent"
-    agent.write_text("#!/bin/sh\n# called by mpirun as: agent [options] ADDRESS COMMAND...\n"
-                     'while [ "${1#-}" != "$1" ]; do shift; done\naddress=$1; shift\n'
-                     "number=$(echo $address | awk -F. '{print $3 * 250 + $4 - 1}')\n"
-                     f'exec ip netns exec {PREFIX}$number unshare --uts sh -c "hostname {PREFIX}$number; $*"\n')
+    agent.write_text(
+        "#!/bin/sh\n# called by mpirun as: agent [options] ADDRESS COMMAND...\n"
+        'while [ "${1#-}" != "$1" ]; do shift; done\naddress=$1; shift\n'
+        "number=$(echo $address | awk -F. '{print $3 * 250 + $4 - 1}')\n"
+        f'exec ip netns exec {PREFIX}$number unshare --uts sh -c "hostname {PREFIX}$number; $*"\n'
+    )
     agent.chmod(0o755)
 
 
 def _burst(rate: str, mtu: int) -> int:
-    """Bytes that tbf lets through at once: 2 ms at the link's rate, two packets and 6000 at least; an idle link must not gain many chunks."""
+    """Bytes that tbf lets through at once: 2 ms at the link's rate, two packets and 6000 at least; an idle link must
+    not gain many chunks."""
     return max(6000, 2 * (mtu + 14), int(rate_bytes(rate) * 2e-3))
 
 
 def _least_timeout(rate: str, hosts: int) -> int:
-    """Seconds before TCP may take for lost what waits: longer than a host that serves all others at once keeps full sockets waiting."""
+    """Seconds before TCP may take for lost what waits: longer than a host that serves all others at once keeps full
+    sockets waiting."""
     return max(3, math.ceil(2 * (hosts - 1) * SOCKET_LEAST / rate_bytes(rate)))
 
 
@@ -137,7 +170,9 @@ def end_processes() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
     for name in names:
-        for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split():
+        for pid in subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+        ).stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     return names
@@ -149,17 +184,49 @@ def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dic
     count = state["hosts"] if hosts is None else hosts
     found = Path(sys.executable).with_name("mpirun")
     settings = {  # sent data must leave in the order of the plan: small socket buffers; chunks go without a handshake
-        "btl": "tcp,self", "btl_tcp_if_include": NETWORK, "btl_tcp_eager_limit": str(1 << 18), "btl_tcp_rndv_eager_limit": str(1 << 18),
-        "btl_tcp_max_send_size": str(1 << 18), "pml": "ob1", "mpi_yield_when_idle": "1",
+        "btl": "tcp,self",
+        "btl_tcp_if_include": NETWORK,
+        "btl_tcp_eager_limit": str(1 << 18),
+        "btl_tcp_rndv_eager_limit": str(1 << 18),
+        "btl_tcp_max_send_size": str(1 << 18),
+        "pml": "ob1",
+        "mpi_yield_when_idle": "1",
     }
-    held = int(min(rate_bytes(rate) for rate in state["rates"]) * max(QUEUE_SECONDS, CROWDED_SECONDS * count / (os.cpu_count() or 1)))
+    held = int(
+        min(rate_bytes(rate) for rate in state["rates"])
+        * max(QUEUE_SECONDS, CROWDED_SECONDS * count / (os.cpu_count() or 1))
+    )
     if held < 1 << 17:  # else the system's own choice, which grows with need
         settings["btl_tcp_sndbuf"] = str(max(SOCKET_LEAST, held))
-    command = [str(found if found.exists() else "mpirun"), "--host", ",".join(f"{address(host)}:1" for host in range(count)), "-n", str(count),
-               "--map-by", "node", "--bind-to", "none",
-               "--prtemca", "plm_ssh_agent", str(STATE / "agent"), "--prtemca", "prte_if_include", NETWORK,
-               "--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_num_concurrent", str(count + 1),  # its agents stay
-               "--prtemca", "routed_radix", str(count + 1), "--prtemca", "oob_tcp_peer_retries", "10"]  # the start is not told over slow links
+    command = [
+        str(found if found.exists() else "mpirun"),
+        "--host",
+        ",".join(f"{address(host)}:1" for host in range(count)),
+        "-n",
+        str(count),
+        "--map-by",
+        "node",
+        "--bind-to",
+        "none",
+        "--prtemca",
+        "plm_ssh_agent",
+        str(STATE / "agent"),
+        "--prtemca",
+        "prte_if_include",
+        NETWORK,
+        "--prtemca",
+        "plm_ssh_no_tree_spawn",
+        "1",
+        "--prtemca",
+        "plm_ssh_num_concurrent",
+        str(count + 1),  # its agents stay
+        "--prtemca",
+        "routed_radix",
+        str(count + 1),
+        "--prtemca",
+        "oob_tcp_peer_retries",
+        "10",
+    ]  # the start is not told over slow links
     for name, value in settings.items():
         command += ["--mca", name, value]
     for name, value in (environment or {}).items():
@@ -184,7 +251,9 @@ def _links(prefix: str) -> list[str]:
 
 
 def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
-    done = subprocess.run([*command, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}\n  of: {lines[0]} ... {lines[-1]}")
 
@@ -194,7 +263,11 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     make = actions.add_parser("up", help="make the cluster")
     make.add_argument("--hosts", type=int, default=16, help="hosts beside the trainer's (%(default)s)")
-    make.add_argument("--rate", default="200mbit", help="of every link each way; or one rate a host, separated by commas, the trainer's first")
+    make.add_argument(
+        "--rate",
+        default="200mbit",
+        help="of every link each way; or one rate a host, separated by commas, the trainer's first",
+    )
     make.add_argument("--mtu", type=int, default=1500)
     start = actions.add_parser("run", help="run one rank of a program on each host")
     start.add_argument("program", nargs=argparse.REMAINDER)

@@ -1,7 +1,8 @@
-"""How the dashboard feels: page load on a run of 10^7 stored points, event to pixel, the server's processor time and memory with one viewer.
+"""How the dashboard feels: page load on a run of 10^7 stored points, event to pixel, the server's processor time and
+memory with one viewer.
 
-Needs Debian's chromium and chromium-driver. One recorder writes a pretend cluster of 300 ranks in real time while one page is open.
-"""
+Needs Debian's chromium and chromium-driver. One recorder writes a pretend cluster of 300 ranks in real time while one
+page is open."""
 
 from __future__ import annotations
 
@@ -35,10 +36,28 @@ ROOT = Path(__file__).parents[1]
 def dashboard(runs: Path, period: float) -> Iterator[tuple[str, psutil.Process]]:
     """A dashboard on its own port: its URL and its process."""
     port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port), "--server.headless", "true", "--", str(runs)]
+    command = [
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        "dashboard/app.py",
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
+        "--",
+        str(runs),
+    ]
     environment = {**os.environ, "DDRL_DASHBOARD_PERIOD": str(period)}
-    with serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
-                 stderr=subprocess.DEVNULL) as process:
+    with serving(
+        command,
+        f"http://127.0.0.1:{port}/_stcore/health",
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
 
 
@@ -59,7 +78,8 @@ def live_run(path: Path, period: float, processes: int = 300) -> Iterator[Record
 
 
 def page_load(browser: Browser, folder: Path, points: int, loads: int) -> dict[str, float]:
-    """Seconds from asking for the overview of a huge run until its charts are drawn. A run that stands in `folder` already is taken."""
+    """Seconds from asking for the overview of a huge run until its charts are drawn. A run that stands in `folder`
+    already is taken."""
     big = folder / "huge"
     if not big.exists():
         big.mkdir(parents=True)
@@ -73,7 +93,13 @@ def page_load(browser: Browser, folder: Path, points: int, loads: int) -> dict[s
             browser.open(url)
             until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
             seconds.append(time.perf_counter() - begin)
-    return {"points": points, "loads": loads, "first_s": seconds[0], "median_s": statistics.median(seconds[1:]), "worst_s": max(seconds[1:])}
+    return {
+        "points": points,
+        "loads": loads,
+        "first_s": seconds[0],
+        "median_s": statistics.median(seconds[1:]),
+        "worst_s": max(seconds[1:]),
+    }
 
 
 def freshness(browser: Browser, folder: Path, events: int) -> dict[str, float]:
@@ -89,7 +115,11 @@ def freshness(browser: Browser, folder: Path, events: int) -> dict[str, float]:
             recorder.record_event("alarm", f"word number {number:04d}")
             until(lambda number=number: f"word number {number:04d}" in browser.text, "the event")
             seconds.append(time.perf_counter() - begin)
-    return {"p50_s": float(np.quantile(seconds, 0.5)), "p95_s": float(np.quantile(seconds, 0.95)), "worst_s": max(seconds)}
+    return {
+        "p50_s": float(np.quantile(seconds, 0.5)),
+        "p95_s": float(np.quantile(seconds, 0.95)),
+        "worst_s": max(seconds),
+    }
 
 
 def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, float]:
@@ -104,11 +134,11 @@ def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, flo
 
 
 def server_memory(folder: Path, refreshes: int, most_seconds: float = 900.0) -> dict[str, float]:
-    """The server's resident memory while an hour of updates, one a second, passes as fast as the server redraws: `refreshes` of all parts.
+    """The server's resident memory while an hour of updates, one a second, passes as fast as the server redraws:
+    `refreshes` of all parts.
 
-    Taken after a tenth of them, when caches are full, and at the end, or after `most_seconds` with as many as there were by then. The run grows
-    ten records a second meanwhile.
-    """
+    Taken after a tenth of them, when caches are full, and at the end, or after `most_seconds` with as many as there
+    were by then. The run grows ten records a second meanwhile."""
     with live_run(folder / "memory", 0.1, processes=64) as recorder, dashboard(folder, 1.0) as (url, server):
         until(lambda: recorder.latest and recorder.latest.tick > 5, "records")
         viewer = Viewer(url)
@@ -124,32 +154,57 @@ def server_memory(folder: Path, refreshes: int, most_seconds: float = 900.0) -> 
         viewer.close()
     tenth = max(len(samples) // 10, 1)
     early, late = statistics.median(samples[tenth : 2 * tenth]), statistics.median(samples[-tenth:])
-    return {"early_mib": early, "late_mib": late, "growth": late / early - 1, "largest_mib": max(samples), "refreshes": len(samples),
-            "seconds": seconds, "parts": len(viewer.fragments), "sent_mb": viewer.received / 1e6}
+    return {
+        "early_mib": early,
+        "late_mib": late,
+        "growth": late / early - 1,
+        "largest_mib": max(samples),
+        "refreshes": len(samples),
+        "seconds": seconds,
+        "parts": len(viewer.fragments),
+        "sent_mb": viewer.received / 1e6,
+    }
 
 
-PARTS = {"freshness": lambda browser, folder, short: freshness(browser, folder, 8 if short else 30),
-         "server_load": lambda browser, folder, short: server_load(browser, folder, 10 if short else 40),
-         "page_load": lambda browser, folder, short: page_load(browser, folder, 10**6 if short else 10**7, 3 if short else 7),
-         "server_memory": lambda browser, folder, short: server_memory(folder, 150 if short else 3600)}
-LIMITS = [("event to pixel, p95 [s]", "freshness", "p95_s", 2.0), ("page load, median [s]", "page_load", "median_s", 3.0),
-          ("page load, worst [s]", "page_load", "worst_s", 3.0), ("server, one viewer [share of a core]", "server_load", "core_share", 0.15),
-          ("server's memory over accelerated updates [growth]", "server_memory", "growth", 0.05)]
+PARTS = {
+    "freshness": lambda browser, folder, short: freshness(browser, folder, 8 if short else 30),
+    "server_load": lambda browser, folder, short: server_load(browser, folder, 10 if short else 40),
+    "page_load": lambda browser, folder, short: page_load(
+        browser, folder, 10**6 if short else 10**7, 3 if short else 7
+    ),
+    "server_memory": lambda browser, folder, short: server_memory(folder, 150 if short else 3600),
+}
+LIMITS = [
+    ("event to pixel, p95 [s]", "freshness", "p95_s", 2.0),
+    ("page load, median [s]", "page_load", "median_s", 3.0),
+    ("page load, worst [s]", "page_load", "worst_s", 3.0),
+    ("server, one viewer [share of a core]", "server_load", "core_share", 0.15),
+    ("server's memory over accelerated updates [growth]", "server_memory", "growth", 0.05),
+]
 
 
 def main() -> None:
     """Measure and print."""
     parser = arguments("dashboard", __doc__ or "")
-    parser.add_argument("--huge", type=Path, metavar="FOLDER", help="where the huge run stands, or is made and left (default: made anew)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measure these alone; the JSON keeps the others")
+    parser.add_argument(
+        "--huge",
+        type=Path,
+        metavar="FOLDER",
+        help="where the huge run stands, or is made and left (default: made anew)",
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measure these alone; the JSON keeps the others"
+    )
     options = parser.parse_args()
     if missing_browser():
         raise SystemExit(f"benchmarks.dashboard {missing_browser()}")
     kept = json.loads(options.json.read_text()) if options.json.exists() and set(options.parts) != set(PARTS) else {}
     figures = {part: kept[part] for part in PARTS if part in kept}
     port = free_port()
-    with tempfile.TemporaryDirectory() as name, serving(["chromedriver", f"--port={port}"], f"http://127.0.0.1:{port}/status",
-                                                        stdout=subprocess.DEVNULL):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        serving(["chromedriver", f"--port={port}"], f"http://127.0.0.1:{port}/status", stdout=subprocess.DEVNULL),
+    ):
         for part in options.parts:
             folder = options.huge if part == "page_load" and options.huge else Path(name) / part
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +213,10 @@ def main() -> None:
                 figures[part] = {**PARTS[part](browser, folder, options.short), "load_1min": os.getloadavg()[0]}
             finally:
                 browser.close()
-    print_table(["what", "measured", "limit"], [[words, figures[part][figure], limit] for words, part, figure, limit in LIMITS if part in figures])
+    print_table(
+        ["what", "measured", "limit"],
+        [[words, figures[part][figure], limit] for words, part, figure, limit in LIMITS if part in figures],
+    )
     save(options.json, figures)
 
 

@@ -1,10 +1,10 @@
-"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside MPI_Bcast with each of its algorithms, torch's gloo and Ray's object
-store; simulator beside measurement.
+"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside MPI_Bcast with each of its algorithms,
+torch's gloo and Ray's object store; simulator beside measurement.
 
-`python -m benchmarks.distribution [--ray-python PYTHON]`; needs root (network namespaces). Closed loop: the next model leaves when every host has
-confirmed the last. Streaming: several models on their way, timed in the steady state. Efficiency is bound / measured, the bound on the links' raw
-rate, of which a packet's frame takes 4.4 %. The whole list is run several times; medians over all rounds count, lows and highs stand beside them.
-"""
+`python -m benchmarks.distribution [--ray-python PYTHON]`; needs root (network namespaces). Closed loop: the next model
+leaves when every host has confirmed the last. Streaming: several models on their way, timed in the steady state.
+Efficiency is bound / measured, the bound on the links' raw rate, of which a packet's frame takes 4.4 %. The whole list
+is run several times; medians over all rounds count, lows and highs stand beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cluster
-from benchmarks.distribution_cases import BCAST_ALGORITHMS, case, efficiency, made, modeled, run_groups, run_mpi, summarize
+from benchmarks.distribution_cases import (
+    BCAST_ALGORITHMS,
+    case,
+    efficiency,
+    made,
+    modeled,
+    run_groups,
+    run_mpi,
+    summarize,
+)
 from benchmarks.harness import arguments, print_table, save
 
 
@@ -69,8 +78,22 @@ def ray(python: str, hosts: int, nbytes: int) -> dict[str, Any]:
     """Ray's object store on the same cluster: {"seconds"} or {"failed"}."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ray.json"
-        subprocess.run([sys.executable, "-m", "benchmarks.distribution_ray", "--hosts", str(hosts), "--bytes", str(nbytes), "--ray-python", python,
-                        str(out)], check=False, timeout=400)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.distribution_ray",
+                "--hosts",
+                str(hosts),
+                "--bytes",
+                str(nbytes),
+                "--ray-python",
+                python,
+                str(out),
+            ],
+            check=False,
+            timeout=400,
+        )
         return json.loads(out.read_text()) if out.exists() else {"failed": "it gave no result"}
 
 
@@ -82,18 +105,67 @@ def report(chosen: Any, run: dict[str, Any], others: list[dict[str, Any]], rays:
     rows = summarize(run["results"], rates, nbytes, modeled(rates, run["links"]))
     for other in others:
         measured = statistics.median(other["periods"])
-        rows.append({"scheme": other["label"], "mode": "closed loop", "seconds": measured, "low": min(other["periods"]),
-                     "high": max(other["periods"]), "models": len(other["periods"]), "models_per_second": 1 / measured,
-                     "efficiency": efficiency(rates, nbytes, measured)})
+        rows.append(
+            {
+                "scheme": other["label"],
+                "mode": "closed loop",
+                "seconds": measured,
+                "low": min(other["periods"]),
+                "high": max(other["periods"]),
+                "models": len(other["periods"]),
+                "models_per_second": 1 / measured,
+                "efficiency": efficiency(rates, nbytes, measured),
+            }
+        )
     errors = [abs(row["simulated"] / row["seconds"] - 1) for row in rows if "simulated" in row]
-    print(f"\n{chosen.hosts} hosts, {chosen.rate} each way, S = {nbytes / 1e6:g} MB, bound {efficiency(rates, nbytes, 1.0):.3f} s a model")
-    columns = ("scheme", "mode", "seconds", "low", "high", "models_per_second", "efficiency", "simulated", "root_sends", "busiest_relay_sends", "cpu")
-    print_table(["scheme", "mode", "s a model", "low", "high", "models/s", "efficiency", "simulated s", "root sends S x", "busiest relay S x",
-                 "cpu busy"], [[row.get(name, "") for name in columns] for row in rows])
+    print(
+        f"\n{chosen.hosts} hosts, {chosen.rate} each way, S = {nbytes / 1e6:g} MB, bound "
+        f"{efficiency(rates, nbytes, 1.0):.3f} s a model"
+    )
+    columns = (
+        "scheme",
+        "mode",
+        "seconds",
+        "low",
+        "high",
+        "models_per_second",
+        "efficiency",
+        "simulated",
+        "root_sends",
+        "busiest_relay_sends",
+        "cpu",
+    )
+    print_table(
+        [
+            "scheme",
+            "mode",
+            "s a model",
+            "low",
+            "high",
+            "models/s",
+            "efficiency",
+            "simulated s",
+            "root sends S x",
+            "busiest relay S x",
+            "cpu busy",
+        ],
+        [[row.get(name, "") for name in columns] for row in rows],
+    )
     print(f"simulator against measurement: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
-    save(chosen.json, {"hosts": chosen.hosts, "rate": chosen.rate, "bytes": nbytes, "bound_seconds": efficiency(rates, nbytes, 1.0),
-                       "links": run["links"], "rows": rows, "simulator_median_error": statistics.median(errors), "ray": rays,
-                       "trace": run["traced"]})
+    save(
+        chosen.json,
+        {
+            "hosts": chosen.hosts,
+            "rate": chosen.rate,
+            "bytes": nbytes,
+            "bound_seconds": efficiency(rates, nbytes, 1.0),
+            "links": run["links"],
+            "rows": rows,
+            "simulator_median_error": statistics.median(errors),
+            "ray": rays,
+            "trace": run["traced"],
+        },
+    )
 
 
 def main() -> None:
@@ -103,20 +175,38 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="the whole list is run so often (%(default)s)")
     parser.add_argument("--no-mpi", action="store_true", help="leave MPI's and torch's broadcasts out")
-    parser.add_argument("--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others")
+    parser.add_argument(
+        "--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others"
+    )
     parser.add_argument("--ray-python", default="", help="an interpreter with Ray, to time its object store too")
     chosen = parser.parse_args()
     with made([chosen.rate] * (chosen.hosts + 1)):
         traced = case("stripes", 3, fanout=3, chunk_bytes=1 << 15)
-        run, small = run_groups([
-            {"nbytes": chosen.bytes, "cases": schemes(chosen.short), "rounds": 1 if chosen.short else chosen.rounds},
-            {"nbytes": 1_000_000, "hosts": min(8, chosen.hosts), "cases": [traced], "trace": True},
-        ], timeout=400)
-        run["traced"] = {"scheme": traced["scheme"], "parameters": traced["parameters"], "hosts": min(8, chosen.hosts), "bytes": 1_000_000,
-                         "sends": small["trace"]}
+        run, small = run_groups(
+            [
+                {
+                    "nbytes": chosen.bytes,
+                    "cases": schemes(chosen.short),
+                    "rounds": 1 if chosen.short else chosen.rounds,
+                },
+                {"nbytes": 1_000_000, "hosts": min(8, chosen.hosts), "cases": [traced], "trace": True},
+            ],
+            timeout=400,
+        )
+        run["traced"] = {
+            "scheme": traced["scheme"],
+            "parameters": traced["parameters"],
+            "hosts": min(8, chosen.hosts),
+            "bytes": 1_000_000,
+            "sends": small["trace"],
+        }
         if chosen.ours:
             known = json.loads(chosen.json.read_text())
-            kept = [{"label": row["scheme"], "periods": [row["low"], row["seconds"], row["high"]]} for row in known["rows"] if "is" not in row]
+            kept = [
+                {"label": row["scheme"], "periods": [row["low"], row["seconds"], row["high"]]}
+                for row in known["rows"]
+                if "is" not in row
+            ]
             report(chosen, run, kept, {name: value for name, value in known["ray"].items() if name != "seconds"})
             return
         report(chosen, run, [], {})

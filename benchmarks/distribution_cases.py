@@ -1,4 +1,5 @@
-"""What the distribution benchmarks share: bringing up a cluster, running cases on it, and laying efficiency beside every figure."""
+"""What the distribution benchmarks share: bringing up a cluster, running cases on it, and laying efficiency beside
+every figure."""
 
 from __future__ import annotations
 
@@ -24,16 +25,35 @@ from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
-BCAST_ALGORITHMS = {0: "MPI's choice", 1: "linear", 2: "chain", 3: "pipeline", 4: "split binary", 5: "binary", 6: "binomial", 7: "k-nomial",
-                    8: "scatter + allgather", 9: "scatter + ring"}
+BCAST_ALGORITHMS = {
+    0: "MPI's choice",
+    1: "linear",
+    2: "chain",
+    3: "pipeline",
+    4: "split binary",
+    5: "binary",
+    6: "binomial",
+    7: "k-nomial",
+    8: "scatter + allgather",
+    9: "scatter + ring",
+}
 SOURCES = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 HEADERS, WIRE = 52, 14  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
 
 
-def case(scheme: str, models: int = 6, in_flight: int = 1, *, label: str = "", limit: float = 60.0, **parameters: Any) -> dict[str, Any]:
+def case(
+    scheme: str, models: int = 6, in_flight: int = 1, *, label: str = "", limit: float = 60.0, **parameters: Any
+) -> dict[str, Any]:
     """One thing to time."""
-    return {"scheme": scheme, "parameters": parameters, "models": models, "versions_in_flight": in_flight, "label": label or scheme,
-            "limit": limit, "warm": 1 if in_flight == 1 else in_flight}
+    return {
+        "scheme": scheme,
+        "parameters": parameters,
+        "models": models,
+        "versions_in_flight": in_flight,
+        "label": label or scheme,
+        "limit": limit,
+        "warm": 1 if in_flight == 1 else in_flight,
+    }
 
 
 @contextmanager
@@ -48,22 +68,40 @@ def made(rates: Sequence[str], mtu: int = 1500) -> Iterable[None]:
         cluster.down()
 
 
-def run_groups(groups: Sequence[dict[str, Any]], *, timeout: float = 600, hosts: int | None = None, verbose: bool = True,
-               tune: dict[str, float] | None = None, ended: Callable[[int, dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
-    """Time groups of cases in one mpirun (processes and their connections stay); one {"links", "results"} a group, in order.
+def run_groups(
+    groups: Sequence[dict[str, Any]],
+    *,
+    timeout: float = 600,
+    hosts: int | None = None,
+    verbose: bool = True,
+    tune: dict[str, float] | None = None,
+    ended: Callable[[int, dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Time groups of cases in one mpirun (processes and their connections stay); one {"links", "results"} a group, in
+    order.
 
-    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first. `ended` is told of each
-    group as soon as it has ended: its index and what was found.
-    """
+    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first.
+    `ended` is told of each group as soon as it has ended: its index and what was found."""
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.json", Path(folder) / "out.json"
         request.write_text(json.dumps({"groups": list(groups), "tune": tune or {}}))
         environment = {"PYTHONPATH": SOURCES} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
-        command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_ranks", str(request), str(out)], hosts=hosts,
-                                 environment=environment)
-        with (open(Path(folder) / "errors", "w+") as errors,
-              subprocess.Popen(command, env=cluster.mpi_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                               text=True) as process):
+        command = cluster.mpirun(
+            [sys.executable, "-m", "benchmarks.distribution_ranks", str(request), str(out)],
+            hosts=hosts,
+            environment=environment,
+        )
+        with (
+            open(Path(folder) / "errors", "w+") as errors,
+            subprocess.Popen(
+                command,
+                env=cluster.mpi_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
             assert process.stdin is not None
             assert process.stdout is not None
             stoppers = [threading.Timer(timeout, process.terminate), threading.Timer(timeout + 10, process.kill)]
@@ -94,7 +132,10 @@ def run_groups(groups: Sequence[dict[str, Any]], *, timeout: float = 600, hosts:
         if not out.exists():
             raise SystemExit(f"the relays ended without a result:\n{said[-3000:]}")
         if code:
-            print(f"the relays ended early ({code}, limit {timeout:.0f} s): what was done until then counts\n{said[-1500:]}")
+            print(
+                f"the relays ended early ({code}, limit {timeout:.0f} s): what was done until then "
+                f"counts\n{said[-1500:]}"
+            )
         return json.loads(out.read_text())["groups"]
 
 
@@ -105,10 +146,19 @@ def _end_with(process: subprocess.Popen[str], read: threading.Event) -> None:
         cluster.end_processes()
 
 
-def run_cases(nbytes: int, cases: Sequence[dict[str, Any]], *, rounds: int = 1, timeout: float = 600, hosts: int | None = None,
-              verbose: bool = True) -> dict[str, Any]:
+def run_cases(
+    nbytes: int,
+    cases: Sequence[dict[str, Any]],
+    *,
+    rounds: int = 1,
+    timeout: float = 600,
+    hosts: int | None = None,
+    verbose: bool = True,
+) -> dict[str, Any]:
     """Time the cases, the whole list `rounds` times; {"links": measured links, "results": one a case and round}."""
-    return run_groups([{"nbytes": nbytes, "cases": list(cases), "rounds": rounds}], timeout=timeout, hosts=hosts, verbose=verbose)[0]
+    return run_groups(
+        [{"nbytes": nbytes, "cases": list(cases), "rounds": rounds}], timeout=timeout, hosts=hosts, verbose=verbose
+    )[0]
 
 
 def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout: float = 300) -> list[float]:
@@ -117,11 +167,23 @@ def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout:
         out = Path(folder) / "out.json"
         environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
         if algorithm:
-            environment |= {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_bcast_algorithm": str(algorithm)}
-        command = cluster.mpirun([sys.executable, "-m", "benchmarks.distribution_mpi", kind, str(nbytes), str(models), str(out)],
-                                 environment=environment)
+            environment |= {
+                "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+                "OMPI_MCA_coll_tuned_bcast_algorithm": str(algorithm),
+            }
+        command = cluster.mpirun(
+            [sys.executable, "-m", "benchmarks.distribution_mpi", kind, str(nbytes), str(models), str(out)],
+            environment=environment,
+        )
         try:
-            subprocess.run(command, env=cluster.mpi_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+            subprocess.run(
+                command,
+                env=cluster.mpi_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return []
         return json.loads(out.read_text()) if out.exists() else []
@@ -138,8 +200,11 @@ def modeled(rates: Sequence[float], links: dict[str, Any], mtu: int = 1500) -> N
     return replace(Links(**links).network(), up=payload, down=payload)
 
 
-def summarize(results: Sequence[dict[str, Any]], rates: Sequence[float], nbytes: int, network: Network) -> list[dict[str, Any]]:
-    """One row a case (rounds of the same case together): medians, extremes, efficiency, what was sent, and what the simulator says."""
+def summarize(
+    results: Sequence[dict[str, Any]], rates: Sequence[float], nbytes: int, network: Network
+) -> list[dict[str, Any]]:
+    """One row a case (rounds of the same case together): medians, extremes, efficiency, what was sent, and what the
+    simulator says."""
     cases: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for result in results:
         cases.setdefault((result["label"], result["versions_in_flight"]), []).append(result)
@@ -147,19 +212,34 @@ def summarize(results: Sequence[dict[str, Any]], rates: Sequence[float], nbytes:
     for (label, in_flight), rounds in cases.items():
         periods = [period for result in rounds for period in result["periods"]]
         measured = statistics.median(periods)
-        middle = min(rounds, key=lambda result: abs(result["period"] - measured))  # auto may choose another plan another time
+        middle = min(
+            rounds, key=lambda result: abs(result["period"] - measured)
+        )  # auto may choose another plan another time
         simulated = statistics.median([predicted(result, nbytes, network) for result in rounds[:3]])
         counted = max(middle.get("relay_bytes") or [0])
         if not counted:  # the run was ended before relays could say what they had counted
             plan = make_plan(middle["scheme"], len(rates) - 1, nbytes, **middle["parameters"])
             sizes = plan.payload() + HEADER_BYTES * plan.count
             counted = float(np.bincount(plan.source, weights=sizes, minlength=len(rates))[1:].max())
-        rows.append({"scheme": label, "mode": "closed loop" if in_flight == 1 else f"{in_flight} in flight", "seconds": measured,
-                     "low": min(periods), "high": max(periods), "models": sum(len(result["seconds"]) for result in rounds), "rounds": len(rounds),
-                     "models_per_second": 1 / measured, "efficiency": efficiency(rates, nbytes, measured), "simulated": simulated,
-                     "root_sends": middle["root_bytes"] / nbytes, "busiest_relay_sends": counted / nbytes,
-                     "bytes_are": "counted" if middle.get("relay_bytes") else "of the plan",
-                     "cpu": statistics.median(result["cpu"] for result in rounds), "is": [middle["scheme"], middle["parameters"]]})
+        rows.append(
+            {
+                "scheme": label,
+                "mode": "closed loop" if in_flight == 1 else f"{in_flight} in flight",
+                "seconds": measured,
+                "low": min(periods),
+                "high": max(periods),
+                "models": sum(len(result["seconds"]) for result in rounds),
+                "rounds": len(rounds),
+                "models_per_second": 1 / measured,
+                "efficiency": efficiency(rates, nbytes, measured),
+                "simulated": simulated,
+                "root_sends": middle["root_bytes"] / nbytes,
+                "busiest_relay_sends": counted / nbytes,
+                "bytes_are": "counted" if middle.get("relay_bytes") else "of the plan",
+                "cpu": statistics.median(result["cpu"] for result in rounds),
+                "is": [middle["scheme"], middle["parameters"]],
+            }
+        )
     return rows
 
 

@@ -1,10 +1,11 @@
-"""Codecs in models a second: real versions of Pong's network by the library's relays to emulated hosts, each codec in turn.
+"""Codecs in models a second: real versions of Pong's network by the library's relays to emulated hosts, each codec in
+turn.
 
-`python -m benchmarks.distribution_codecs [--versions FOLDER]`; needs root (network namespaces). The versions are a short training's, 10 updates
-apart, kept in FOLDER for the next run. Every codec goes by the same plan, closed loop and streaming; rounds alternate. The first model of a
-case goes whole in every codec and is not counted, nor are those on their way with it. Efficiency against two bounds: of the model's own bytes (a
-codec can exceed 1), and of the bytes that the root sent, counted with headers.
-"""
+`python -m benchmarks.distribution_codecs [--versions FOLDER]`; needs root (network namespaces). The versions are a
+short training's, 10 updates apart, kept in FOLDER for the next run. Every codec goes by the same plan, closed loop and
+streaming; rounds alternate. The first model of a case goes whole in every codec and is not counted, nor are those on
+their way with it. Efficiency against two bounds: of the model's own bytes (a codec can exceed 1), and of the bytes that
+the root sent, counted with headers."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ PERIOD, TASK, STEPS = 10, "pong", 2_000  # updates between versions; environment
 
 
 def train_versions(folder: Path, short: bool) -> None:
-    """Train for a while and keep the last versions, `PERIOD` updates apart: FOLDER/versions.npy [STREAMED, nbytes] and FOLDER/manifest.json."""
+    """Train for a while and keep the last versions, `PERIOD` updates apart: FOLDER/versions.npy [STREAMED, nbytes] and
+    FOLDER/manifest.json."""
     from benchmarks.codecs import SHORT, Diary, train
 
     class Last(Diary):
@@ -55,24 +57,46 @@ def measure(folder: Path, hosts: int, rate: str, rounds: int, timeout: float) ->
     nbytes = ParameterLayout.from_json(manifest.encode()).nbytes
     plan = {"fanout": min(3, hosts), "chunk_bytes": 1 << 16}
     cases = [case("stripes", CLOSED, **plan), case("stripes", STREAMED, IN_FLIGHT, **plan) | {"warm": SPARED}]
-    groups = [{"nbytes": nbytes, "codec": codec, "manifest": manifest, "versions": str(folder / "versions.npy"), "cases": cases}
-              for _ in range(rounds) for codec in CODECS]
+    groups = [
+        {
+            "nbytes": nbytes,
+            "codec": codec,
+            "manifest": manifest,
+            "versions": str(folder / "versions.npy"),
+            "cases": cases,
+        }
+        for _ in range(rounds)
+        for codec in CODECS
+    ]
     with made([rate] * (hosts + 1)):
         found = run_groups(groups, timeout=timeout)
     links, rows = [cluster.rate_bytes(rate)] * (hosts + 1), list[dict[str, Any]]()
     for index, mode in enumerate(("closed loop", f"{IN_FLIGHT} in flight")):
         for place, codec in enumerate(CODECS):
-            results = [one["results"][index] for one in found[place::len(CODECS)] if len(one["results"]) > index]
+            results = [one["results"][index] for one in found[place :: len(CODECS)] if len(one["results"]) > index]
             if not results:
                 continue
             periods = [period for result in results for period in result["periods"]]
             seconds, sent = statistics.median(periods), statistics.median(steady_bytes(result) for result in results)
-            rows.append({"rate": rate, "hosts": hosts, "mode": mode, "codec": codec, "seconds": seconds, "low": min(periods), "high": max(periods),
-                         "rounds": len(results), "models_per_second": 1 / seconds, "root_bytes": sent, "times_smaller": nbytes / sent,
-                         "efficiency": bound_unequal(links, links, nbytes) / seconds,
-                         "efficiency_of_coded": bound_unequal(links, links, sent) / seconds,
-                         "cpu": statistics.median(result["cpu"] for result in results),
-                         "refused": sum(len(result["problems"]) for result in results)})
+            rows.append(
+                {
+                    "rate": rate,
+                    "hosts": hosts,
+                    "mode": mode,
+                    "codec": codec,
+                    "seconds": seconds,
+                    "low": min(periods),
+                    "high": max(periods),
+                    "rounds": len(results),
+                    "models_per_second": 1 / seconds,
+                    "root_bytes": sent,
+                    "times_smaller": nbytes / sent,
+                    "efficiency": bound_unequal(links, links, nbytes) / seconds,
+                    "efficiency_of_coded": bound_unequal(links, links, sent) / seconds,
+                    "cpu": statistics.median(result["cpu"] for result in results),
+                    "refused": sum(len(result["problems"]) for result in results),
+                }
+            )
     return rows
 
 
@@ -86,7 +110,9 @@ def steady_bytes(result: dict[str, Any]) -> float:
 def main() -> None:
     parser = arguments("distribution_codecs", __doc__ or "")
     parser.add_argument("--seconds", type=float, default=220, help="most for each cluster")
-    parser.add_argument("--versions", type=Path, help="a folder that keeps the versions; trained anew where it has none")
+    parser.add_argument(
+        "--versions", type=Path, help="a folder that keeps the versions; trained anew where it has none"
+    )
     parser.add_argument("--train-only", action="store_true", help="make the versions and stop")
     chosen = parser.parse_args()
     if problem := cluster.available():
@@ -101,10 +127,32 @@ def main() -> None:
         for hosts, rate, rounds in CLUSTERS:
             rows += measure(folder, hosts, rate, 1 if chosen.short else rounds, chosen.seconds)
             nbytes = int(np.load(folder / "versions.npy", mmap_mode="r").shape[1])
-            save(chosen.json, {"task": "lunarlander" if chosen.short else TASK, "bytes": nbytes, "updates_between": PERIOD,
-                               "plan": "stripes 3 (2 hosts: 2), chunks of 64 KiB", "rows": rows})
-    names = ("hosts", "rate", "mode", "codec", "seconds", "low", "high", "models_per_second", "root_bytes", "times_smaller", "efficiency",
-             "efficiency_of_coded", "cpu", "refused")
+            save(
+                chosen.json,
+                {
+                    "task": "lunarlander" if chosen.short else TASK,
+                    "bytes": nbytes,
+                    "updates_between": PERIOD,
+                    "plan": "stripes 3 (2 hosts: 2), chunks of 64 KiB",
+                    "rows": rows,
+                },
+            )
+    names = (
+        "hosts",
+        "rate",
+        "mode",
+        "codec",
+        "seconds",
+        "low",
+        "high",
+        "models_per_second",
+        "root_bytes",
+        "times_smaller",
+        "efficiency",
+        "efficiency_of_coded",
+        "cpu",
+        "refused",
+    )
     print_table(names, [[row[name] for name in names] for row in rows])
 
 

@@ -1,15 +1,17 @@
-"""The hand-over inside a host: a 20 MB model from the publisher to 36 rollouts, against one memcpy, MPI_Bcast to 36 ranks, and others' ways.
+"""The hand-over inside a host: a 20 MB model from the publisher to 36 rollouts, against one memcpy, MPI_Bcast to 36
+ranks, and others' ways.
 
-`python -m benchmarks.distribution_inside [--torchrl-python PYTHON] [--ray-python PYTHON]`; no root needed. The mailbox hands a version over in
-place: publishing costs one copy with its checksum, readers map it and copy nothing. Each reader is a process that waits for a newer version,
-pins it, and a few milliseconds later (not in the way of readers still to be woken) looks at its first and last byte; the time that counts is
-when it holds the pin. The memcpy writes where a mailbox writes: shared memory, in turn to as many places as the mailbox has slots; one into
-private memory (huge pages) stands beside it. Waking has its own limit: the same hand-over of a model of 4 KB.
+`python -m benchmarks.distribution_inside [--torchrl-python PYTHON] [--ray-python PYTHON]`; no root needed. The mailbox
+hands a version over in place: publishing costs one copy with its checksum, readers map it and copy nothing. Each reader
+is a process that waits for a newer version, pins it, and a few milliseconds later (not in the way of readers still to
+be woken) looks at its first and last byte; the time that counts is when it holds the pin. The memcpy writes where a
+mailbox writes: shared memory, in turn to as many places as the mailbox has slots; one into private memory (huge pages)
+stands beside it. Waking has its own limit: the same hand-over of a model of 4 KB.
 
-Everything is timed on cores that a process of idle priority keeps awake, as rollouts keep those of a real host: it gives way to all else, but a
-halted core of a virtual machine takes long to come back. What the mailbox takes on halted cores stands beside it; MPI's ranks spin by
-themselves. TorchRL and Ray run under interpreters that have them; each peer's times stand beside a memcpy of its own process, taken in turn.
-"""
+Everything is timed on cores that a process of idle priority keeps awake, as rollouts keep those of a real host: it
+gives way to all else, but a halted core of a virtual machine takes long to come back. What the mailbox takes on halted
+cores stands beside it; MPI's ranks spin by themselves. TorchRL and Ray run under interpreters that have them; each
+peer's times stand beside a memcpy of its own process, taken in turn."""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ from ddrl.channels.segment import Segment, segment_name
 
 PEERS = Path(__file__).parent / "peers"
 SLOTS = 4
-SEEN, DONE, TIMES = 0, 512, 1024  # places in the shared array: a reader has started, has read everything, and when it had version v
+SEEN, DONE, TIMES = (
+    0,
+    512,
+    1024,
+)  # places in the shared array: a reader has started, has read everything, and when it had version v
 READER = """
 import os, sys, time
 import numpy as np
@@ -88,18 +94,29 @@ def mapped(pid: int, name: str) -> dict[str, int]:
         elif inside and (key := field.split("_")[0].rstrip(":")) in found:
             found[key] += int(line.split()[1])
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return {**{f"mailbox_{key.lower()}_kib": value for key, value in found.items()},
-            "process_pss_kib": sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))}
+    return {
+        **{f"mailbox_{key.lower()}_kib": value for key, value in found.items()},
+        "process_pss_kib": sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:")),
+    }
 
 
 def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
-    """Seconds from the begin of a publish until the publisher is free, and until the last reader holds the version; memory of the readers."""
-    name, times_name = segment_name(f"bench{os.getpid()}", 0, "mailbox"), segment_name(f"bench{os.getpid()}", 0, "times")
+    """Seconds from the begin of a publish until the publisher is free, and until the last reader holds the version;
+    memory of the readers."""
+    name, times_name = (
+        segment_name(f"bench{os.getpid()}", 0, "mailbox"),
+        segment_name(f"bench{os.getpid()}", 0, "times"),
+    )
     mailbox = Mailbox.create(name, nbytes, SLOTS, readers)
     segment = Segment.create(times_name, "times", 8 * (TIMES + 64 * (versions + 1)), lambda array: array.fill(0))
-    copies = Segment.create(segment_name(f"bench{os.getpid()}", 0, "copies"), "copies", SLOTS * -(-nbytes // 4096) * 4096)
+    copies = Segment.create(
+        segment_name(f"bench{os.getpid()}", 0, "copies"), "copies", SLOTS * -(-nbytes // 4096) * 4096
+    )
     times = segment.array.view(np.int64)
-    children = [subprocess.Popen([sys.executable, "-c", READER, name, str(index), str(versions), times_name]) for index in range(readers)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", READER, name, str(index), str(versions), times_name])
+        for index in range(readers)
+    ]
 
     def wait(row: np.ndarray) -> None:
         deadline = time.monotonic() + 120
@@ -111,12 +128,17 @@ def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
     try:
         wait(times[SEEN : SEEN + readers])
         model = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
-        shared = copies.array[: SLOTS * (len(copies.array) // SLOTS)].reshape(SLOTS, -1)  # in turn, like the mailbox's slots
+        shared = copies.array[: SLOTS * (len(copies.array) // SLOTS)].reshape(
+            SLOTS, -1
+        )  # in turn, like the mailbox's slots
         private = [np.zeros(nbytes, np.uint8) for _ in range(SLOTS)]
         publish, last, memcpy, memcpy_private = [], [], [], []
         for version in range(versions):
             model[0] = model[-1] = version % 256
-            for target, seconds in ((shared[version % SLOTS][:nbytes], memcpy), (private[version % SLOTS], memcpy_private)):
+            for target, seconds in (
+                (shared[version % SLOTS][:nbytes], memcpy),
+                (private[version % SLOTS], memcpy_private),
+            ):
                 time.sleep(0.01)  # all readers sleep; as cold as the publish
                 begun = time.perf_counter_ns()
                 np.copyto(target, model)
@@ -141,17 +163,39 @@ def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
         segment.unlink()
         copies.unlink()
     warm = SLOTS + 1  # a slot's first version also maps its memory
-    return {"memcpy": memcpy[warm:], "memcpy_private": memcpy_private[warm:], "publish": publish[warm:], "last_reader": last[warm:], "memory": memory}
+    return {
+        "memcpy": memcpy[warm:],
+        "memcpy_private": memcpy_private[warm:],
+        "publish": publish[warm:],
+        "last_reader": last[warm:],
+        "memory": memory,
+    }
 
 
 def broadcast(nbytes: int, ranks: int, models: int) -> list[float]:
     """Seconds of MPI_Bcast between ranks of this host."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks), "--oversubscribe", sys.executable, "-m",
-                   "benchmarks.distribution_mpi", "bcast", str(nbytes), str(models), str(out)]
-        subprocess.run(command, env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parent.parent)}, capture_output=True, timeout=600,
-                       check=False)
+        command = [
+            str(Path(sys.executable).with_name("mpirun")),
+            "-n",
+            str(ranks),
+            "--oversubscribe",
+            sys.executable,
+            "-m",
+            "benchmarks.distribution_mpi",
+            "bcast",
+            str(nbytes),
+            str(models),
+            str(out),
+        ]
+        subprocess.run(
+            command,
+            env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parent.parent)},
+            capture_output=True,
+            timeout=600,
+            check=False,
+        )
         return json.loads(out.read_text()) if out.exists() else []
 
 
@@ -177,44 +221,103 @@ def main() -> None:
     with awake():
         ours = hand_over(nbytes, readers, versions)
         waking = {count: hand_over(4096, count, versions)["last_reader"] for count in sorted({1, readers})}
-        for name, python, program in (("TorchRL, shared memory", chosen.torchrl_python, "torchrl_weights.py"),
-                                      ("Ray, object store", chosen.ray_python, "ray_put.py")):
+        for name, python, program in (
+            ("TorchRL, shared memory", chosen.torchrl_python, "torchrl_weights.py"),
+            ("Ray, object store", chosen.ray_python, "ray_put.py"),
+        ):
             if python and (found := peer(python, program, nbytes, readers, few)):
                 peers[name] = found
     halted = hand_over(nbytes, readers, versions)
-    bcast = broadcast(nbytes, readers + 1, 3 if chosen.short else 10)  # its ranks spin, and give way to whatever spins beside them
+    bcast = broadcast(
+        nbytes, readers + 1, 3 if chosen.short else 10
+    )  # its ranks spin, and give way to whatever spins beside them
     memcpy, last = statistics.median(ours["memcpy"]), statistics.median(ours["last_reader"])
-    rows: list[list[Any]] = [["one memcpy of the model, shared memory", *spread(ours["memcpy"]), 1.0, 1.0],
-                             ["one memcpy, private memory", *spread(ours["memcpy_private"]), *against(ours["memcpy_private"], ours["memcpy"])],
-                             ["publish (the trainer's stall)", *spread(ours["publish"]), *against(ours["publish"], ours["memcpy"])],
-                             [f"publish to the last of {readers} readers", *spread(ours["last_reader"]),
-                              *against(ours["last_reader"], ours["memcpy"])]]
-    rows += [[f"the same, cores halted before: {what}", *spread(halted[key]), *against(halted[key], halted["memcpy"])]
-             for what, key in (("one memcpy", "memcpy"), ("publish", "publish"), (f"to the last of {readers}", "last_reader"))]
-    rows += [[f"waking alone: 4 KB to the last of {count}", *spread(seconds), *against(seconds, ours["memcpy"])] for count, seconds in waking.items()]
+    rows: list[list[Any]] = [
+        ["one memcpy of the model, shared memory", *spread(ours["memcpy"]), 1.0, 1.0],
+        [
+            "one memcpy, private memory",
+            *spread(ours["memcpy_private"]),
+            *against(ours["memcpy_private"], ours["memcpy"]),
+        ],
+        ["publish (the trainer's stall)", *spread(ours["publish"]), *against(ours["publish"], ours["memcpy"])],
+        [
+            f"publish to the last of {readers} readers",
+            *spread(ours["last_reader"]),
+            *against(ours["last_reader"], ours["memcpy"]),
+        ],
+    ]
+    rows += [
+        [f"the same, cores halted before: {what}", *spread(halted[key]), *against(halted[key], halted["memcpy"])]
+        for what, key in (
+            ("one memcpy", "memcpy"),
+            ("publish", "publish"),
+            (f"to the last of {readers}", "last_reader"),
+        )
+    ]
+    rows += [
+        [f"waking alone: 4 KB to the last of {count}", *spread(seconds), *against(seconds, ours["memcpy"])]
+        for count, seconds in waking.items()
+    ]
     if bcast:
-        rows.append([f"MPI_Bcast to {readers} ranks", *spread(bcast), statistics.median(bcast) / memcpy, memcpy / statistics.median(bcast)])
+        rows.append(
+            [
+                f"MPI_Bcast to {readers} ranks",
+                *spread(bcast),
+                statistics.median(bcast) / memcpy,
+                memcpy / statistics.median(bcast),
+            ]
+        )
     for name, found in peers.items():
-        rows.append([f"{name}: the sender's stall", *spread(found["publish"]), *against(found["publish"], found["memcpy"])])
-        rows.append([f"{name}: to the last of {readers}", *spread(found["last_reader"]), *against(found["last_reader"], found["memcpy"])])
+        rows.append(
+            [f"{name}: the sender's stall", *spread(found["publish"]), *against(found["publish"], found["memcpy"])]
+        )
+        rows.append(
+            [
+                f"{name}: to the last of {readers}",
+                *spread(found["last_reader"]),
+                *against(found["last_reader"], found["memcpy"]),
+            ]
+        )
     print_table(["what", "median s", "low", "high", "memcpys", "efficiency (memcpy / measured)"], rows)
     memory = {key: statistics.median(sample[key] for sample in ours["memory"]) for key in ours["memory"][0]}
-    print(f"a reader: {memory['mailbox_rss_kib'] / 1024:.1f} MiB of the mailbox mapped, of these {memory['mailbox_private_kib']:.0f} KiB private; "
-          f"its share {memory['mailbox_pss_kib'] / 1024:.2f} MiB; the whole process {memory['process_pss_kib'] / 1024:.1f} MiB")
+    print(
+        f"a reader: {memory['mailbox_rss_kib'] / 1024:.1f} MiB of the mailbox mapped, of these "
+        f"{memory['mailbox_private_kib']:.0f} KiB private; "
+        f"its share {memory['mailbox_pss_kib'] / 1024:.2f} MiB; the whole process "
+        f"{memory['process_pss_kib'] / 1024:.1f} MiB"
+    )
     for name, found in peers.items():
         share, private = (statistics.median(found[key]) / 1024 for key in ("pss_kib", "private_kib"))
         print(f"{name}, a reader's process: {share:.1f} MiB, of these private {private:.1f} MiB")
-    faster = {"MPI_Bcast": statistics.median(bcast) / last if bcast else None,
-              **{name: statistics.median(found["last_reader"]) / last for name, found in peers.items()}}
-    print("publish to the last reader is faster than " + ", ".join(f"{name} {times:.1f} times" for name, times in faster.items() if times))
+    faster = {
+        "MPI_Bcast": statistics.median(bcast) / last if bcast else None,
+        **{name: statistics.median(found["last_reader"]) / last for name, found in peers.items()},
+    }
+    print(
+        "publish to the last reader is faster than "
+        + ", ".join(f"{name} {times:.1f} times" for name, times in faster.items() if times)
+    )
     on_halted: dict[str, Any] = {key: Timing.of(halted[key]) for key in ("memcpy", "publish", "last_reader")}
     on_halted["last_reader_memcpys"] = ratios(halted["last_reader"], halted["memcpy"])
-    save(chosen.json, {"halted_cores": on_halted, "bytes": nbytes, "readers": readers, "memcpy": Timing.of(ours["memcpy"]),
-                       "memcpy_private": Timing.of(ours["memcpy_private"]),
-                       "waking_alone": {count: Timing.of(seconds) for count, seconds in waking.items()}, "publish": Timing.of(ours["publish"]),
-                       "last_reader": Timing.of(ours["last_reader"]), "publish_memcpys": ratios(ours["publish"], ours["memcpy"]),
-                       "last_reader_memcpys": ratios(ours["last_reader"], ours["memcpy"]), "reader_memory": memory,
-                       "mpi_bcast": Timing.of(bcast) if bcast else None, "peers": peers, "times_faster_than": faster})
+    save(
+        chosen.json,
+        {
+            "halted_cores": on_halted,
+            "bytes": nbytes,
+            "readers": readers,
+            "memcpy": Timing.of(ours["memcpy"]),
+            "memcpy_private": Timing.of(ours["memcpy_private"]),
+            "waking_alone": {count: Timing.of(seconds) for count, seconds in waking.items()},
+            "publish": Timing.of(ours["publish"]),
+            "last_reader": Timing.of(ours["last_reader"]),
+            "publish_memcpys": ratios(ours["publish"], ours["memcpy"]),
+            "last_reader_memcpys": ratios(ours["last_reader"], ours["memcpy"]),
+            "reader_memory": memory,
+            "mpi_bcast": Timing.of(bcast) if bcast else None,
+            "peers": peers,
+            "times_faster_than": faster,
+        },
+    )
 
 
 def spread(seconds: list[float]) -> tuple[float, float, float]:

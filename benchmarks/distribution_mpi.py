@@ -1,8 +1,8 @@
 """What `benchmarks.distribution` compares with, on each host of a cluster: MPI's own broadcast and torch's.
 
-`python -m benchmarks.distribution_mpi KIND NBYTES MODELS OUT.json`; KIND: bcast (MPI_Bcast; the algorithm by OMPI_MCA_coll_tuned_bcast_algorithm),
-scatter_allgather (blocking MPI_Scatter, then MPI_Allgather), gloo (torch.distributed.broadcast).
-"""
+`python -m benchmarks.distribution_mpi KIND NBYTES MODELS OUT.json`; KIND: bcast (MPI_Bcast; the algorithm by
+OMPI_MCA_coll_tuned_bcast_algorithm), scatter_allgather (blocking MPI_Scatter, then MPI_Allgather), gloo
+(torch.distributed.broadcast)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ def main() -> None:
     kind, nbytes, models = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     comm = MPI.COMM_WORLD
     rank, size = comm.rank, comm.size
-    model = np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8) if rank == 0 else np.zeros(nbytes, np.uint8)
+    model = (
+        np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8) if rank == 0 else np.zeros(nbytes, np.uint8)
+    )
     if kind == "bcast":
+
         def send() -> None:
             comm.Bcast(model, 0)
     elif kind == "scatter_allgather":

@@ -1,11 +1,12 @@
-"""What the distribution benchmarks run on each host of a cluster: relays that carry models by one plan after another, timed at the root.
+"""What the distribution benchmarks run on each host of a cluster: relays that carry models by one plan after another,
+timed at the root.
 
-`python -m benchmarks.distribution_ranks REQUEST.json OUT.json`; one rank a host. A request holds groups, one after another, each on the first
-`hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models, versions_in_flight}, and it may name a codec with the
-model's manifest, and a file of versions to send. The relays are the library's own; the
-root publishes whenever a model may leave, and takes the times of the confirmations. Rank 0 asks on stdout for other rates of the links
-(`RATES {...}`) and reads a line from stdin when they are set, and says `GROUP n` when n groups have ended.
-"""
+`python -m benchmarks.distribution_ranks REQUEST.json OUT.json`; one rank a host. A request holds groups, one after
+another, each on the first `hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models,
+versions_in_flight}, and it may name a codec with the model's manifest, and a file of versions to send. The relays are
+the library's own; the root publishes whenever a model may leave, and takes the times of the confirmations. Rank 0 asks
+on stdout for other rates of the links (`RATES {...}`) and reads a line from stdin when they are set, and says `GROUP n`
+when n groups have ended."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ CONNECT_TAG = 99
 ROW = np.dtype([("payload", np.uint8, (64,))])
 
 
-def host(comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, codec: str, manifest: str) -> tuple[Relay, Mailbox, Board]:
+def host(
+    comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, codec: str, manifest: str
+) -> tuple[Relay, Mailbox, Board]:
     """A relay over private memory."""
     config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight, codec=codec)
     layout = ParameterLayout.from_json(manifest.encode()) if manifest else None
@@ -47,8 +50,18 @@ def host(comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, code
     mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config))
     counters = Counters.create(None, 1)
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
-    relay = Relay(comm, mailbox, board, config, counters.row(0), row_dtype=ROW, lanes_down=lanes, trace=trace, layout=layout,
-                  readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(config))])
+    relay = Relay(
+        comm,
+        mailbox,
+        board,
+        config,
+        counters.row(0),
+        row_dtype=ROW,
+        lanes_down=lanes,
+        trace=trace,
+        layout=layout,
+        readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
+    )
     return relay, mailbox, board
 
 
@@ -72,9 +85,13 @@ def meet(comm: MPI.Comm) -> None:
 
 
 def connect(comm: MPI.Comm, plan: Plan) -> None:
-    """Open the connections that a plan needs, each by an empty message, while the links are idle: a model should not wait for handshakes."""
+    """Open the connections that a plan needs, each by an empty message, while the links are idle: a model should not
+    wait for handshakes."""
     nothing = np.zeros(1, np.uint8)
-    sources, targets = np.unique(plan.source[plan.target == comm.rank]), np.unique(plan.target[plan.source == comm.rank])
+    sources, targets = (
+        np.unique(plan.source[plan.target == comm.rank]),
+        np.unique(plan.target[plan.source == comm.rank]),
+    )
     requests = [comm.Irecv(nothing, int(source), CONNECT_TAG) for source in sources]
     requests += [comm.Isend(np.zeros(1, np.uint8), int(target), CONNECT_TAG) for target in targets]
     while not MPI.Request.Testall(requests):
@@ -84,15 +101,22 @@ def connect(comm: MPI.Comm, plan: Plan) -> None:
 class Root:
     """Drives the root's relay: publishes versions one after another, and notes when each began and ended."""
 
-    def __init__(self, comm: MPI.Comm, relay: Relay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None) -> None:
+    def __init__(
+        self, comm: MPI.Comm, relay: Relay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None
+    ) -> None:
         self.comm, self.relay, self.mailbox, self.version = comm, relay, mailbox, 0
         self.vector = np.random.default_rng(1).integers(0, 256, mailbox.nbytes, dtype=np.uint8)
         self.started: list[float] = []
         self.ended: list[float] = []
         self.sent: list[int] = []  # bytes that the root had sent when a model ended
-        self._versions, self._first = versions, 0  # models to send in place of random bytes [N, nbytes], each case from the first on
+        self._versions, self._first = (
+            versions,
+            0,
+        )  # models to send in place of random bytes [N, nbytes], each case from the first on
         self._left: dict[int, int] = {}
-        self._choices: dict[str, Choice] = {}  # what auto chose, by case: one choice a group, for its links are measured once
+        self._choices: dict[
+            str, Choice
+        ] = {}  # what auto chose, by case: one choice a group, for its links are measured once
 
     @property
     def sender(self) -> Any:
@@ -109,8 +133,13 @@ class Root:
         if case["scheme"] == "auto":
             asked = f"{case['versions_in_flight']} {case['parameters']}"
             if asked not in self._choices:
-                self._choices[asked] = choose_best(self.sender.links.network(), self.mailbox.nbytes, case["versions_in_flight"],
-                                                   budget_seconds=5.0, **case["parameters"])
+                self._choices[asked] = choose_best(
+                    self.sender.links.network(),
+                    self.mailbox.nbytes,
+                    case["versions_in_flight"],
+                    budget_seconds=5.0,
+                    **case["parameters"],
+                )
             choice = self._choices[asked]
         self.sender.plan_with(choice, case["versions_in_flight"])
         while len(self.sender.ready) < self.relay.hosts:
@@ -154,14 +183,22 @@ def drive(root: Root, case: dict[str, Any]) -> dict[str, Any]:
             models = len(root.started)
     busy_after = busy()
     seconds = [end - start for start, end in zip(root.started, root.ended, strict=True)]
-    figures = {**case, "scheme": choice.scheme, "parameters": choice.parameters, "expected": choice.seconds, "seconds": seconds,
-               "planned": planned, "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(root.ended),
-               "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]), "problems": list(root.sender.problems)[-3:]}
+    figures = {
+        **case,
+        "scheme": choice.scheme,
+        "parameters": choice.parameters,
+        "expected": choice.seconds,
+        "seconds": seconds,
+        "planned": planned,
+        "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(root.ended),
+        "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]),
+        "problems": list(root.sender.problems)[-3:],
+    }
     figures["sent_at_ends"] = [sent - sent_before for sent in root.sent]
     # In the steady state: the first models find idle links, the last ones have them to themselves.
     first, last = max(case.get("warm", 1), in_flight) - 1, len(seconds) - in_flight
     if in_flight == 1:
-        figures["periods"] = seconds[min(case.get("warm", 1), len(seconds) - 1):]
+        figures["periods"] = seconds[min(case.get("warm", 1), len(seconds) - 1) :]
     elif last > first:
         figures["periods"] = [(root.ended[last] - root.ended[first]) / (last - first)]
     else:
@@ -175,15 +212,24 @@ def replan(root: Root, request: dict[str, Any]) -> list[dict[str, Any]]:
 
     The relay notices by itself: nothing here asks it to measure.
     """
-    root.plan({"scheme": "auto", "parameters": {}, "versions_in_flight": request["versions_in_flight"], "connect": False})
+    root.plan(
+        {"scheme": "auto", "parameters": {}, "versions_in_flight": request["versions_in_flight"], "connect": False}
+    )
     root.sender._watch = PaceWatch(request["rest"])
     begun, changed, seen, log = time.perf_counter(), False, 0, list[dict[str, Any]]()
     while (now := time.perf_counter() - begun) < request["seconds"]:
         root.step(len(root.started) - len(root.ended) < request["versions_in_flight"])
         for end in root.ended[seen:]:
             choice = root.sender.choice
-            log.append({"at": end - begun, "plan": root.sender._epoch, "scheme": choice.scheme,
-                        "parameters": choice.parameters, "changed": changed})
+            log.append(
+                {
+                    "at": end - begun,
+                    "plan": root.sender._epoch,
+                    "scheme": choice.scheme,
+                    "parameters": choice.parameters,
+                    "changed": changed,
+                }
+            )
         seen = len(root.ended)
         if not changed and now > request["change_at"]:
             ask_for_rates(request["rates"], up_only=True)
@@ -200,8 +246,12 @@ def notes(relay: Relay) -> list[Any]:
 
 def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     """One set of relays from start to end; rank 0 puts its findings into `out` and saves them case by case."""
-    most = max([case["versions_in_flight"] for case in group["cases"]] + [group.get("replan", {}).get("versions_in_flight", 1)])
-    relay, mailbox, board = host(comm, group["nbytes"], most, group.get("trace", False), group.get("codec", "none"), group.get("manifest", ""))
+    most = max(
+        [case["versions_in_flight"] for case in group["cases"]] + [group.get("replan", {}).get("versions_in_flight", 1)]
+    )
+    relay, mailbox, board = host(
+        comm, group["nbytes"], most, group.get("trace", False), group.get("codec", "none"), group.get("manifest", "")
+    )
     sent: list[int] = []
     if comm.rank:
         before = 0
@@ -212,12 +262,17 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
                 executor, total = relay.models.executor, relay.models.totals().bytes_sent
                 sent.append(total - before)
                 before = total
-                if len(sent) > 1 and not relay.finished and executor is not None and "replan" not in group:  # the root's first plan is never used
+                if (
+                    len(sent) > 1 and not relay.finished and executor is not None and "replan" not in group
+                ):  # the root's first plan is never used
                     connect(comm, executor.plan)
         comm.gather(sent)
         comm.gather(notes(relay))
         return
-    root, save = Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None), out["save"]
+    root, save = (
+        Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None),
+        out["save"],
+    )
     root.sender._watch = PaceWatch(math.inf)  # the case says what is used
     found: dict[str, Any] = {"links": asdict(relay.models.links), "results": []}
     out["groups"].append(found)
@@ -230,8 +285,17 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
         save()
         if os.environ.get("DDRL_BENCHMARK_VERBOSE"):
             shown = {name: value for name, value in figures["parameters"].items() if not isinstance(value, list)}
-            print(figures["label"], figures["scheme"], shown, figures["versions_in_flight"], f"{figures['period']:.3f} s",
-                  f"cpu {figures['cpu']:.2f}", [round(value, 3) for value in figures["seconds"]][:6], figures["problems"], flush=True)
+            print(
+                figures["label"],
+                figures["scheme"],
+                shown,
+                figures["versions_in_flight"],
+                f"{figures['period']:.3f} s",
+                f"cpu {figures['cpu']:.2f}",
+                [round(value, 3) for value in figures["seconds"]][:6],
+                figures["problems"],
+                flush=True,
+            )
         return figures
 
     for _ in range(group.get("rounds", 1)):
@@ -239,7 +303,10 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
             timed(case)
     if "duel" in group:  # the first case against the best of the others, in turn
         best = min(found["results"][1:], key=lambda result: result["period"])
-        rival = {**{name: best[name] for name in ("scheme", "parameters", "versions_in_flight", "label", "warm")}, "limit": best["limit"]}
+        rival = {
+            **{name: best[name] for name in ("scheme", "parameters", "versions_in_flight", "label", "warm")},
+            "limit": best["limit"],
+        }
         for _ in range(group["duel"]["rounds"]):
             for case in (group["cases"][0], rival):
                 timed({**case, "models": group["duel"]["models"]})
@@ -248,13 +315,19 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     board.command = Command.STOP
     relay.run()
     everyone = comm.gather(sent)
-    for index, figures in enumerate(found["results"]):  # noted when a plan took over: before the first, of the first, of each case
-        figures["relay_bytes"] = [sent[index + 2] / len(figures["seconds"]) for sent in everyone[1:] if len(sent) > index + 2]
+    for index, figures in enumerate(
+        found["results"]
+    ):  # noted when a plan took over: before the first, of the first, of each case
+        figures["relay_bytes"] = [
+            sent[index + 2] / len(figures["seconds"]) for sent in everyone[1:] if len(sent) > index + 2
+        ]
     traces = comm.gather(notes(relay))
     if any(traces):
         plan = root.sender.executor.plan
         merged = merge_traces(plan, traces)
-        last = merged[merged[:, 5] >= plan.messages * (len(found["results"][-1]["seconds"]) - 1)]  # the first models open connections
+        last = merged[
+            merged[:, 5] >= plan.messages * (len(found["results"][-1]["seconds"]) - 1)
+        ]  # the first models open connections
         last[:, :3] -= last[:, 0].min()
         found["trace"] = np.round(last, 6).tolist()
     save()

@@ -1,8 +1,8 @@
-"""Simulated only: 298 to 10,000 hosts, S = 20 MB, 10 GbE each way, 50 us a message: each scheme with its best settings, and the bound.
+"""Simulated only: 298 to 10,000 hosts, S = 20 MB, 10 GbE each way, 50 us a message: each scheme with its best settings,
+and the bound.
 
-`python -m benchmarks.distribution_simulated`. Stripes run in the simulator; the others by their closed forms, which the simulator meets on equal
-links (tests/distribution/test_simulator.py).
-"""
+`python -m benchmarks.distribution_simulated`. Stripes run in the simulator; the others by their closed forms, which the
+simulator meets on equal links (tests/distribution/test_simulator.py)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ S, B, a = 20e6, 1.25e9, 50e-6
 
 def stripes(hosts: int) -> tuple[float, dict[str, int]]:
     """The best of a few settings that the closed form likes."""
-    settings = [{"fanout": fanout, "chunk_bytes": size} for fanout in (2, 3, 4, 6) for size in (1 << 17, 1 << 18, 1 << 19)]
-    settings.sort(key=lambda chosen: costs.stripes_seconds(hosts, S, B, a, chosen["fanout"], -(-int(S) // chosen["chunk_bytes"])))
+    settings = [
+        {"fanout": fanout, "chunk_bytes": size} for fanout in (2, 3, 4, 6) for size in (1 << 17, 1 << 18, 1 << 19)
+    ]
+    settings.sort(
+        key=lambda chosen: costs.stripes_seconds(hosts, S, B, a, chosen["fanout"], -(-int(S) // chosen["chunk_bytes"]))
+    )
     network = Network.equal(hosts, B, message_seconds=a)
-    return min(((simulate(make_plan("stripes", hosts, int(S), **chosen), network).seconds, chosen) for chosen in settings[:3]),
-               key=lambda result: result[0])
+    return min(
+        ((simulate(make_plan("stripes", hosts, int(S), **chosen), network).seconds, chosen) for chosen in settings[:3]),
+        key=lambda result: result[0],
+    )
 
 
 def main() -> None:

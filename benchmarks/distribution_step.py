@@ -1,12 +1,13 @@
-"""Does distribution slow the learner? Updates with relays that carry its models to other hosts of this machine, and without, in turn.
+"""Does distribution slow the learner? Updates with relays that carry its models to other hosts of this machine, and
+without, in turn.
 
-`python -m benchmarks.distribution_step`; mpirun, no root. Three cases alternate, some updates each: "off" (nothing is published, all relays are
-stopped by a signal), "publish" (versions go to the mailbox, relays stopped), "on" (relays carry them to `--hosts` other hosts as fast as they
-can). On a real trainer's host the relay has a core of its own, so relays are put on all cores but the first and the learner on the first
-("pinned"); with few cores that is the only way to see what distribution itself costs the learner, for relays of hosts that would be elsewhere
-run here too. The same without pinning shows a machine that is overloaded: there wall time says how cores are shared, and the learner's own
-processor time what remains of it.
-"""
+`python -m benchmarks.distribution_step`; mpirun, no root. Three cases alternate, some updates each: "off" (nothing is
+published, all relays are stopped by a signal), "publish" (versions go to the mailbox, relays stopped), "on" (relays
+carry them to `--hosts` other hosts as fast as they can). On a real trainer's host the relay has a core of its own, so
+relays are put on all cores but the first and the learner on the first ("pinned"); with few cores that is the only way
+to see what distribution itself costs the learner, for relays of hosts that would be elsewhere run here too. The same
+without pinning shows a machine that is overloaded: there wall time says how cores are shared, and the learner's own
+processor time what remains of it."""
 
 from __future__ import annotations
 
@@ -50,13 +51,24 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
         os.sched_setaffinity(0, cores[1:])
     board, root = Board.create(None), comm.rank == 0
     if root:
-        board, mailbox = Board.attach(segment_name(run_id, 0, "board")), Mailbox.attach(segment_name(run_id, 0, "mailbox"))
+        board, mailbox = (
+            Board.attach(segment_name(run_id, 0, "board")),
+            Mailbox.attach(segment_name(run_id, 0, "mailbox")),
+        )
     else:
         mailbox = Mailbox.create(None, nbytes, slots_needed(CONFIG), readers_needed(CONFIG))
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if root else []
     counters = Counters.create(None, 1)
-    relay = Relay(comm, mailbox, board, CONFIG, counters.row(0), row_dtype=ROW, lanes_down=lanes,
-                  readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(CONFIG))])
+    relay = Relay(
+        comm,
+        mailbox,
+        board,
+        CONFIG,
+        counters.row(0),
+        row_dtype=ROW,
+        lanes_down=lanes,
+        readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(CONFIG))],
+    )
     pids = comm.gather(os.getpid())
     if root:
         Path(told).write_text(json.dumps(pids))
@@ -71,7 +83,8 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
 
 
 def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, rounds: int) -> dict[str, Any]:
-    """Seconds an update, wall and the learner's processor time, of every case by round; models a second that reached all hosts."""
+    """Seconds an update, wall and the learner's processor time, of every case by round; models a second that reached
+    all hosts."""
     import torch
 
     from benchmarks.learner import IMAGE, VECTOR, random_batch
@@ -89,8 +102,22 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
     rates, deferred, version, pids = [], 0, 0, []
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "pids.json"
-        command = [str(Path(sys.executable).with_name("mpirun")), "-n", str(hosts + 1), "--oversubscribe", "--bind-to", "none", sys.executable, "-m",
-                   "benchmarks.distribution_step", "--relay", run_id, str(nbytes), str(int(pinned)), str(told)]
+        command = [
+            str(Path(sys.executable).with_name("mpirun")),
+            "-n",
+            str(hosts + 1),
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            sys.executable,
+            "-m",
+            "benchmarks.distribution_step",
+            "--relay",
+            run_id,
+            str(nbytes),
+            str(int(pinned)),
+            str(told),
+        ]
         job = subprocess.Popen(command, env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parent.parent)})
         try:
             if not board.wait_ready(1, 120):
@@ -126,10 +153,18 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
             job.wait(60)
             mailbox.unlink()
             board.unlink()
-    return {"network": network, "batch": batch, "model_bytes": nbytes, "hosts": hosts, "pinned": pinned, "updates": updates,
-            "models_per_s_at_all_hosts": statistics.median(rates), "publish_deferred": deferred,
-            "wall": {case: [wall for wall, _ in found] for case, found in seconds.items()},
-            "processor": {case: [used for _, used in found] for case, found in seconds.items()}}
+    return {
+        "network": network,
+        "batch": batch,
+        "model_bytes": nbytes,
+        "hosts": hosts,
+        "pinned": pinned,
+        "updates": updates,
+        "models_per_s_at_all_hosts": statistics.median(rates),
+        "publish_deferred": deferred,
+        "wall": {case: [wall for wall, _ in found] for case, found in seconds.items()},
+        "processor": {case: [used for _, used in found] for case, found in seconds.items()},
+    }
 
 
 def main() -> None:
@@ -147,12 +182,34 @@ def main() -> None:
             found = measure(network, batch, options.hosts, pinned, updates, rounds)
             for clock in ("wall", "processor"):
                 found[f"{clock}_ratio"] = {case: ratios(found[clock][case], found[clock]["off"]) for case in CASES[1:]}
-                rows.append([network, found["model_bytes"], "pinned" if pinned else "free", clock,
-                             *(1e3 * statistics.median(found[clock][case]) for case in CASES),
-                             *(found[f"{clock}_ratio"][case].median for case in CASES[1:]), found["models_per_s_at_all_hosts"]])
+                rows.append(
+                    [
+                        network,
+                        found["model_bytes"],
+                        "pinned" if pinned else "free",
+                        clock,
+                        *(1e3 * statistics.median(found[clock][case]) for case in CASES),
+                        *(found[f"{clock}_ratio"][case].median for case in CASES[1:]),
+                        found["models_per_s_at_all_hosts"],
+                    ]
+                )
                 found[clock] = {case: Timing.of(values) for case, values in found[clock].items()}
             figures.append(found)
-    print_table(["network", "model bytes", "cores", "clock", "off ms", "publish ms", "on ms", "publish / off", "on / off", "models/s"], rows)
+    print_table(
+        [
+            "network",
+            "model bytes",
+            "cores",
+            "clock",
+            "off ms",
+            "publish ms",
+            "on ms",
+            "publish / off",
+            "on / off",
+            "models/s",
+        ],
+        rows,
+    )
     save(options.json, {"cases": figures})
 
 

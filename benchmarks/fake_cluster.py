@@ -1,4 +1,5 @@
-"""A pretend cluster: tables of counters that grow as those of a run would, so that telemetry, plots and pages are tested without one."""
+"""A pretend cluster: tables of counters that grow as those of a run would, so that telemetry, plots and pages are
+tested without one."""
 
 from __future__ import annotations
 
@@ -14,8 +15,15 @@ ROLES = tuple(Role)
 class FakeCluster:
     """`processes` ranks on `hosts` hosts; `advance(seconds)` moves the clock, `table()` is what `Recorder` reads."""
 
-    def __init__(self, processes: int = 12, hosts: int = 2, *, seed: int = 0, began: float = 1_700_000_000.0,
-                 model_nbytes: float = 4e5) -> None:
+    def __init__(
+        self,
+        processes: int = 12,
+        hosts: int = 2,
+        *,
+        seed: int = 0,
+        began: float = 1_700_000_000.0,
+        model_nbytes: float = 4e5,
+    ) -> None:
         self.random = np.random.default_rng(seed)
         self.now = began
         self.elapsed = 0.0
@@ -59,25 +67,69 @@ class FakeCluster:
         episodes = np.floor(steps / length) + (self.random.random(n) < (steps / length) % 1)
         self.gauge(np.arange(len(self.values)), heartbeat=self.now, memory_bytes=35e6)
         self.add(np.arange(len(self.values)), cpu_seconds=0.9 * seconds)
-        self.add(self.rollouts, env_steps=steps, episodes=episodes, return_sum=episodes * length, episode_steps_sum=episodes * length,
-                 env_seconds=0.5 * seconds, act_seconds=0.3 * seconds, wait_seconds=0.1 * seconds, fetches=10 * seconds, bytes_sent=0.0)
+        self.add(
+            self.rollouts,
+            env_steps=steps,
+            episodes=episodes,
+            return_sum=episodes * length,
+            episode_steps_sum=episodes * length,
+            env_seconds=0.5 * seconds,
+            act_seconds=0.3 * seconds,
+            wait_seconds=0.1 * seconds,
+            fetches=10 * seconds,
+            bytes_sent=0.0,
+        )
         self.gauge(self.rollouts, epsilon=max(1 - self.elapsed / 30, 0.05))
         total = float(steps.sum())
         published = np.floor(self.elapsed * 20)
-        self.add(0, env_steps=total, updates=200 * seconds, publishes=20 * seconds, samples=200 * 128 * seconds, rows_recorded=total,
-                 learn_seconds=0.6 * seconds, sample_seconds=0.15 * seconds, record_seconds=0.1 * seconds, publish_seconds=0.02 * seconds,
-                 wait_seconds=0.1 * seconds, checkpoint_seconds=0.0)
-        self.gauge(0, policy_version=published, loss=0.1 + 0.4 * (1 - progress), td_error=0.2 + 0.5 * (1 - progress), q_mean=90 * progress,
-                   grad_norm=1.0, replay_size=min(total * 0 + np.nan_to_num(self.values[0, COLUMN["rows_recorded"]]), 100_000.0),
-                   replay_bytes=1e8, lag_p50=2.0, lag_p99=6.0, rollout_wait=0.0, model_nbytes=self.model_nbytes)
+        self.add(
+            0,
+            env_steps=total,
+            updates=200 * seconds,
+            publishes=20 * seconds,
+            samples=200 * 128 * seconds,
+            rows_recorded=total,
+            learn_seconds=0.6 * seconds,
+            sample_seconds=0.15 * seconds,
+            record_seconds=0.1 * seconds,
+            publish_seconds=0.02 * seconds,
+            wait_seconds=0.1 * seconds,
+            checkpoint_seconds=0.0,
+        )
+        self.gauge(
+            0,
+            policy_version=published,
+            loss=0.1 + 0.4 * (1 - progress),
+            td_error=0.2 + 0.5 * (1 - progress),
+            q_mean=90 * progress,
+            grad_norm=1.0,
+            replay_size=min(total * 0 + np.nan_to_num(self.values[0, COLUMN["rows_recorded"]]), 100_000.0),
+            replay_bytes=1e8,
+            lag_p50=2.0,
+            lag_p99=6.0,
+            rollout_wait=0.0,
+            model_nbytes=self.model_nbytes,
+        )
         versions = 20 * seconds * self.model_nbytes
         others = self.relays[1:]
         self.gauge(self.relays, policy_version=np.maximum(published - 1, 0), seal_seconds=0.004)
         self.gauge(self.rollouts, policy_version=np.maximum(published - self.random.integers(0, 4, n), 0))
         self.add(self.relays, versions_sealed=20 * seconds, checksum_failures=0.0)
-        self.add(self.relays[0], model_bytes_sent=versions, bytes_sent=versions, bytes_received=1e6 * seconds, model_bytes_received=0.0)
-        self.add(others, model_bytes_received=versions, bytes_received=versions, bytes_sent=1e6 * seconds / max(len(others), 1),
-                 model_bytes_sent=versions * (len(others) - 1) / max(len(others), 1), rows_forwarded=total / len(self.relays))
+        self.add(
+            self.relays[0],
+            model_bytes_sent=versions,
+            bytes_sent=versions,
+            bytes_received=1e6 * seconds,
+            model_bytes_received=0.0,
+        )
+        self.add(
+            others,
+            model_bytes_received=versions,
+            bytes_received=versions,
+            bytes_sent=1e6 * seconds / max(len(others), 1),
+            model_bytes_sent=versions * (len(others) - 1) / max(len(others), 1),
+            rows_forwarded=total / len(self.relays),
+        )
 
     def table(self) -> np.ndarray:
         """The counters [processes, COLUMNS]."""

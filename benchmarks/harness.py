@@ -1,7 +1,8 @@
-"""What all benchmarks share: interleaved timing, medians with spread, the machine in words, a table in the terminal, JSON on disk.
+"""What all benchmarks share: interleaved timing, medians with spread, the machine in words, a table in the terminal,
+JSON on disk.
 
-Two things are compared only by runs that alternate (A B A B ...), because a shared machine drifts: the ratio is taken pair by pair.
-"""
+Two things are compared only by runs that alternate (A B A B ...), because a shared machine drifts: the ratio is taken
+pair by pair."""
 
 from __future__ import annotations
 
@@ -36,8 +37,13 @@ class Timing:
         return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
 
 
-def interleave(cases: Mapping[str, Callable[[], object]], rounds: int, *, warmup: int = 1,
-               clock: Callable[[], float] = time.perf_counter) -> dict[str, list[float]]:
+def interleave(
+    cases: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Run every case once a round, in turn; seconds per case, by round (warm-up rounds dropped)."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(warmup + rounds):
@@ -57,25 +63,42 @@ def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Timing:
 
 def machine() -> dict[str, Any]:
     """The machine in words, for the JSON."""
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
-                 platform.processor())
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_gib": round(pages / 2**30, 1), "kernel": platform.release(),
-            "python": platform.python_version(), "load_1min": os.getloadavg()[0]}
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": os.getloadavg()[0],
+    }
 
 
 def arguments(name: str, description: str) -> argparse.ArgumentParser:
     """The parser every benchmark starts from: --short and --json."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--short", action="store_true", help="a smaller form that ends in about a minute")
-    parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE", help="where the figures go (%(default)s)")
+    parser.add_argument(
+        "--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE", help="where the figures go (%(default)s)"
+    )
     return parser
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A plain aligned table."""
     cells = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    widths = [max(len(str(header)), *(len(row[column]) for row in cells)) if cells else len(str(header)) for column, header in enumerate(headers)]
+    widths = [
+        max(len(str(header)), *(len(row[column]) for row in cells)) if cells else len(str(header))
+        for column, header in enumerate(headers)
+    ]
     print("  ".join(str(header).ljust(width) for header, width in zip(headers, widths, strict=True)))
     print("  ".join("-" * width for width in widths))
     for row in cells:
@@ -84,9 +107,15 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:
     """Write the figures with the command and the machine that made them."""
-    words = ["PYTHON_OF_THE_PEER" if before == "--peer-python" else word for before, word in itertools.pairwise(sys.argv)]
-    document = {"command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
-                "date": time.strftime("%Y-%m-%d"), "machine": machine(), **figures}
+    words = [
+        "PYTHON_OF_THE_PEER" if before == "--peer-python" else word for before, word in itertools.pairwise(sys.argv)
+    ]
+    document = {
+        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        **figures,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, default=lambda value: asdict(value)) + "\n")
     print(f"saved {path}")

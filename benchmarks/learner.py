@@ -1,9 +1,10 @@
-"""One learner update on the CPU: against the bare products and convolutions that it cannot do without, and against a peer's.
+"""One learner update on the CPU: against the bare products and convolutions that it cannot do without, and against a
+peer's.
 
-The limit is the time of exactly those matrix products and convolutions, forward and backward, on buffers allocated before. The peer
-(Stable-Baselines3) learns without double and dueling, so ddrl is also timed with both switched off ("plain"). All cases take turns, on
-one thread, and the clock is the processor's time of the process: the wall clock of an idle machine, and a fair one on a shared machine.
-"""
+The limit is the time of exactly those matrix products and convolutions, forward and backward, on buffers allocated
+before. The peer (Stable-Baselines3) learns without double and dueling, so ddrl is also timed with both switched off
+("plain"). All cases take turns, on one thread, and the clock is the processor's time of the process: the wall clock of
+an idle machine, and a fair one on a shared machine."""
 
 from __future__ import annotations
 
@@ -43,17 +44,28 @@ class Batch(NamedTuple):
 
 def random_batch(spec: EnvSpec, size: int) -> Batch:
     generator = np.random.default_rng(0)
-    states = [generator.integers(0, 256, (size, *spec.observation.shape)).astype(spec.observation.dtype) for _ in range(2)]
-    return Batch(states[0], generator.integers(0, spec.num_actions, size), generator.random(size, np.float32), np.full(size, 0.97, np.float32),
-                 states[1], np.ones(size, np.float32))
+    states = [
+        generator.integers(0, 256, (size, *spec.observation.shape)).astype(spec.observation.dtype) for _ in range(2)
+    ]
+    return Batch(
+        states[0],
+        generator.integers(0, spec.num_actions, size),
+        generator.random(size, np.float32),
+        np.full(size, 0.97, np.float32),
+        states[1],
+        np.ones(size, np.float32),
+    )
 
 
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = DQN(make_network(config, spec, seed=0), spec, config)
     if autograd:
         learner._passes = AutogradPasses(learner.parameters, learner._target_network)
-        learner._adam = Adam(*map(learner._passes.learning, (learner.parameters.vector, *learner._moments)),
-                             epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+        learner._adam = Adam(
+            *map(learner._passes.learning, (learner.parameters.vector, *learner._moments)),
+            epsilon=config.adam_epsilon,
+            max_grad_norm=config.max_grad_norm,
+        )
     batch = random_batch(spec, config.batch_size)
 
     def run() -> None:
@@ -64,7 +76,8 @@ def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd
 
 
 def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[], None]:
-    """The products of three forward passes (two without double) and one backward pass; nothing else, no memory taken."""
+    """The products of three forward passes (two without double) and one backward pass; nothing else, no memory
+    taken."""
     network, size = make_network(config, spec, seed=0), config.batch_size
     forwards, products = 2 + config.double, []
     shape: tuple[int, ...] = (size, *spec.observation.shape)
@@ -76,9 +89,16 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
             y = layer(x).detach()
             products += [lambda x=x, w=weight, s=layer.stride: torch.conv2d(x, w, None, s)] * forwards
             shape = tuple(y.shape)
-            x, y = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, y))  # the faster layout backward, as in CNN
-            products.append(lambda x=x, w=weight, y=y, s=layer.stride, mask=(place > 0, True, True): torch.ops.aten.convolution_backward(
-                y, x, w, [w.shape[0]], s, [0, 0], [1, 1], False, [0, 0], 1, mask))
+            x, y = (
+                tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, y)
+            )  # the faster layout backward, as in CNN
+            products.append(
+                lambda x=x, w=weight, y=y, s=layer.stride, mask=(place > 0, True, True): (
+                    torch.ops.aten.convolution_backward(
+                        y, x, w, [w.shape[0]], s, [0, 0], [1, 1], False, [0, 0], 1, mask
+                    )
+                )
+            )
             continue
         x, y = torch.rand(size, weight.shape[1]), torch.rand(size, weight.shape[0])
         out, out_x, out_w = torch.empty_like(y), torch.empty_like(x), torch.empty_like(weight)
@@ -101,8 +121,12 @@ class Peer:
 
     def __init__(self, python: str, network: str, batch_size: int) -> None:
         self.seconds = 0.0  # the processor's, of all updates so far
-        self._process = subprocess.Popen([python, "-W", "ignore", str(PEER), network, str(batch_size), "1"], text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", str(PEER), network, str(batch_size), "1"],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         if self._read() != "ready":
             sys.exit(f"{PEER} did not start under {python}")
 
@@ -129,8 +153,10 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
     config = LearnerConfig(network=network, batch_size=batch_size, device="cpu")
     plain = LearnerConfig(network=network, batch_size=batch_size, device="cpu", double=False, dueling="none")
     cases: dict[str, Callable[[], object]] = {
-        "limit": limit_case(config, spec, updates), "ddrl": learner_case(config, spec, updates),
-        "limit, plain": limit_case(plain, spec, updates), "ddrl, plain": learner_case(plain, spec, updates),
+        "limit": limit_case(config, spec, updates),
+        "ddrl": learner_case(config, spec, updates),
+        "limit, plain": limit_case(plain, spec, updates),
+        "ddrl, plain": learner_case(plain, spec, updates),
     }
     if network == "mlp":
         cases["ddrl by autograd"] = learner_case(config, spec, updates, autograd=True)
@@ -140,18 +166,34 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
     seconds = interleave(cases, rounds, clock=lambda: time.process_time() + (peer.seconds if peer else 0.0))
     if peer is not None:
         peer.close()
-    efficiency = {name: ratios(seconds["limit, plain" if "plain" in name else "limit"], seconds[name]) for name in seconds if "limit" not in name}
-    rows = [[name, Timing.of(taken).median / updates * 1e6, Timing.of(taken).low / updates * 1e6, Timing.of(taken).high / updates * 1e6,
-             f"{efficiency[name].median:.2f}" if name in efficiency else "1"] for name, taken in seconds.items()]
+    efficiency = {
+        name: ratios(seconds["limit, plain" if "plain" in name else "limit"], seconds[name])
+        for name in seconds
+        if "limit" not in name
+    }
+    rows = [
+        [
+            name,
+            Timing.of(taken).median / updates * 1e6,
+            Timing.of(taken).low / updates * 1e6,
+            Timing.of(taken).high / updates * 1e6,
+            f"{efficiency[name].median:.2f}" if name in efficiency else "1",
+        ]
+        for name, taken in seconds.items()
+    ]
     print(f"\n{network}, batch {batch_size}, 1 thread")
     print_table(["case", "us/update", "low", "high", "limit / measured"], rows)
-    figures: dict[str, Any] = {"microseconds": {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()},
-                               "limit_over_measured": efficiency}
+    figures: dict[str, Any] = {
+        "microseconds": {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()},
+        "limit_over_measured": efficiency,
+    }
     if peer is not None:
         figures["peer_over_ddrl_plain"] = ratios(seconds["stable-baselines3 (plain)"], seconds["ddrl, plain"])
         figures["peer_over_ddrl"] = ratios(seconds["stable-baselines3 (plain)"], seconds["ddrl"])
-        print(f"the peer's update takes {figures['peer_over_ddrl_plain'].median:.2f} times ddrl's plain one, "
-              f"{figures['peer_over_ddrl'].median:.2f} times its double dueling one")
+        print(
+            f"the peer's update takes {figures['peer_over_ddrl_plain'].median:.2f} times ddrl's plain one, "
+            f"{figures['peer_over_ddrl'].median:.2f} times its double dueling one"
+        )
     return figures
 
 
@@ -163,17 +205,24 @@ def measure_start(rounds: int) -> dict[str, Any]:
         "import torch": "import torch",
         "import ddrl.learner": "import ddrl.learner",
         "... and network, export, first update": (
-            "from benchmarks.learner import *; import benchmarks.learner as b; config = LearnerConfig(); network = make_network(config, VECTOR); "
-            "export_acting(network, VECTOR); b.DQN(network, VECTOR, config).update(random_batch(VECTOR, 128))"),
+            "from benchmarks.learner import *; import benchmarks.learner as b; config = LearnerConfig(); network = "
+            "make_network(config, VECTOR); "
+            "export_acting(network, VECTOR); b.DQN(network, VECTOR, config).update(random_batch(VECTOR, 128))"
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in codes}
     for turn in range(rounds + 1):
         for name, code in codes.items():
-            done = subprocess.run([sys.executable, "-c", begin + code + end], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", begin + code + end], capture_output=True, text=True, check=True
+            )
             if turn:
                 seconds[name].append(float(done.stdout))
     print("\nfrom a fresh interpreter")
-    print_table(["case", "s", "low", "high"], [[name, *list(vars(Timing.of(taken)).values())[:3]] for name, taken in seconds.items()])
+    print_table(
+        ["case", "s", "low", "high"],
+        [[name, *list(vars(Timing.of(taken)).values())[:3]] for name, taken in seconds.items()],
+    )
     return {"seconds": {name: Timing.of(taken) for name, taken in seconds.items()}}
 
 
@@ -182,19 +231,33 @@ def measure_publish(rounds: int) -> dict[str, Any]:
     config = LearnerConfig(network="nature_cnn", device="cpu")
     learner = DQN(make_network(config, IMAGE), IMAGE, config)
     source, slot = learner.parameters.numpy(), np.zeros(learner.parameters.layout.nbytes, np.uint8)
-    seconds = interleave({"limit: memory copy": lambda: np.copyto(slot, source), "copy_to": lambda: learner.parameters.copy_to(slot)}, rounds)
+    seconds = interleave(
+        {"limit: memory copy": lambda: np.copyto(slot, source), "copy_to": lambda: learner.parameters.copy_to(slot)},
+        rounds,
+    )
     begin = time.perf_counter()
     export_acting(make_network(config, IMAGE), IMAGE)
     export_seconds = time.perf_counter() - begin
     print(f"\npublishing the Nature network ({slot.nbytes / 1e6:.1f} MB); its export takes {export_seconds:.2f} s")
-    print_table(["case", "ms", "GB/s"], [[name, Timing.of(taken).median * 1e3, slot.nbytes / Timing.of(taken).median / 1e9]
-                                         for name, taken in seconds.items()])
-    return {"bytes": slot.nbytes, "seconds": {name: Timing.of(taken) for name, taken in seconds.items()}, "export_seconds": export_seconds}
+    print_table(
+        ["case", "ms", "GB/s"],
+        [
+            [name, Timing.of(taken).median * 1e3, slot.nbytes / Timing.of(taken).median / 1e9]
+            for name, taken in seconds.items()
+        ],
+    )
+    return {
+        "bytes": slot.nbytes,
+        "seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
+        "export_seconds": export_seconds,
+    }
 
 
 def main() -> None:
     parser = arguments("learner", __doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone")
+    parser.add_argument(
+        "--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone"
+    )
     options = parser.parse_args()
     rounds = 5 if options.short else 15
     figures: dict[str, Any] = {"clock": "updates: processor time of one thread; start and publish: wall"}

@@ -1,4 +1,5 @@
-"""LunarLander-v3 to a mean return of 200: whole processes, several seeds, each saved policy judged by 100 further episodes."""
+"""LunarLander-v3 to a mean return of 200: whole processes, several seeds, each saved policy judged by 100 further
+episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ def main() -> None:
         run = run_ddrl("lunarlander", seed, TARGET, options.overrides, curve=True)
         run["solved"] = run["confirmed_mean"] >= SOLVED
         runs.append(run)
-        print(f"seed {seed}: {run['confirmed_mean']:.0f} over 100 episodes after {run['env_steps']} env steps, {run['seconds']:.0f} s", flush=True)
+        print(
+            f"seed {seed}: {run['confirmed_mean']:.0f} over 100 episodes after {run['env_steps']} env steps, "
+            f"{run['seconds']:.0f} s",
+            flush=True,
+        )
     columns = ["seed", "solved", "confirmed_mean", "env_steps", "updates", "seconds"]
     print_table(columns, [[run[column] for column in columns] for run in runs])
     seconds = Timing.of([run["seconds"] for run in runs])

@@ -1,4 +1,5 @@
-"""ALE/Pong-v5: frames per second while the Nature network learns, and the rise of the return on a bounded run of a network that fits a CPU."""
+"""ALE/Pong-v5: frames per second while the Nature network learns, and the rise of the return on a bounded run of a
+network that fits a CPU."""
 
 from __future__ import annotations
 
@@ -8,30 +9,61 @@ from benchmarks.harness import arguments, print_table, save
 from benchmarks.solving import run_ddrl
 
 FRAME_SKIP = 4  # frames per environment step
-SMALL = ["learner.network=small_cnn", "replay.n_step=10", "replay.samples_per_insert=16", "rollout.epsilon_decay_steps=50000",
-         "replay.min_size=5000", "rollout.warmup_steps=5000", "evaluation.period=20000"]
+SMALL = [
+    "learner.network=small_cnn",
+    "replay.n_step=10",
+    "replay.samples_per_insert=16",
+    "rollout.epsilon_decay_steps=50000",
+    "replay.min_size=5000",
+    "rollout.warmup_steps=5000",
+    "evaluation.period=20000",
+]
 
 
 def main() -> None:
     parser = arguments("pong", __doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, help="run.max_seconds of the bounded run (900; --short: 60)")
-    parser.add_argument("--speed-seconds", type=float, help="run.max_seconds of the Nature network's run (120; --short: 45)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="of the bounded run")
+    parser.add_argument(
+        "--speed-seconds", type=float, help="run.max_seconds of the Nature network's run (120; --short: 45)"
+    )
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="of the bounded run"
+    )
     options = parser.parse_args()
     speed = played(options.speed_seconds or (45 if options.short else 120), ["evaluation.period=0"], episodes=1)
-    print(f"nature_cnn: {speed['frames_per_s']:.0f} frames/s and {speed['updates_per_s']:.0f} updates/s while it learns", flush=True)
+    print(
+        f"nature_cnn: {speed['frames_per_s']:.0f} frames/s and {speed['updates_per_s']:.0f} updates/s while it learns",
+        flush=True,
+    )
     rise = played(options.seconds or (60 if options.short else 900), [*SMALL, *options.overrides], episodes=10)
-    rows = [[f"{point['env_steps']:.0f}", f"{point['wall_seconds']:.0f}", f"{point['mean']:.1f}"] for point in rise["evaluations"]]
+    rows = [
+        [f"{point['env_steps']:.0f}", f"{point['wall_seconds']:.0f}", f"{point['mean']:.1f}"]
+        for point in rise["evaluations"]
+    ]
     print_table(["env steps", "seconds", "mean return of an evaluation"], rows)
-    rise["rise"] = max(point["mean"] for point in rise["evaluations"]) - rise["evaluations"][0]["mean"] if rise["evaluations"] else float("nan")
-    print(f"small_cnn: {rise['frames_per_s']:.0f} frames/s, {rise['updates_per_s']:.0f} updates/s; the best evaluation is {rise['rise']:.1f} above "
-          f"the first; the saved policy: {rise['confirmed_mean']:.1f} over 10 episodes")
+    rise["rise"] = (
+        max(point["mean"] for point in rise["evaluations"]) - rise["evaluations"][0]["mean"]
+        if rise["evaluations"]
+        else float("nan")
+    )
+    print(
+        f"small_cnn: {rise['frames_per_s']:.0f} frames/s, {rise['updates_per_s']:.0f} updates/s; the best evaluation "
+        f"is {rise['rise']:.1f} above "
+        f"the first; the saved policy: {rise['confirmed_mean']:.1f} over 10 episodes"
+    )
     save(options.json, {"nature_cnn": speed, "small_cnn": rise, "small_cnn_settings": [*SMALL, *options.overrides]})
 
 
 def played(seconds: float, overrides: list[str], *, episodes: int) -> dict[str, Any]:
     """A run of the task for `seconds`, with its rates."""
-    run = run_ddrl("pong", 1, 18.0, [f"run.max_seconds={seconds}", "run.checkpoint_period=0", *overrides], episodes=episodes, curve=True)
+    run = run_ddrl(
+        "pong",
+        1,
+        18.0,
+        [f"run.max_seconds={seconds}", "run.checkpoint_period=0", *overrides],
+        episodes=episodes,
+        curve=True,
+    )
     run["frames_per_s"] = FRAME_SKIP * run["env_steps"] / run["wall_seconds"]
     run["updates_per_s"] = run["updates"] / run["wall_seconds"]
     return run

@@ -1,10 +1,11 @@
-"""Hundreds of ranks on one machine: start-up, memory, env steps/s and policy lag while the trainer learns, CartPole, under mpirun.
+"""Hundreds of ranks on one machine: start-up, memory, env steps/s and policy lag while the trainer learns, CartPole,
+under mpirun.
 
-Start-up is from starting mpirun until every rollout has taken a step; memory is the sum of PSS over all processes of the job; steps/s is over
-the time from then to the end. The trainer learns all the while; samples_per_insert is left free so that rollouts are not held back.
-A closed loop: the trainer has published a version, and from then on until every rollout of every host has reported that one or a newer one in
-its counters (which it stores ten times a second); the next loop begins with the version that is newest then.
-"""
+Start-up is from starting mpirun until every rollout has taken a step; memory is the sum of PSS over all processes of
+the job; steps/s is over the time from then to the end. The trainer learns all the while; samples_per_insert is left
+free so that rollouts are not held back. A closed loop: the trainer has published a version, and from then on until
+every rollout of every host has reported that one or a newer one in its counters (which it stores ten times a second);
+the next loop begins with the version that is newest then."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class Watch(threading.Thread):
 
 
 class Loops(threading.Thread):
-    """Times closed loops of a run on this machine, from the counters in its shared memory, once all rollouts have a version.
+    """Times closed loops of a run on this machine, from the counters in its shared memory, once all rollouts have a
+    version.
 
     Goes on until `ended` is set, or until it has seen `enough` loops.
     """
@@ -130,9 +132,13 @@ class Loops(threading.Thread):
     def figures(self) -> dict[str, Any]:
         """What was seen."""
         behind = np.concatenate(self.behind) if self.behind else np.zeros(0)
-        return {"closed_loops": len(self.seconds), "closed_loop_seconds": Timing.of(self.seconds) if self.seconds else None,
-                "rollouts_in_each": self.rollouts, "reports_behind_p50": float(np.percentile(behind, 50)) if len(behind) else None,
-                "reports_behind_p99": float(np.percentile(behind, 99)) if len(behind) else None}
+        return {
+            "closed_loops": len(self.seconds),
+            "closed_loop_seconds": Timing.of(self.seconds) if self.seconds else None,
+            "rollouts_in_each": self.rollouts,
+            "reports_behind_p50": float(np.percentile(behind, 50)) if len(behind) else None,
+            "reports_behind_p99": float(np.percentile(behind, 99)) if len(behind) else None,
+        }
 
 
 def main() -> None:
@@ -144,10 +150,24 @@ def main() -> None:
     ranks, seconds = options.ranks or (40 if options.short else 300), options.seconds or (20 if options.short else 120)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        settings = [f"run.dir={run}", f"run.max_seconds={seconds}", "run.max_env_steps=1000000000", "run.target_return=inf",
-                    "replay.samples_per_insert=0", "rollout.epsilon_decay_steps=2000000", *options.overrides]
-        command = [str(LAUNCHER), str(ranks), "cartpole", *(word for setting in settings for word in ("--set", setting))]
-        relays = max(1, int(next((setting.split("=")[1] for setting in settings if setting.startswith("cluster.relays=")), 1)))
+        settings = [
+            f"run.dir={run}",
+            f"run.max_seconds={seconds}",
+            "run.max_env_steps=1000000000",
+            "run.target_return=inf",
+            "replay.samples_per_insert=0",
+            "rollout.epsilon_decay_steps=2000000",
+            *options.overrides,
+        ]
+        command = [
+            str(LAUNCHER),
+            str(ranks),
+            "cartpole",
+            *(word for setting in settings for word in ("--set", setting)),
+        ]
+        relays = max(
+            1, int(next((setting.split("=")[1] for setting in settings if setting.startswith("cluster.relays=")), 1))
+        )
         watch, loops = Watch(run, ranks - 2 - relays), Loops(run, ranks - 2 - relays)
         watch.start()
         loops.start()
@@ -161,17 +181,40 @@ def main() -> None:
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     rates = watch.rates
     steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else float("nan")
-    figures = {"ranks": ranks, "startup_seconds": watch.startup, "total_seconds": total, "env_steps_per_s": steps_per_s,
-               "memory": max(watch.memory, key=lambda sample: sample["pss_gib"], default=None), **loops.figures(), "summary": summary}
+    figures = {
+        "ranks": ranks,
+        "startup_seconds": watch.startup,
+        "total_seconds": total,
+        "env_steps_per_s": steps_per_s,
+        "memory": max(watch.memory, key=lambda sample: sample["pss_gib"], default=None),
+        **loops.figures(),
+        "summary": summary,
+    }
     loop = figures["closed_loop_seconds"]
-    print_table(["figure", "value", "wanted"], [
-        ["ranks", ranks, ""], ["start-up [s]", watch.startup or float("nan"), "under 150 at 300"],
-        ["PSS of all ranks [GiB]", figures["memory"]["pss_gib"] if figures["memory"] else float("nan"), "under 14 at 300"],
-        ["env steps/s, all rollouts", steps_per_s, "at least 40,000 at 300"], ["updates", summary["updates"], ""],
-        [f"closed loops seen, each over {loops.rollouts} rollouts", figures["closed_loops"], "at least 1"],
-        ["closed loop, median [s]", loop.median if loop else float("nan"), ""], ["closed loop, longest [s]", loop.high if loop else float("nan"), ""],
-        ["reports behind the newest p50/p99 [versions]", f"{figures['reports_behind_p50']}/{figures['reports_behind_p99']}", ""],
-        ["policy lag p50/p99 [versions]", f"{summary['policy_lag']['p50']}/{summary['policy_lag']['p99']}", ""], ["whole job [s]", total, ""]])
+    print_table(
+        ["figure", "value", "wanted"],
+        [
+            ["ranks", ranks, ""],
+            ["start-up [s]", watch.startup or float("nan"), "under 150 at 300"],
+            [
+                "PSS of all ranks [GiB]",
+                figures["memory"]["pss_gib"] if figures["memory"] else float("nan"),
+                "under 14 at 300",
+            ],
+            ["env steps/s, all rollouts", steps_per_s, "at least 40,000 at 300"],
+            ["updates", summary["updates"], ""],
+            [f"closed loops seen, each over {loops.rollouts} rollouts", figures["closed_loops"], "at least 1"],
+            ["closed loop, median [s]", loop.median if loop else float("nan"), ""],
+            ["closed loop, longest [s]", loop.high if loop else float("nan"), ""],
+            [
+                "reports behind the newest p50/p99 [versions]",
+                f"{figures['reports_behind_p50']}/{figures['reports_behind_p99']}",
+                "",
+            ],
+            ["policy lag p50/p99 [versions]", f"{summary['policy_lag']['p50']}/{summary['policy_lag']['p99']}", ""],
+            ["whole job [s]", total, ""],
+        ],
+    )
     save(options.json, figures)
 
 

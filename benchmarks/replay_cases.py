@@ -20,18 +20,39 @@ COMPARED = ((5, 6), (8.5, 8.5), (11, 12))  # cells of the grid in which the othe
 
 def grid(short: bool, peers: list[Peer]) -> list[dict[str, Any]]:
     """get_5000 and record_100 of 2^k episodes of 2^s records, state float32[4]."""
-    episodes_log, steps_log = ((5, 8.5, 11), (6, 8.5, 12)) if short else (np.arange(5, 11.5, 0.5), np.arange(6, 12.5, 0.5))
+    episodes_log, steps_log = (
+        ((5, 8.5, 11), (6, 8.5, 12)) if short else (np.arange(5, 11.5, 0.5), np.arange(6, 12.5, 0.5))
+    )
     cells = [cell(float(k), float(s), peers if (k, s) in COMPARED else None) for k in episodes_log for s in steps_log]
-    print_table(["k", "s", "N", "get_5000 us", "limit", "with prefetch", "ratio", "with prefetch", "record_100 us", "limit"],
-                [[each["k"], each["s"], each["records"], *(each["get_5000"][name].median for name in
-                  ("ddrl", "limit", "limit with prefetch", "ratio", "ratio with prefetch")),
-                  *(each["record_100"][name].median for name in ("ddrl", "limit"))] for each in cells])
+    print_table(
+        ["k", "s", "N", "get_5000 us", "limit", "with prefetch", "ratio", "with prefetch", "record_100 us", "limit"],
+        [
+            [
+                each["k"],
+                each["s"],
+                each["records"],
+                *(
+                    each["get_5000"][name].median
+                    for name in ("ddrl", "limit", "limit with prefetch", "ratio", "ratio with prefetch")
+                ),
+                *(each["record_100"][name].median for name in ("ddrl", "limit")),
+            ]
+            for each in cells
+        ],
+    )
     for each in cells:
         for what in ("get_5000", "record_100"):
             ours = each[what]["ddrl"].median
-            others = {name: value.median for name, value in each[what].items() if name != "ddrl" and "limit" not in name and "ratio" not in name}
+            others = {
+                name: value.median
+                for name, value in each[what].items()
+                if name != "ddrl" and "limit" not in name and "ratio" not in name
+            }
             if others:
-                print(f"{what}, N = {each['records']}:", ", ".join(f"{name} {value:.0f} us ({value / ours:.1f} x)" for name, value in others.items()))
+                print(
+                    f"{what}, N = {each['records']}:",
+                    ", ".join(f"{name} {value:.0f} us ({value / ours:.1f} x)" for name, value in others.items()),
+                )
     return cells
 
 
@@ -43,8 +64,11 @@ def cell(k: float, s: float, peers: list[Peer] | None) -> dict[str, Any]:
     fill(replay, (4,), "float32", episodes, steps)
     selector = replay.new_pick_selector("uniform")
     limit = Limit(size, (4,), "float32")
-    cases: Cases = {"ddrl": lambda: replay.get_batch(WINDOWS, selector), "limit": limit.windows(WINDOWS, prefetch=False),
-                    "limit with prefetch": limit.windows(WINDOWS, prefetch=True)}
+    cases: Cases = {
+        "ddrl": lambda: replay.get_batch(WINDOWS, selector),
+        "limit": limit.windows(WINDOWS, prefetch=False),
+        "limit with prefetch": limit.windows(WINDOWS, prefetch=True),
+    }
     asked, recorded = {}, {}
     if peers is not None:
         ring, lists = RingReplay(size, episodes, steps), ListReplay(min(episodes, 64), steps)
@@ -85,20 +109,34 @@ def rows(short: bool, peers: list[Peer]) -> dict[str, Any]:
     def against(case: str) -> dict[str, tuple[Peer, str]]:
         return {peer.name: (peer, case) for peer in peers}
 
-    drawn = alternate({"ddrl": lambda: replay.sample(batch, uniform, 0.99), "limit": limit.transitions(batch)}, against(f"uniform {batch}"), rounds)
+    drawn = alternate(
+        {"ddrl": lambda: replay.sample(batch, uniform, 0.99), "limit": limit.transitions(batch)},
+        against(f"uniform {batch}"),
+        rounds,
+    )
     selector = replay.new_pick_selector("prioritized")
     handles, positions = replay.picks()
-    replay.set_priority(selector, handles, positions, np.random.default_rng(2).exponential(size=size).astype(np.float32))
-    prioritized = alternate({"ddrl": learning(replay, selector, batch), "limit": limit.transitions(batch, tree=True)},
-                            against(f"prioritized {batch}"), rounds)
+    replay.set_priority(
+        selector, handles, positions, np.random.default_rng(2).exponential(size=size).astype(np.float32)
+    )
+    prioritized = alternate(
+        {"ddrl": learning(replay, selector, batch), "limit": limit.transitions(batch, tree=True)},
+        against(f"prioritized {batch}"),
+        rounds,
+    )
     replay = ExperienceReplay(ArraySpec((8,), "float32"), ACTION, size)  # without selectors, as the limit
     fill(replay, (8,), "float32", 1000, 1000)
     one, many = adders(replay, 8)
     added_one = alternate({"ddrl": one, "limit": limit.append(1)}, against("add 1"), rounds)
     added = alternate({"ddrl": many, "limit": limit.append(256)}, against("add 256"), rounds)
     drain = alternate({"ddrl": drained_rows(replay)}, rounds=rounds)
-    figures = {"uniform 256": summarize(drawn), "prioritized 256, sample and update": summarize(prioritized), "add 1": summarize(added_one),
-               "add 256": summarize(added), "add 256 interleaved rows of 256 streams": summarize(drain)}
+    figures = {
+        "uniform 256": summarize(drawn),
+        "prioritized 256, sample and update": summarize(prioritized),
+        "add 1": summarize(added_one),
+        "add 256": summarize(added),
+        "add 256 interleaved rows of 256 streams": summarize(drain),
+    }
     show(figures)
     return figures
 
@@ -130,10 +168,22 @@ def atari(short: bool, peers: list[Peer]) -> dict[str, Any]:
     limit = Limit(size, (84, 84), "uint8", stack=4)
     figures: dict[str, Any] = {}
     for batch in (32, 256):
-        for what, ours, tree, case in ((f"uniform {batch}", lambda batch=batch: replay.sample(batch, uniform, 0.99), False, "atari"),
-                                       (f"prioritized {batch}, sample and update", learning(replay, prioritized, batch), True, "atari-prioritized")):
-            figures[what] = summarize(alternate({"ddrl": ours, "limit": limit.transitions(batch, tree=tree)},
-                                                {peer.name: (peer, f"{case} {size} {batch}") for peer in peers}, 50 if short else 100))
+        for what, ours, tree, case in (
+            (f"uniform {batch}", lambda batch=batch: replay.sample(batch, uniform, 0.99), False, "atari"),
+            (
+                f"prioritized {batch}, sample and update",
+                learning(replay, prioritized, batch),
+                True,
+                "atari-prioritized",
+            ),
+        ):
+            figures[what] = summarize(
+                alternate(
+                    {"ddrl": ours, "limit": limit.transitions(batch, tree=tree)},
+                    {peer.name: (peer, f"{case} {size} {batch}") for peer in peers},
+                    50 if short else 100,
+                )
+            )
     show(figures)
     figures["memory"] = {"bytes": stored, "stacked bytes": size * 4 * 84 * 84, "ratio": size * 4 * 84 * 84 / stored}
     print(f"memory: {stored / 1e9:.2f} GB, {figures['memory']['ratio']:.2f} times less than stored stacks")

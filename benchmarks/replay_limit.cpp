@@ -1,5 +1,5 @@
-// The physical limit of replay: loops that do nothing but the random reads and copies, with indices known beforehand, contiguous columns, and
-// outputs used again. Built with -O3 -march=native by benchmarks.replay_limit, apart from ddrl.
+// The physical limit of replay: loops that do nothing but the random reads and copies, with indices known beforehand,
+// contiguous columns, and outputs used again. Built with -O3 -march=native by benchmarks.replay_limit, apart from ddrl.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,8 @@ using u64 = std::uint64_t;
 namespace {
 
 template <std::size_t L, std::size_t S>
-void windows_fixed(const u8* state, const u64* action, const float* reward, const u32* first, u32 count, u32 ahead, u8* s, u64* a, float* r, u8* n) {
+void windows_fixed(const u8* state, const u64* action, const float* reward, const u32* first, u32 count, u32 ahead,
+                   u8* s, u64* a, float* r, u8* n) {
     for (u32 i = 0; i < count; ++i) {
         if (ahead && i + ahead < count) {
             const u64 at = first[i + ahead];
@@ -34,8 +35,8 @@ void windows_fixed(const u8* state, const u64* action, const float* reward, cons
 extern "C" {
 
 // Windows of 8 records: states, next states, actions (8 bytes), rewards.
-void windows(const u8* state, const u64* action, const float* reward, u32 state_bytes, const u32* first, u32 count, u32 ahead, u8* s, u64* a,
-             float* r, u8* n) {
+void windows(const u8* state, const u64* action, const float* reward, u32 state_bytes, const u32* first, u32 count,
+             u32 ahead, u8* s, u64* a, float* r, u8* n) {
     if (state_bytes == 16) return windows_fixed<8, 16>(state, action, reward, first, count, ahead, s, a, r, n);
     if (state_bytes == 336) return windows_fixed<8, 336>(state, action, reward, first, count, ahead, s, a, r, n);
     const u64 L = 8, S = state_bytes;
@@ -48,9 +49,10 @@ void windows(const u8* state, const u64* action, const float* reward, u32 state_
     }
 }
 
-// Single transitions: observations of `stack` frames that end at each index, actions, rewards, and observations one step on.
-void transitions(const u8* state, const u64* action, const float* reward, u32 state_bytes, u32 stack, const u32* index, u32 count, u32 ahead,
-                 u8* s, u64* a, float* r, u8* n) {
+// Single transitions: observations of `stack` frames that end at each index, actions, rewards, and observations one
+// step on.
+void transitions(const u8* state, const u64* action, const float* reward, u32 state_bytes, u32 stack, const u32* index,
+                 u32 count, u32 ahead, u8* s, u64* a, float* r, u8* n) {
     const u64 S = state_bytes, O = S * stack;
     for (u32 i = 0; i < count; ++i) {
         if (ahead && i + ahead < count) {
@@ -66,7 +68,8 @@ void transitions(const u8* state, const u64* action, const float* reward, u32 st
     }
 }
 
-// A binary sum tree in one array (leaf i at capacity + i, capacity a power of two): `count` draws, then `count` updates of what was drawn.
+// A binary sum tree in one array (leaf i at capacity + i, capacity a power of two): `count` draws, then `count` updates
+// of what was drawn.
 void tree_draw(const double* tree, u32 capacity, const double* unit, u32 count, u32* index) {
     for (u32 i = 0; i < count; ++i) {
         double rest = unit[i] * tree[1];
@@ -87,7 +90,8 @@ void tree_update(double* tree, u32 capacity, const u32* index, const float* prio
 }
 
 // Appends `count` records to ring columns at `at`, wrapping at `size`.
-void append(u8* state, u64* action, float* reward, u32 state_bytes, u64 at, u64 size, const u8* s, const u64* a, const float* r, u32 count) {
+void append(u8* state, u64* action, float* reward, u32 state_bytes, u64 at, u64 size, const u8* s, const u64* a,
+            const float* r, u32 count) {
     const u64 S = state_bytes;
     for (u32 i = 0; i < count; ++i, at = at + 1 == size ? 0 : at + 1) {
         std::memcpy(state + at * S, s + i * S, S);

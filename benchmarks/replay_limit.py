@@ -1,4 +1,5 @@
-"""The C++ limit of replay (replay_limit.cpp), built on first use into build/ with the machine's own compiler and instructions."""
+"""The C++ limit of replay (replay_limit.cpp), built on first use into build/ with the machine's own compiler and
+instructions."""
 
 from __future__ import annotations
 
@@ -10,14 +11,19 @@ import numpy as np
 
 SOURCE = Path(__file__).with_name("replay_limit.cpp")
 AHEAD = 16  # records whose memory is asked for before it is used
-DISTINCT = 1 << 20  # indices drawn beforehand: enough that their records do not stay in the caches from one turn to the next
+DISTINCT = (
+    1 << 20
+)  # indices drawn beforehand: enough that their records do not stay in the caches from one turn to the next
 
 
 def _build() -> ctypes.CDLL:
     library = SOURCE.parent.parent / "build" / "replay_limit.so"
     if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
         library.parent.mkdir(exist_ok=True)
-        subprocess.run(["g++", "-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", str(SOURCE), "-o", str(library)], check=True)
+        subprocess.run(
+            ["g++", "-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", str(SOURCE), "-o", str(library)],
+            check=True,
+        )
     return ctypes.CDLL(str(library))
 
 
@@ -29,7 +35,8 @@ def _address(array: np.ndarray) -> ctypes.c_void_p:
 
 
 class Limit:
-    """Ring columns of `size` records and reused outputs; each method is one loop of the C++ file, arguments bound beforehand."""
+    """Ring columns of `size` records and reused outputs; each method is one loop of the C++ file, arguments bound
+    beforehand."""
 
     def __init__(self, size: int, shape: tuple[int, ...], dtype: str, *, stack: int = 1) -> None:
         self.size, self.stack = size, stack
@@ -41,8 +48,12 @@ class Limit:
 
     def windows(self, count: int, *, prefetch: bool):
         """A call without arguments that copies `count` windows of 8."""
-        outs = [np.ones((count, 8, self.bytes), np.uint8), np.ones((count, 8), np.uint64), np.ones((count, 8), np.float32),
-                np.ones((count, 8, self.bytes), np.uint8)]
+        outs = [
+            np.ones((count, 8, self.bytes), np.uint8),
+            np.ones((count, 8), np.uint64),
+            np.ones((count, 8), np.float32),
+            np.ones((count, 8, self.bytes), np.uint8),
+        ]
         sets = DISTINCT // count
         indices = self.rng.integers(0, max(1, self.size - 8), (sets, count), dtype=np.uint32)
         turn = 0
@@ -59,27 +70,46 @@ class Limit:
 
     def transitions(self, count: int, *, tree: bool = False, prefetch: bool = True):
         """A call that copies `count` transitions; with `tree` it draws them from a binary sum tree and updates it."""
-        outs = [np.ones((count, self.stack * self.bytes), np.uint8), np.ones(count, np.uint64), np.ones(count, np.float32),
-                np.ones((count, self.stack * self.bytes), np.uint8)]
+        outs = [
+            np.ones((count, self.stack * self.bytes), np.uint8),
+            np.ones(count, np.uint64),
+            np.ones(count, np.float32),
+            np.ones((count, self.stack * self.bytes), np.uint8),
+        ]
         sets = DISTINCT // count
         indices = self.rng.integers(self.stack, self.size - 1, (sets, count), dtype=np.uint32)
         addresses = [_address(index) for index in indices]
-        fixed = [_address(self.state), _address(self.action), _address(self.reward), ctypes.c_uint32(self.bytes), ctypes.c_uint32(self.stack)]
+        fixed = [
+            _address(self.state),
+            _address(self.action),
+            _address(self.reward),
+            ctypes.c_uint32(self.bytes),
+            ctypes.c_uint32(self.stack),
+        ]
         rest = [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD if prefetch else 0), *map(_address, outs)]
         turn, kept = 0, [outs, indices]
         if tree:
             capacity = 1 << (self.size - 1).bit_length()
             sums = np.zeros(2 * capacity)
-            sums[capacity + self.stack:capacity + self.size - 1] = self.rng.exponential(size=self.size - self.stack - 1)
+            sums[capacity + self.stack : capacity + self.size - 1] = self.rng.exponential(
+                size=self.size - self.stack - 1
+            )
             for node in range(capacity.bit_length() - 1, 0, -1):
                 low = 1 << (node - 1)
-                sums[low:2 * low] = sums[2 * low:4 * low:2] + sums[2 * low + 1:4 * low:2]
+                sums[low : 2 * low] = sums[2 * low : 4 * low : 2] + sums[2 * low + 1 : 4 * low : 2]
             units = self.rng.random((sets, count))
             priority = self.rng.exponential(size=count).astype(np.float32)
             size, number = ctypes.c_uint32(capacity), ctypes.c_uint32(count)
             tree_address, priority_address, drawn = _address(sums), _address(priority), np.zeros(count, np.uint32)
             unit_addresses, drawn_address = [_address(unit) for unit in units], _address(drawn)
-            _LIBRARY.tree_update.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_uint32]
+            _LIBRARY.tree_update.argtypes = [
+                ctypes.c_void_p,
+                ctypes.c_uint32,
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_float,
+                ctypes.c_uint32,
+            ]
             alpha = ctypes.c_float(0.6)
             kept += [sums, units, priority, drawn]
 

@@ -1,4 +1,5 @@
-"""Replay as one writes it first: rings of numpy arrays, and lists of Python objects. What the kernel is compared with."""
+"""Replay as one writes it first: rings of numpy arrays, and lists of Python objects. What the kernel is compared
+with."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class ListReplay:
         """`count` windows, gathered record by record."""
         states, actions, rewards, nexts = [], [], [], []
         for episode, position in random.choices(self.picks, k=count):
-            window = self.episodes[episode][position:position + length + 1]
+            window = self.episodes[episode][position : position + length + 1]
             states.append([record[0] for record in window[:-1]])
             actions.append([record[1] for record in window[:-1]])
             rewards.append([record[2] for record in window[:-1]])

@@ -1,4 +1,5 @@
-"""The parts of benchmarks.replay without peers: cost against size, recording, the file tier, snapshots, and a trainer at work."""
+"""The parts of benchmarks.replay without peers: cost against size, recording, the file tier, snapshots, and a trainer
+at work."""
 
 from __future__ import annotations
 
@@ -26,16 +27,31 @@ def size_curve(short: bool) -> dict[str, Any]:
         size = 10**exponent
         replay = ExperienceReplay(ArraySpec((4,), "float32"), ACTION, size)
         fill(replay, (4,), "float32", size // 1000, 1000)
-        selectors = {"uniform": replay.new_pick_selector("uniform"), "prioritized": replay.new_pick_selector("prioritized")}
+        selectors = {
+            "uniform": replay.new_pick_selector("uniform"),
+            "prioritized": replay.new_pick_selector("prioritized"),
+        }
         limit = Limit(size, (4,), "float32")
         cases: Cases = {name: partial(replay.sample, 256, handle, 0.99) for name, handle in selectors.items()}
         seconds = alternate(cases | {"limit": limit.transitions(256)}, rounds=300)
-        figures[str(size)] = {name: Timing.of([MICROSECONDS * second for second in times]) for name, times in seconds.items()}
+        figures[str(size)] = {
+            name: Timing.of([MICROSECONDS * second for second in times]) for name, times in seconds.items()
+        }
         figures[str(size)]["bytes a record"] = replay.nbytes / size
         del cases, replay, limit  # the largest do not fit beside each other
-    print_table(["stored steps", "uniform us", "prioritized us", "limit us", "bytes a record"],
-                [[size, values["uniform"].median, values["prioritized"].median, values["limit"].median, values["bytes a record"]]
-                 for size, values in figures.items()])
+    print_table(
+        ["stored steps", "uniform us", "prioritized us", "limit us", "bytes a record"],
+        [
+            [
+                size,
+                values["uniform"].median,
+                values["prioritized"].median,
+                values["limit"].median,
+                values["bytes a record"],
+            ]
+            for size, values in figures.items()
+        ],
+    )
     return figures
 
 
@@ -49,11 +65,18 @@ def record(short: bool) -> dict[str, Any]:
         replay.new_pick_selector("uniform")
         one, many = adders(replay, 4)
         repeated = lambda call=one: [call() for _ in range(100)]  # noqa: E731
-        seconds = alternate({"one row": repeated, "256 rows": many, "limit, 256 rows": Limit(size, (4,), "float32").append(256)}, rounds=300)
-        figures[str(size)] = {name: Timing.of([MICROSECONDS * second / (100 if name == "one row" else 1) for second in times])
-                              for name, times in seconds.items()}
-    print_table(["N", "one row us", "256 rows us", "limit"],
-                [[size, *(value.median for value in values.values())] for size, values in figures.items()])
+        seconds = alternate(
+            {"one row": repeated, "256 rows": many, "limit, 256 rows": Limit(size, (4,), "float32").append(256)},
+            rounds=300,
+        )
+        figures[str(size)] = {
+            name: Timing.of([MICROSECONDS * second / (100 if name == "one row" else 1) for second in times])
+            for name, times in seconds.items()
+        }
+    print_table(
+        ["N", "one row us", "256 rows us", "limit"],
+        [[size, *(value.median for value in values.values())] for size, values in figures.items()],
+    )
     return figures
 
 
@@ -72,14 +95,22 @@ def file_tier(short: bool) -> dict[str, Any]:
                 cases[place] = lambda replay=replay, selector=selector: replay.sample(256, selector, 0.99)
                 states, rewards = np.ones((257, *shape), dtype), np.ones(256, np.float32)
                 adding[place] = lambda replay=replay, states=states, rewards=rewards: replay.record_steps(
-                    replay.new_episode(), states[:-1], np.arange(256), rewards, states[-1])
+                    replay.new_episode(), states[:-1], np.arange(256), rewards, states[-1]
+                )
             for what, chosen in (("sample", cases), ("record", adding)):
                 seconds = alternate(chosen, rounds=200)
-                figures[f"{name} {what}"] = {place: Timing.of([MICROSECONDS * second for second in times]) for place, times in seconds.items()}
+                figures[f"{name} {what}"] = {
+                    place: Timing.of([MICROSECONDS * second for second in times]) for place, times in seconds.items()
+                }
                 figures[f"{name} {what}"]["rate"] = ratios(seconds["ram"], seconds["file"])
             del cases, adding, replay
-    print_table(["", "ram us", "file us", "rate of file / ram"],
-                [[name, values["ram"].median, values["file"].median, values["rate"].median] for name, values in figures.items()])
+    print_table(
+        ["", "ram us", "file us", "rate of file / ram"],
+        [
+            [name, values["ram"].median, values["file"].median, values["rate"].median]
+            for name, values in figures.items()
+        ],
+    )
     return figures
 
 
@@ -97,33 +128,59 @@ def snapshots(short: bool) -> dict[str, Any]:
             size_written = path.stat().st_size
             states, rewards = np.ones((257, *shape), dtype), np.ones(256, np.float32)
             replay.record_steps(replay.new_episode(), states[:-1], np.arange(256), rewards, states[-1])
-            increment = timed(lambda folder=folder, replay=replay: replay.save(Path(folder) / "increment", increment=True))
+            increment = timed(
+                lambda folder=folder, replay=replay: replay.save(Path(folder) / "increment", increment=True)
+            )
             data = replay.serialize()
             restored = []
             for _ in range(3):
                 fresh = ExperienceReplay(ArraySpec(shape, dtype), ACTION, records + 1000)
                 restored.append(timed(lambda fresh=fresh, path=path: fresh.load(path)))
             from_bytes = timed(lambda fresh=fresh, data=data: fresh.unserialize(data))
-            figures[name] = {"bytes": size_written, "save GB/s": size_written / min(written) / 1e9, "load GB/s": size_written / min(restored) / 1e9,
-                             "unserialize GB/s": len(data) / from_bytes / 1e9, "increment of 256 records ms": 1e3 * increment,
-                             "increment bytes": (Path(folder) / "increment").stat().st_size}
+            figures[name] = {
+                "bytes": size_written,
+                "save GB/s": size_written / min(written) / 1e9,
+                "load GB/s": size_written / min(restored) / 1e9,
+                "unserialize GB/s": len(data) / from_bytes / 1e9,
+                "increment of 256 records ms": 1e3 * increment,
+                "increment bytes": (Path(folder) / "increment").stat().st_size,
+            }
     print_table(["", *next(iter(figures.values()))], [[name, *values.values()] for name, values in figures.items()])
     return figures
 
 
 def trainer(short: bool) -> dict[str, Any]:
-    """Shares of wall time in the main job: how long the trainer waits, draws (priorities included), records and learns."""
+    """Shares of wall time in the main job: how long the trainer waits, draws (priorities included), records and
+    learns."""
     seconds, figures = 15 if short else 40, {}
     for task in ("cartpole", "pong"):
         with tempfile.TemporaryDirectory() as folder:
-            settings = [f"run.dir={folder}/run", f"run.max_seconds={seconds}", "run.target_return=1e9", "evaluation.period=0"]
-            command = [sys.executable, "-m", "ddrl.run", task, *(word for setting in settings for word in ("--set", setting))]
+            settings = [
+                f"run.dir={folder}/run",
+                f"run.max_seconds={seconds}",
+                "run.target_return=1e9",
+                "evaluation.period=0",
+            ]
+            command = [
+                sys.executable,
+                "-m",
+                "ddrl.run",
+                task,
+                *(word for setting in settings for word in ("--set", setting)),
+            ]
             subprocess.run(command, check=True, capture_output=True)
             summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
         shares, updates = summary["trainer_shares"], summary["updates"]
-        figures[task] = {"updates": updates, "env_steps": summary["env_steps"], "shares": shares,
-                         "draw us an update": MICROSECONDS * shares["sample"] * summary["wall_seconds"] / max(1, updates)}
+        figures[task] = {
+            "updates": updates,
+            "env_steps": summary["env_steps"],
+            "shares": shares,
+            "draw us an update": MICROSECONDS * shares["sample"] * summary["wall_seconds"] / max(1, updates),
+        }
     names = ("wait", "sample", "record", "learn")
-    rows = [[task, *(values["shares"][name] for name in names), values["updates"], values["draw us an update"]] for task, values in figures.items()]
+    rows = [
+        [task, *(values["shares"][name] for name in names), values["updates"], values["draw us an update"]]
+        for task, values in figures.items()
+    ]
     print_table(["share of wall time", *names, "updates", "draw us an update"], rows)
     return figures

@@ -1,4 +1,5 @@
-"""What the parts of benchmarks.replay share: peers in processes of their own, taking turns with ddrl and the limit, and filled replays."""
+"""What the parts of benchmarks.replay share: peers in processes of their own, taking turns with ddrl and the limit, and
+filled replays."""
 
 from __future__ import annotations
 
@@ -22,13 +23,20 @@ Cases = dict[str, Callable[[], object]]
 
 
 class Peer:
-    """A peer in a process of its own (benchmarks/peers/replay_buffers.py): told a case by a line, it answers with the seconds that one call took."""
+    """A peer in a process of its own (benchmarks/peers/replay_buffers.py): told a case by a line, it answers with the
+    seconds that one call took."""
 
     def __init__(self, name: str, python: str) -> None:
         self.name = name
         root = Path(__file__).parents[1]
-        self._process = subprocess.Popen([python, "-W", "ignore", str(root / "benchmarks" / "peers" / "replay_buffers.py"), name], cwd=root,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", str(root / "benchmarks" / "peers" / "replay_buffers.py"), name],
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def ask(self, line: str) -> str:
         """Send one line; the peer's answer."""
@@ -42,12 +50,14 @@ class Peer:
         return answer
 
 
-def alternate(cases: Cases, peers: dict[str, tuple[Peer, str]] | None = None, rounds: int = 100) -> dict[str, list[float]]:
-    """Seconds of each case by round, ours and the peers' in turn; a peer that lacks a case is left out, a slow one sits out most rounds.
+def alternate(
+    cases: Cases, peers: dict[str, tuple[Peer, str]] | None = None, rounds: int = 100
+) -> dict[str, list[float]]:
+    """Seconds of each case by round, ours and the peers' in turn; a peer that lacks a case is left out, a slow one sits
+    out most rounds.
 
-    Whoever's turn it is calls twice and the second call counts: code and outputs are then as warm as in a loop, whoever went before. The
-    records are as cold as ever, each call draws others.
-    """
+    Whoever's turn it is calls twice and the second call counts: code and outputs are then as warm as in a loop, whoever
+    went before. The records are as cold as ever, each call draws others."""
     able = {name: asked for name, asked in (peers or {}).items() if asked[0].ask("has " + asked[1]) == "yes"}
     seconds: dict[str, list[float]] = {name: [] for name in (*cases, *able)}
     pause = max(1, rounds // PEER_ROUNDS)
@@ -68,7 +78,9 @@ def alternate(cases: Cases, peers: dict[str, tuple[Peer, str]] | None = None, ro
 
 def summarize(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Microseconds of each case, ddrl's ratio to the limit pair by pair, and of every other case to ddrl by medians."""
-    figures: dict[str, Any] = {name: Timing.of([MICROSECONDS * second for second in times]) for name, times in seconds.items()}
+    figures: dict[str, Any] = {
+        name: Timing.of([MICROSECONDS * second for second in times]) for name, times in seconds.items()
+    }
     if {"ddrl", "limit"} <= set(seconds):
         figures["ratio"] = ratios(seconds["ddrl"], seconds["limit"])
     return figures
@@ -129,4 +141,10 @@ def timed(call: Callable[[], object]) -> float:
 def show(figures: dict[str, Any]) -> None:
     """A row for each case, a column for each competitor: medians."""
     names = list(dict.fromkeys(name for values in figures.values() for name in values))
-    print_table(["us", *names], [[what, *(values[name].median if name in values else "-" for name in names)] for what, values in figures.items()])
+    print_table(
+        ["us", *names],
+        [
+            [what, *(values[name].median if name in values else "-" for name in names)]
+            for what, values in figures.items()
+        ],
+    )

@@ -1,15 +1,17 @@
-"""How fast a rollout is: its whole loop (explore, act, step, record, count) against a bare Gymnasium vector loop with the same policy.
+"""How fast a rollout is: its whole loop (explore, act, step, record, count) against a bare Gymnasium vector loop with
+the same policy.
 
     python -m benchmarks.rollout [--short] [--json FILE]
 
-A rollout and a bare loop alternate in one process. The bare loop is the fastest that Gymnasium offers: its own vector form of CartPole,
-SyncVectorEnv for LunarLander, AtariPreprocessing and FrameStackObservation in a SyncVectorEnv for Pong; the same ONNX Runtime session
-settings and network, argmax, and nothing else: no exploration, nothing recorded. The limit of both is the environment alone with actions
-that cost nothing. Env steps exclude reset steps on both sides; Pong's frames are 4 for each env step.
+A rollout and a bare loop alternate in one process. The bare loop is the fastest that Gymnasium offers: its own vector
+form of CartPole, SyncVectorEnv for LunarLander, AtariPreprocessing and FrameStackObservation in a SyncVectorEnv for
+Pong; the same ONNX Runtime session settings and network, argmax, and nothing else: no exploration, nothing recorded.
+The limit of both is the environment alone with actions that cost nothing. Env steps exclude reset steps on both sides;
+Pong's frames are 4 for each env step.
 
-Rates are per second of processor time: both loops are one thread that never waits, so this is the wall time of a machine of their own, and
-neighbors on the machine disturb it little. The ratio by wall time stands beside it in the JSON.
-"""
+Rates are per second of processor time: both loops are one thread that never waits, so this is the wall time of a
+machine of their own, and neighbors on the machine disturb it little. The ratio by wall time stands beside it in the
+JSON."""
 
 from __future__ import annotations
 
@@ -47,8 +49,18 @@ class Rollout:
         self.out = np.zeros(self.lane.capacity, dtype)
         mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
         mailbox.publish(vector, 1, (0.0, EPSILON))
-        self.worker = RolloutWorker(env, ActingPolicy(onnx, layout, env.spec), mailbox.reader(0), StepWriter(self.lane, env.spec, 0),
-                                    Counters.create(None, 1).row(0), RolloutConfig(warmup_steps=0), 0, 1, 1, Board.create(None))
+        self.worker = RolloutWorker(
+            env,
+            ActingPolicy(onnx, layout, env.spec),
+            mailbox.reader(0),
+            StepWriter(self.lane, env.spec, 0),
+            Counters.create(None, 1).row(0),
+            RolloutConfig(warmup_steps=0),
+            0,
+            1,
+            1,
+            Board.create(None),
+        )
         self._turns = max(1, self.lane.capacity // (2 * env.num_envs))
 
     def play(self, steps: int) -> int:
@@ -78,7 +90,13 @@ class Bare:
 
     def play(self, steps: int) -> int:
         """`steps` vector steps; env steps taken."""
-        env, run, parameters, observation, resetting = self.env, self.session.run, self.parameters, self.observation, self.resetting
+        env, run, parameters, observation, resetting = (
+            self.env,
+            self.session.run,
+            self.parameters,
+            self.observation,
+            self.resetting,
+        )
         taken = 0
         for _ in range(steps):
             q = run(["q"], {"observation": observation, **parameters})[0]
@@ -111,6 +129,7 @@ class Alone:
 def atari(env_id: str) -> gymnasium.Env:
     import ale_py  # noqa: F401  registers the games
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
     return FrameStackObservation(AtariPreprocessing(gymnasium.make(env_id, frameskip=1)), 4)
 
 
@@ -134,9 +153,12 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
     envs[1].reset(1)
     bare_alone = gymnasium_vector(env_id, num_envs)
     bare_alone.reset(seed=1)
-    players = {"rollout": Rollout(envs[0], onnx, layout, vector), "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
-               "our environments alone": Alone(envs[1].step, num_envs, spec.num_actions),
-               "gymnasium's environments alone": Alone(bare_alone.step, num_envs, spec.num_actions)}
+    players = {
+        "rollout": Rollout(envs[0], onnx, layout, vector),
+        "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
+        "our environments alone": Alone(envs[1].step, num_envs, spec.num_actions),
+        "gymnasium's environments alone": Alone(bare_alone.step, num_envs, spec.num_actions),
+    }
     taken: dict[str, list[int]] = {name: [] for name in players}
     walls: dict[str, list[float]] = {name: [] for name in players}
 
@@ -149,30 +171,60 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
         return play
 
     seconds = harness.interleave({name: case(name) for name in players}, rounds, clock=time.process_time)
-    rates = {name: [count / spent for count, spent in zip(taken[name][1:], seconds[name], strict=True)] for name in players}
-    by_wall = {name: [count / spent for count, spent in zip(taken[name][1:], walls[name][1:], strict=True)] for name in players}
+    rates = {
+        name: [count / spent for count, spent in zip(taken[name][1:], seconds[name], strict=True)] for name in players
+    }
+    by_wall = {
+        name: [count / spent for count, spent in zip(taken[name][1:], walls[name][1:], strict=True)] for name in players
+    }
     network_name = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
-    return {"env": env_id, "num_envs": num_envs, "network": network_name, "vector_steps": steps,
-            "env_steps_per_second": {name: harness.Timing.of(values) for name, values in rates.items()},
-            "env_steps_per_wall_second": {name: harness.Timing.of(values) for name, values in by_wall.items()},
-            "rollout_to_bare": harness.ratios(rates["rollout"], rates["bare"]),
-            "rollout_to_bare_by_wall": harness.ratios(by_wall["rollout"], by_wall["bare"]),
-            "environments_to_gymnasium": harness.ratios(rates["our environments alone"], rates["gymnasium's environments alone"])}
+    return {
+        "env": env_id,
+        "num_envs": num_envs,
+        "network": network_name,
+        "vector_steps": steps,
+        "env_steps_per_second": {name: harness.Timing.of(values) for name, values in rates.items()},
+        "env_steps_per_wall_second": {name: harness.Timing.of(values) for name, values in by_wall.items()},
+        "rollout_to_bare": harness.ratios(rates["rollout"], rates["bare"]),
+        "rollout_to_bare_by_wall": harness.ratios(by_wall["rollout"], by_wall["bare"]),
+        "environments_to_gymnasium": harness.ratios(
+            rates["our environments alone"], rates["gymnasium's environments alone"]
+        ),
+    }
 
 
 def main() -> None:
     options = harness.arguments("rollout", (__doc__ or "").split("\n", 1)[0]).parse_args()
     rounds, scale = (7, 2) if options.short else (25, 1)
-    cases = [("CartPole-v1", 1, [64, 64], 4000), ("CartPole-v1", 8, [64, 64], 4000), ("CartPole-v1", 64, [64, 64], 2000),
-             ("LunarLander-v3", 8, [64, 64], 600), ("ALE/Pong-v5", 8, [64, 64], 40)]
+    cases = [
+        ("CartPole-v1", 1, [64, 64], 4000),
+        ("CartPole-v1", 8, [64, 64], 4000),
+        ("CartPole-v1", 64, [64, 64], 2000),
+        ("LunarLander-v3", 8, [64, 64], 600),
+        ("ALE/Pong-v5", 8, [64, 64], 40),
+    ]
     results = [measure(env_id, num_envs, hidden, steps // scale, rounds) for env_id, num_envs, hidden, steps in cases]
     rows = []
     for result in results:
         rates = result["env_steps_per_second"]
         ratio, envs = result["rollout_to_bare"], result["environments_to_gymnasium"]
-        rows.append([f"{result['env']} x{result['num_envs']}", *(f"{rates[name].median:,.0f}" for name in rates),
-                     f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})", f"{envs.median:.2f} ({envs.low:.2f}-{envs.high:.2f})"])
-    headers = ["env steps/s", "rollout", "bare loop", "limit: our envs", "limit: Gymnasium's", "rollout/bare", "our envs/Gymnasium's"]
+        rows.append(
+            [
+                f"{result['env']} x{result['num_envs']}",
+                *(f"{rates[name].median:,.0f}" for name in rates),
+                f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
+                f"{envs.median:.2f} ({envs.low:.2f}-{envs.high:.2f})",
+            ]
+        )
+    headers = [
+        "env steps/s",
+        "rollout",
+        "bare loop",
+        "limit: our envs",
+        "limit: Gymnasium's",
+        "rollout/bare",
+        "our envs/Gymnasium's",
+    ]
     harness.print_table(headers, rows)
     pong = results[-1]["env_steps_per_second"]["rollout"].median * 4
     print(f"Pong: {pong:,.0f} frames/s in the rollout")

@@ -1,4 +1,5 @@
-"""One whole run of ddrl as a user starts it, timed from outside, and its policy judged anew. Used by the benchmarks of single tasks."""
+"""One whole run of ddrl as a user starts it, timed from outside, and its policy judged anew. Used by the benchmarks of
+single tasks."""
 
 from __future__ import annotations
 
@@ -16,33 +17,72 @@ from ddrl.telemetry import Run
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
 
 
-def run_ddrl(task: str, seed: int, target: float, overrides: Sequence[str] = (), *, episodes: int = 100, launcher: Sequence[str] = (),
-             curve: bool = False) -> dict[str, Any]:
+def run_ddrl(
+    task: str,
+    seed: int,
+    target: float,
+    overrides: Sequence[str] = (),
+    *,
+    episodes: int = 100,
+    launcher: Sequence[str] = (),
+    curve: bool = False,
+) -> dict[str, Any]:
     """Run `task` until its evaluation reaches `target`, then judge the saved policy by `episodes` episodes (not timed).
 
-    Returns seconds of the whole process, env_steps, updates, whether the target was `reached`, the `confirmed_mean`, whether both hold
-    (`solved`), the trainer's shares of wall time, and with `curve` the evaluations.
-    """
+    Returns seconds of the whole process, env_steps, updates, whether the target was `reached`, the `confirmed_mean`,
+    whether both hold (`solved`), the trainer's shares of wall time, and with `curve` the evaluations."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         settings = [f"run.seed={seed}", f"run.dir={run}", f"run.target_return={target}", *overrides]
-        command = [*launcher, sys.executable, "-m", "ddrl.run", task, *(word for setting in settings for word in ("--set", setting))]
+        command = [
+            *launcher,
+            sys.executable,
+            "-m",
+            "ddrl.run",
+            task,
+            *(word for setting in settings for word in ("--set", setting)),
+        ]
         begin = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         seconds = time.perf_counter() - begin
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
         summary = json.loads((run / "summary.json").read_text())
-        judged = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", str(episodes), "--json", "--seed",
-                                 str(CONFIRMING_SEED + seed)], capture_output=True, text=True, check=True)
+        judged = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ddrl.evaluate",
+                str(run),
+                "--episodes",
+                str(episodes),
+                "--json",
+                "--seed",
+                str(CONFIRMING_SEED + seed),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         evaluations = []
         if curve:
             with Run(run) as recorded:
                 table = recorded.evaluations()
-                evaluations = [{"env_steps": float(steps), "mean": float(mean), "wall_seconds": float(wall)}
-                               for steps, mean, wall in zip(table["env_steps"], table["mean"], table["wall_seconds"], strict=True)]
+                evaluations = [
+                    {"env_steps": float(steps), "mean": float(mean), "wall_seconds": float(wall)}
+                    for steps, mean, wall in zip(table["env_steps"], table["mean"], table["wall_seconds"], strict=True)
+                ]
     confirmed, reached = json.loads(judged.stdout)["mean"], "target_return" in summary["reason"]
-    result = {"seed": seed, "seconds": seconds, "env_steps": summary["env_steps"], "updates": summary["updates"], "reached": reached,
-              "confirmed_mean": confirmed, "solved": reached and confirmed >= target, "policy_lag": summary["policy_lag"],
-              "trainer_shares": summary["trainer_shares"], "wall_seconds": summary["wall_seconds"]}
+    result = {
+        "seed": seed,
+        "seconds": seconds,
+        "env_steps": summary["env_steps"],
+        "updates": summary["updates"],
+        "reached": reached,
+        "confirmed_mean": confirmed,
+        "solved": reached and confirmed >= target,
+        "policy_lag": summary["policy_lag"],
+        "trainer_shares": summary["trainer_shares"],
+        "wall_seconds": summary["wall_seconds"],
+    }
     return {**result, "evaluations": evaluations} if curve else result

@@ -1,5 +1,5 @@
-"""What telemetry costs: a counter in the hot loop, the recorder with 300 ranks at 10 Hz, reading 10^7 stored points, and a whole run with
-everything on."""
+"""What telemetry costs: a counter in the hot loop, the recorder with 300 ranks at 10 Hz, reading 10^7 stored points,
+and a whole run with everything on."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ def counter_cost(calls: int) -> dict[str, float]:
             for _ in turns:
                 x = x + 1.0
             plain = time.process_time_ns() - begin
-            spent = {"empty turn": empty, "counter.add": added - empty, "counter.set": stored - empty, "x = x + 1.0": plain - empty}
+            spent = {
+                "empty turn": empty,
+                "counter.add": added - empty,
+                "counter.set": stored - empty,
+                "x = x + 1.0": plain - empty,
+            }
             for name, nanoseconds in spent.items():
                 best[name].append(nanoseconds / calls)
         return {name: statistics.median(values) for name, values in best.items()}
@@ -62,7 +67,8 @@ def counter_cost(calls: int) -> dict[str, float]:
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
-    """Share of a core that the recorder takes with so many ranks at so many records a second: everything on, one reader of the live stream."""
+    """Share of a core that the recorder takes with so many ranks at so many records a second: everything on, one reader
+    of the live stream."""
     cluster = FakeCluster(processes, 8)
     tables = []
     for _ in range(40):
@@ -71,10 +77,15 @@ def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> d
     turn = iter(range(10**9))
     with tempfile.TemporaryDirectory() as folder:
         config = Config(telemetry=TelemetryConfig(period=1 / rate, tensorboard=True, prometheus_port=free_port()))
-        reader = "import pathlib, sys; from ddrl.telemetry import LiveReader\nwith LiveReader(pathlib.Path(sys.argv[1])) as live:\n" \
-                 "    while live.receive(timeout=10): print(flush=True)"
-        with Recorder(Path(folder), lambda: tables[next(turn) % len(tables)], config) as recorder, \
-                subprocess.Popen([sys.executable, "-c", reader, folder], stdout=subprocess.PIPE) as viewer:
+        reader = (
+            "import pathlib, sys; from ddrl.telemetry import LiveReader\nwith LiveReader(pathlib.Path(sys.argv[1])) "
+            "as live:\n"
+            "    while live.receive(timeout=10): print(flush=True)"
+        )
+        with (
+            Recorder(Path(folder), lambda: tables[next(turn) % len(tables)], config) as recorder,
+            subprocess.Popen([sys.executable, "-c", reader, folder], stdout=subprocess.PIPE) as viewer,
+        ):
             assert viewer.stdout is not None
             viewer.stdout.readline()  # it has its first record
             begin, used = time.perf_counter(), time.process_time()
@@ -102,7 +113,8 @@ def fill(folder: Path, points: int, processes: int = 12) -> int:
 
 
 def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) -> dict[str, float]:
-    """Milliseconds to read what a page shows of a run of so many stored values (that in `huge`, if given), and what writing a record takes."""
+    """Milliseconds to read what a page shows of a run of so many stored values (that in `huge`, if given), and what
+    writing a record takes."""
     with tempfile.TemporaryDirectory() as name:
         folder = huge or Path(name)
         (Path(name) / "written").mkdir()
@@ -129,22 +141,31 @@ def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) 
             "newest_record_ms": lambda run: run.series(since=run.cursor - 1),
             "whole_loss_curve_ms": lambda run: run.series(["loss"]),
         }
-        return {"records": ticks, "file_mb": (Path(folder) / "telemetry.sqlite").stat().st_size / 1e6,
-                "microseconds_per_record": filled / written * 1e6, **{name: median(read) for name, read in reads.items()}}
+        return {
+            "records": ticks,
+            "file_mb": (Path(folder) / "telemetry.sqlite").stat().st_size / 1e6,
+            "microseconds_per_record": filled / written * 1e6,
+            **{name: median(read) for name, read in reads.items()},
+        }
 
 
 CASES = {
     "least": ["telemetry.period=1e9", "telemetry.live=false"],
     "everything on": ["telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
-    "everything on, ten records a second": ["telemetry.period=0.1", "telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
+    "everything on, ten records a second": [
+        "telemetry.period=0.1",
+        "telemetry.tensorboard=true",
+        "telemetry.prometheus_port={port}",
+    ],
 }
 
 
 def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
-    """Processor seconds of a serial run's loop, all threads, with telemetry at its least and with everything on, in turn in one process.
+    """Processor seconds of a serial run's loop, all threads, with telemetry at its least and with everything on, in
+    turn in one process.
 
-    The work is the same bit for bit (a serial run with one seed), so the ratio is that of throughputs on a processor of one's own.
-    """
+    The work is the same bit for bit (a serial run with one seed), so the ratio is that of throughputs on a processor of
+    one's own."""
     from ddrl.run.__main__ import main as run
     from ddrl.run.session import Session
 
@@ -160,20 +181,34 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
         return end(session, *arguments, **options)
 
     def one(settings: list[str]) -> float:
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            wanted = [f"run.dir={folder}/run", f"run.max_env_steps={env_steps}", "evaluation.period=0", "run.checkpoint_period=0",
-                      "run.target_return=inf", *(setting.format(port=free_port()) for setting in settings)]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            wanted = [
+                f"run.dir={folder}/run",
+                f"run.max_env_steps={env_steps}",
+                "evaluation.period=0",
+                "run.checkpoint_period=0",
+                "run.target_return=inf",
+                *(setting.format(port=free_port()) for setting in settings),
+            ]
             status = run(["--serial", *(word for setting in wanted for word in ("--set", setting))])
         assert status == 0, status
         return spent[-1]
 
     Session.start, Session.finish = timed_start, timed_finish  # type: ignore[method-assign]
     try:
-        seconds = interleave({name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent))
+        seconds = interleave(
+            {name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent)
+        )
     finally:
         Session.start, Session.finish = begin, end  # type: ignore[method-assign]
-    return {"cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
-            "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"}}
+    return {
+        "cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
+        "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"},
+    }
 
 
 def free_port() -> int:
@@ -186,7 +221,9 @@ def free_port() -> int:
 def main() -> None:
     """Measure and print."""
     parser = arguments("telemetry", __doc__ or "")
-    parser.add_argument("--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points that stands already (default: made anew)")
+    parser.add_argument(
+        "--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points that stands already (default: made anew)"
+    )
     options = parser.parse_args()
     short = options.short
     counters = counter_cost(200_000 if short else 1_000_000)
@@ -195,18 +232,27 @@ def main() -> None:
     whole = run_cost(2 if short else 7, 4_000 if short else 6_000)
     found = whole["ratio"]
     assert isinstance(found, dict)
-    print_table(["what", "measured", "limit"], [
-        ["one counter.add from Python [ns]", counters["counter.add"], 100],
-        ["one counter.set from Python [ns]", counters["counter.set"], 100],
-        ["x = x + 1.0 in Python [ns], for comparison", counters["x = x + 1.0"], "-"],
-        ["recorder, 300 ranks at 10 Hz [share of a core]", recorder["core_share"], 0.05],
-        ["recorder, bytes a record of 300 ranks", recorder["bytes_per_record"], "-"],
-        [f"{reading['records']} records: 400 points of all series [ms]", reading["series_400_points_ms"], "-"],
-        ["... 60 frames of all counters [ms]", reading["processes_60_frames_ms"], "-"],
-        ["... the newest record [ms]", reading["newest_record_ms"], "-"],
-        *([f"a run's loop, {name} / least [processor time]", f"{ratio.median:.4f} ({ratio.low:.4f} .. {ratio.high:.4f})", 1.01]
-          for name, ratio in found.items()),
-    ])
+    print_table(
+        ["what", "measured", "limit"],
+        [
+            ["one counter.add from Python [ns]", counters["counter.add"], 100],
+            ["one counter.set from Python [ns]", counters["counter.set"], 100],
+            ["x = x + 1.0 in Python [ns], for comparison", counters["x = x + 1.0"], "-"],
+            ["recorder, 300 ranks at 10 Hz [share of a core]", recorder["core_share"], 0.05],
+            ["recorder, bytes a record of 300 ranks", recorder["bytes_per_record"], "-"],
+            [f"{reading['records']} records: 400 points of all series [ms]", reading["series_400_points_ms"], "-"],
+            ["... 60 frames of all counters [ms]", reading["processes_60_frames_ms"], "-"],
+            ["... the newest record [ms]", reading["newest_record_ms"], "-"],
+            *(
+                [
+                    f"a run's loop, {name} / least [processor time]",
+                    f"{ratio.median:.4f} ({ratio.low:.4f} .. {ratio.high:.4f})",
+                    1.01,
+                ]
+                for name, ratio in found.items()
+            ),
+        ],
+    )
     save(options.json, {"counter_ns": counters, "recorder": recorder, "reading": reading, "whole_run": whole})
 
 

@@ -1,7 +1,8 @@
-"""A viewer of the dashboard without a browser: it speaks Streamlit's protocol, asks for every part of the page again as fast as it is served.
+"""A viewer of the dashboard without a browser: it speaks Streamlit's protocol, asks for every part of the page again as
+fast as it is served.
 
-A browser that draws takes most of the time of an update; what a server holds after thousands of them is found sooner without one.
-"""
+A browser that draws takes most of the time of an update; what a server holds after thousands of them is found sooner
+without one."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ from websockets.sync.client import connect
 
 
 class Viewer:
-    """One session on the page at `url`; `refresh` redraws each part that refreshes alone, as a browser's timers would."""
+    """One session on the page at `url`; `refresh` redraws each part that refreshes alone, as a browser's timers
+    would."""
 
     def __init__(self, url: str) -> None:
-        self._socket = connect(url.replace("http", "ws", 1) + "/_stcore/stream", origin=url, subprotocols=["streamlit"], max_size=None)  # type: ignore[arg-type, list-item]
+        self._socket = connect(
+            url.replace("http", "ws", 1) + "/_stcore/stream", origin=url, subprotocols=["streamlit"], max_size=None
+        )  # type: ignore[arg-type, list-item]
         self.fragments: list[str] = []
         self.received = 0  # bytes
         self._page = ""

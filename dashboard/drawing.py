@@ -1,8 +1,9 @@
-"""Draws a plotly figure in the page and redraws it in place when its data change: nothing blinks, and what the reader zoomed or hid stays so.
+"""Draws a plotly figure in the page and redraws it in place when its data change: nothing blinks, and what the reader
+zoomed or hid stays so.
 
-`st.plotly_chart` makes a new chart for new data (its identity is a hash of them). This component keeps one chart a key and hands new figures to
-`Plotly.react`, with the plotly.js that comes with the Python package. Where Streamlit has no such components, `st.plotly_chart` draws.
-"""
+`st.plotly_chart` makes a new chart for new data (its identity is a hash of them). This component keeps one chart a key
+and hands new figures to `Plotly.react`, with the plotly.js that comes with the Python package. Where Streamlit has no
+such components, `st.plotly_chart` draws."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ import plotly
 import streamlit as st
 import streamlit.components.v1 as components
 
-_LIBRARY = components.declare_component("plotly_js", path=str(Path(plotly.__file__).parent / "package_data"))  # served, never shown itself
+_LIBRARY = components.declare_component(
+    "plotly_js", path=str(Path(plotly.__file__).parent / "package_data")
+)  # served, never shown itself
 
 _SCRIPT = """
 function library() {
@@ -21,7 +24,11 @@ function library() {
     const script = document.createElement("script");
     script.src = new URL("component/LIBRARY/plotly.min.js", document.baseURI).href;
     script.onload = () => done(window.Plotly);
-    script.onerror = () => { window.ddrlPlotly = undefined; script.remove(); failed(new Error("plotly.js cannot be loaded")); };
+    script.onerror = () => {
+      window.ddrlPlotly = undefined;
+      script.remove();
+      failed(new Error("plotly.js cannot be loaded"));
+    };
     document.head.append(script);
   });
   return window.ddrlPlotly;
@@ -43,14 +50,20 @@ export default function ({ data, parentElement }) {
   place.setAttribute("aria-label", layout.title.text);
   layout.title.text = "<b>" + layout.title.text + "</b>";
   layout.font = { ...layout.font, color: style.color, family: style.fontFamily };
-  layout.hoverlabel = { bgcolor: style.getPropertyValue("--st-background-color").trim() || "white", font: { color: style.color } };
+  const background = style.getPropertyValue("--st-background-color").trim() || "white";
+  layout.hoverlabel = { bgcolor: background, font: { color: style.color } };
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
   library().then(Plotly => Plotly.react(place, figure.data, layout, { displayModeBar: false }));
-  return () => { place.observer.disconnect(); setTimeout(() => window.Plotly?.purge(place), 1000); };  // it has left the page
+  return () => {  // it has left the page
+    place.observer.disconnect();
+    setTimeout(() => window.Plotly?.purge(place), 1000);
+  };
 }
 """.replace("LIBRARY", _LIBRARY.name)
 
-_draw: Any = st.components.v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if hasattr(st.components, "v2") else None
+_draw: Any = (
+    st.components.v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if hasattr(st.components, "v2") else None
+)
 
 
 def draw(place: Any, figure: Any, key: str) -> None:

@@ -1,8 +1,8 @@
 """What every page shares: which runs are shown, reading them safely, and parts of a page that refresh alone.
 
-A page calls `live(render)`; `render` gets the open runs and draws. Whatever a run directory lacks or however it is damaged, it is said
-in plain words and the page stays up. Data is bounded: at most `POINTS` rows of a series and `FRAMES` moments of the counters are ever read.
-"""
+A page calls `live(render)`; `render` gets the open runs and draws. Whatever a run directory lacks or however it is
+damaged, it is said in plain words and the page stays up. Data is bounded: at most `POINTS` rows of a series and
+`FRAMES` moments of the counters are ever read."""
 
 from __future__ import annotations
 
@@ -28,16 +28,21 @@ from ddrl.telemetry import Run, find_runs, name_bottleneck, run_state
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters
 MOST_RUNS = 200  # runs offered for choice
-PERIOD = float(os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0"))  # [s] between refreshes of a running run; benchmarks shorten it
+PERIOD = float(
+    os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0")
+)  # [s] between refreshes of a running run; benchmarks shorten it
 HEADLINE_HEIGHT = 72  # [pixels] two lines
 LOOK_PERIOD = 2.0  # [s] between looks for new runs
 
-STATE_WORDS = {"running": ":green-badge[:material/play_arrow: running]", "ended": ":gray-badge[:material/check: ended]",
-               "dead": ":red-badge[:material/error: its process is gone]"}
+STATE_WORDS = {
+    "running": ":green-badge[:material/play_arrow: running]",
+    "ended": ":gray-badge[:material/check: ended]",
+    "dead": ":red-badge[:material/error: its process is gone]",
+}
 Runs = dict[str, Run]
 
-# Streamlit collects garbage after every turn of every part of a page, and would walk what plotly and pandas made when they were imported, which
-# lives for ever, several times a second. Frozen, it is left alone.
+# Streamlit collects garbage after every turn of every part of a page, and would walk what plotly and pandas made when
+# they were imported, which lives for ever, several times a second. Frozen, it is left alone.
 importlib.import_module("pandas")
 plotly.io.templates.default = "none"  # the page's own colors count
 plots.learning_curve({}).to_json()  # what plotly loads at its first figure
@@ -61,7 +66,12 @@ def _listed() -> list[Path]:
 def choose_runs() -> None:
     """The sidebar: folder, runs to show (the newest, until the user chooses), the axis of charts."""
     with st.sidebar:
-        st.text_input("Runs folder", str(runs_folder()), key="folder", help="Absolute, or relative to where the dashboard was started.")
+        st.text_input(
+            "Runs folder",
+            str(runs_folder()),
+            key="folder",
+            help="Absolute, or relative to where the dashboard was started.",
+        )
         paths = _listed()
         names = [path.name for path in paths]
         by_name = dict(zip(names, paths, strict=True))
@@ -70,12 +80,21 @@ def choose_runs() -> None:
             st.session_state["names"] = names[:1]
         st.session_state["newest"] = names[0] if names else None
         st.session_state["names"] = [name for name in st.session_state.get("names", []) if name in by_name]
-        st.multiselect("Runs", names, key="names", help="The first is shown on every page; the overview and the settings compare all of "
-                                                        "them.",
-                       disabled=not names)
+        st.multiselect(
+            "Runs",
+            names,
+            key="names",
+            help="The first is shown on every page; the overview and the settings compare all of them.",
+            disabled=not names,
+        )
         st.toggle("Go to a new run when one starts", value=True, key="follow")
-        st.radio("Charts over", ["env_steps", "updates", "wall_seconds"], key="x", horizontal=True,
-                 format_func={"env_steps": "steps", "updates": "updates", "wall_seconds": "time"}.__getitem__)
+        st.radio(
+            "Charts over",
+            ["env_steps", "updates", "wall_seconds"],
+            key="x",
+            horizontal=True,
+            format_func={"env_steps": "steps", "updates": "updates", "wall_seconds": "time"}.__getitem__,
+        )
         st.session_state["paths"] = [by_name[name] for name in st.session_state["names"]]
         _look_for_runs(tuple(names), tuple(run_state(path) for path in st.session_state["paths"]))
         with st.expander("A run on another machine"):
@@ -93,7 +112,8 @@ def _look_for_runs(names: tuple[str, ...], states: tuple[str, ...]) -> None:
 def selection() -> list[Path]:
     """The chosen run directories, the main one first."""
     if "paths" not in st.session_state:
-        # The first visitor of a fresh server came by a link to a page: Streamlit runs that page's file without app.py. Go through app.py.
+        # The first visitor of a fresh server came by a link to a page: Streamlit runs that page's file without app.py.
+        # Go through app.py.
         st.session_state["wanted page"] = urlsplit(str(st.context.url or "")).path.rstrip("/").rpartition("/")[2]
         st.switch_page("app.py")
     return st.session_state["paths"]
@@ -134,7 +154,8 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
 
 
 def chart(place: Any, figure: Any, key: str) -> None:
-    """Draw a figure in `place`; the same key redraws it in place when new data comes. Its title is what a screen reader says."""
+    """Draw a figure in `place`; the same key redraws it in place when new data comes. Its title is what a screen reader
+    says."""
     drawing.draw(place, figure, key)
 
 
@@ -164,12 +185,20 @@ def welcome() -> None:
     """A useful page while there is no run."""
     st.title("No run yet")
     missing = "" if _folder().is_dir() else " (there is no such folder yet)"
-    st.markdown(f"This page looks for runs in `{_folder()}`{missing} and shows the first one as soon as it writes. Start one:")
-    st.code("python -m ddrl.run                                  # CartPole, all cores of this machine\n"
-            "python -m ddrl.run --set env.id=LunarLander-v3      # any Gymnasium environment\n"
-            "mpirun -n 300 python -m ddrl.run                    # one trainer, relays, and the rest roll out", language="bash")
+    st.markdown(
+        f"This page looks for runs in `{_folder()}`{missing} and shows the first one as soon as it writes. Start one:"
+    )
+    st.code(
+        "python -m ddrl.run                                  # CartPole, all cores of this machine\n"
+        "python -m ddrl.run --set env.id=LunarLander-v3      # any Gymnasium environment\n"
+        "mpirun -n 300 python -m ddrl.run                    # one trainer, relays, and the rest roll out",
+        language="bash",
+    )
     st.markdown("or from a notebook: `import ddrl; run = ddrl.start(); ddrl.watch(run)`.")
-    st.markdown("Runs elsewhere? Write their folder at the left, or start the dashboard with `streamlit run dashboard/app.py -- FOLDER`.")
+    st.markdown(
+        "Runs elsewhere? Write their folder at the left, or start the dashboard with `streamlit run dashboard/app.py "
+        "-- FOLDER`."
+    )
     st.subheader("A run on another machine")
     st.markdown(REMOTE)
 
@@ -182,6 +211,6 @@ ssh -L 8501:localhost:8501 user@cluster    # then, in that shell:
 streamlit run dashboard/app.py --server.headless true
 ```
 
-and open http://localhost:8501 here. Nothing is opened to the network. To send commands from here (`ddrl.attach`), log in and
-use Python there, or see docs/telemetry.md for encrypted sockets.
+and open http://localhost:8501 here. Nothing is opened to the network. To send commands from here (`ddrl.attach`), log
+in and use Python there, or see docs/telemetry.md for encrypted sockets.
 """

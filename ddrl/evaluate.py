@@ -25,12 +25,15 @@ MOST_ENVIRONMENTS = 20  # that one evaluation steps together
 
 
 def evaluate(saved: SavedPolicy, episodes: int, seed: int) -> EvaluationResult:
-    """Play `episodes` with a saved policy. CheckpointError where its environment is no longer what it was trained in."""
+    """Play `episodes` with a saved policy. CheckpointError where its environment is no longer what it was trained
+    in."""
     env = make_vector_env(saved.env, min(episodes, MOST_ENVIRONMENTS))
     try:
         if env.spec != saved.spec:
-            raise CheckpointError(f"the policy was trained in {_describe(saved.spec)}, but env.id = {saved.env.id} now makes "
-                                  f"{_describe(env.spec)}: install the version of the environment it was trained in")
+            raise CheckpointError(
+                f"the policy was trained in {_describe(saved.spec)}, but env.id = {saved.env.id} now makes "
+                f"{_describe(env.spec)}: install the version of the environment it was trained in"
+            )
         return play_episodes(env, ActingPolicy(saved.onnx, saved.layout, saved.spec), saved.vector, episodes, seed)
     finally:
         env.close()
@@ -39,15 +42,29 @@ def evaluate(saved: SavedPolicy, episodes: int, seed: int) -> EvaluationResult:
 def report(run: Path, saved: SavedPolicy, result: EvaluationResult, seed: int, seconds: float) -> dict[str, Any]:
     """What --json prints."""
     returns = result.returns
-    return {"run": str(run), "env": saved.env.id, "seed": seed, "episodes": len(returns), "mean": result.mean, "std": result.std,
-            "median": float(np.median(returns)), "min": float(returns.min()), "max": float(returns.max()),
-            "mean_episode_steps": float(result.steps.mean()), "env_steps": int(result.steps.sum()), "seconds": round(seconds, 3),
-            "policy": saved.evaluation, "returns": returns.tolist()}
+    return {
+        "run": str(run),
+        "env": saved.env.id,
+        "seed": seed,
+        "episodes": len(returns),
+        "mean": result.mean,
+        "std": result.std,
+        "median": float(np.median(returns)),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+        "mean_episode_steps": float(result.steps.mean()),
+        "env_steps": int(result.steps.sum()),
+        "seconds": round(seconds, 3),
+        "policy": saved.evaluation,
+        "returns": returns.tolist(),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status. Trouble that ddrl knows is one line on standard error."""
-    parser = argparse.ArgumentParser(prog="python -m ddrl.evaluate", description="Play greedy episodes with a run's saved policy.")
+    parser = argparse.ArgumentParser(
+        prog="python -m ddrl.evaluate", description="Play greedy episodes with a run's saved policy."
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--episodes", type=_positive, default=100, metavar="N", help="episodes to play (%(default)s)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of the episodes (%(default)s)")
@@ -69,13 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe(spec: Any) -> str:
-    return f"{spec.env_id} with observations {spec.observation.dtype} {spec.observation.shape} and {spec.num_actions} actions"
+    seen = spec.observation
+    return f"{spec.env_id} with observations {seen.dtype} {seen.shape} and {spec.num_actions} actions"
 
 
 def _words(figures: dict[str, Any]) -> str:
-    return (f"{figures['env']}: mean return {figures['mean']:.2f} (std {figures['std']:.2f}, median {figures['median']:.2f}, "
-            f"{figures['min']:.2f} to {figures['max']:.2f}) over {figures['episodes']} greedy episodes of "
-            f"{figures['mean_episode_steps']:.1f} steps on average, seed {figures['seed']}, in {figures['seconds']:.1f} s")
+    return (
+        f"{figures['env']}: mean return {figures['mean']:.2f} (std {figures['std']:.2f}, median "
+        f"{figures['median']:.2f}, "
+        f"{figures['min']:.2f} to {figures['max']:.2f}) over {figures['episodes']} greedy episodes of "
+        f"{figures['mean_episode_steps']:.1f} steps on average, seed {figures['seed']}, in {figures['seconds']:.1f} s"
+    )
 
 
 def _positive(text: str) -> int:

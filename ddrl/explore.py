@@ -1,4 +1,5 @@
-"""Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables out, figures by `ddrl.plots`.
+"""Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables out,
+figures by `ddrl.plots`.
 
 Stands above the stages like `run`; pure apart from the clock. The sliders need ipywidgets.
 """
@@ -28,7 +29,8 @@ _ACTION = ArraySpec((), "int64")
 
 
 def measured(benchmark: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """The figures that `python -m benchmarks.BENCHMARK` last saved in the repository; empty where there are none (yet)."""
+    """The figures that `python -m benchmarks.BENCHMARK` last saved in the repository; empty where there are none
+    (yet)."""
     try:
         found = json.loads((folder / f"{benchmark}.json").read_text())
     except (OSError, ValueError):
@@ -36,9 +38,11 @@ def measured(benchmark: str, folder: Path = RESULTS) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def filled_replay(records: int, *, capacity: int | None = None, episode_steps: int = 100, eviction: str = "fifo",
-                  seed: int = 0) -> tuple[ExperienceReplay, NDArray[np.uint64]]:
-    """A replay into which `records` records of made-up episodes were written, and the handles of all these episodes in order."""
+def filled_replay(
+    records: int, *, capacity: int | None = None, episode_steps: int = 100, eviction: str = "fifo", seed: int = 0
+) -> tuple[ExperienceReplay, NDArray[np.uint64]]:
+    """A replay into which `records` records of made-up episodes were written, and the handles of all these episodes in
+    order."""
     replay = ExperienceReplay(_STATE, _ACTION, capacity or records, eviction=eviction, seed=seed)
     handles = [_record_episode(replay, episode_steps) for _ in range(records // episode_steps)]
     return replay, np.array(handles, np.uint64)
@@ -48,11 +52,14 @@ def _record_episode(replay: ExperienceReplay, steps: int) -> int:
     handle = replay.new_episode()
     states = np.zeros((steps, 4), np.float32)
     # An episode that is evicted while it is recorded goes on under another handle.
-    return replay.record_steps(handle, states, np.zeros(steps, np.int64), np.ones(steps, np.float32), np.zeros(4, np.float32))
+    return replay.record_steps(
+        handle, states, np.zeros(steps, np.int64), np.ones(steps, np.float32), np.zeros(4, np.float32)
+    )
 
 
-def draw_cost(sizes: Sequence[int], kinds: Sequence[str] = ("uniform", "prioritized"), *, batch_size: int = 128,
-              rounds: int = 30) -> dict[str, NDArray[np.float64]]:
+def draw_cost(
+    sizes: Sequence[int], kinds: Sequence[str] = ("uniform", "prioritized"), *, batch_size: int = 128, rounds: int = 30
+) -> dict[str, NDArray[np.float64]]:
     """Median microseconds to draw a batch, by kind of selector and records held: {kind: [sizes]}."""
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     for size in sizes:
@@ -68,8 +75,11 @@ def draw_cost(sizes: Sequence[int], kinds: Sequence[str] = ("uniform", "prioriti
     return {kind: np.array(values) for kind, values in found.items()}
 
 
-def draws_and_law(priorities: NDArray[np.float32], exponent: float, *, draws: int = 100_000) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """How often each transition was drawn with these raw priorities, and the probability that the law gives it: [N], [N]."""
+def draws_and_law(
+    priorities: NDArray[np.float32], exponent: float, *, draws: int = 100_000
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """How often each transition was drawn with these raw priorities, and the probability that the law gives it: [N],
+    [N]."""
     replay = ExperienceReplay(_STATE, _ACTION, len(priorities))
     _record_episode(replay, len(priorities))
     selector = replay.new_pick_selector("prioritized", priority_exponent=exponent)
@@ -83,9 +93,17 @@ def draws_and_law(priorities: NDArray[np.float32], exponent: float, *, draws: in
     return counts, replay.law(selector)
 
 
-def eviction_survivors(policies: Sequence[str] = ("fifo", "second_chance", "lru", "lfu"), *, capacity: int = 10_000, episodes: int = 400,
-                       episode_steps: int = 100, favorites: float = 0.1, seed: int = 0) -> dict[str, NDArray[np.float64]]:
-    """Age, in episodes recorded since, of the episodes that each policy has kept, where a share `favorites` of the episodes is drawn often.
+def eviction_survivors(
+    policies: Sequence[str] = ("fifo", "second_chance", "lru", "lfu"),
+    *,
+    capacity: int = 10_000,
+    episodes: int = 400,
+    episode_steps: int = 100,
+    favorites: float = 0.1,
+    seed: int = 0,
+) -> dict[str, NDArray[np.float64]]:
+    """Age, in episodes recorded since, of the episodes that each policy has kept, where a share `favorites` of the
+    episodes is drawn often.
 
     Every 10th episode gets a high priority, so that policies that look at use keep it longer.
     """
@@ -100,15 +118,20 @@ def eviction_survivors(policies: Sequence[str] = ("fifo", "second_chance", "lru"
             order[handle] = episode
             liked = 1.0 if episode % every == 0 else 0.01
             steps = np.arange(episode_steps, dtype=np.uint32)
-            replay.set_priority(selector, np.full(episode_steps, handle, np.uint64), steps, np.full(episode_steps, liked, np.float32))
+            replay.set_priority(
+                selector, np.full(episode_steps, handle, np.uint64), steps, np.full(episode_steps, liked, np.float32)
+            )
             replay.sample(128, selector, 0.99)
         kept = np.unique(replay.picks()[0])
         found[policy] = np.array([episodes - 1 - order[int(handle)] for handle in kept], np.float64)
     return found
 
 
-def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: float, relays: int = 0) -> dict[str, NDArray[np.float64]]:
-    """Seconds until the last of n hosts has the model, by the cost model, for every scheme and the lower bound: {scheme: [hosts]}.
+def scheme_times(
+    hosts: Sequence[int], *, nbytes: float, rate: float, latency: float, relays: int = 0
+) -> dict[str, NDArray[np.float64]]:
+    """Seconds until the last of n hosts has the model, by the cost model, for every scheme and the lower bound:
+    {scheme: [hosts]}.
 
     `rate` in bytes/s each way, `latency` in s a message, `relays` the m of the sharded scheme (0: the best).
     """
@@ -116,12 +139,22 @@ def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: f
     for n in hosts:
         m = min(relays or costs.best_relays(n, nbytes, rate, latency), n)
         found = {
-            "direct": costs.direct_seconds(n, nbytes, rate, latency), "binomial": costs.binomial_seconds(n, nbytes, rate, latency),
-            "sharded": costs.sharded_seconds(n, nbytes, rate, latency, m), "scatter + ring": costs.ring_seconds(n, nbytes, rate, latency),
-            "two-tree": costs.two_tree_seconds(n, nbytes, rate, latency, costs.best_two_tree_chunks(n, nbytes, rate, latency)),
-            "tree": min(costs.tree_seconds(n, nbytes, rate, latency, fanout) for fanout in range(1, max(2, int(3 * n**0.5)))),
+            "direct": costs.direct_seconds(n, nbytes, rate, latency),
+            "binomial": costs.binomial_seconds(n, nbytes, rate, latency),
+            "sharded": costs.sharded_seconds(n, nbytes, rate, latency, m),
+            "scatter + ring": costs.ring_seconds(n, nbytes, rate, latency),
+            "two-tree": costs.two_tree_seconds(
+                n, nbytes, rate, latency, costs.best_two_tree_chunks(n, nbytes, rate, latency)
+            ),
+            "tree": min(
+                costs.tree_seconds(n, nbytes, rate, latency, fanout) for fanout in range(1, max(2, int(3 * n**0.5)))
+            ),
             "chain": costs.chain_seconds(n, nbytes, rate, latency, costs.best_chunks(n, nbytes, rate, latency)),
-            "stripes": min(costs.stripes_seconds(n, nbytes, rate, latency, fanout, 1 << power) for fanout in (2, 3, 4, 8) for power in range(12)),
+            "stripes": min(
+                costs.stripes_seconds(n, nbytes, rate, latency, fanout, 1 << power)
+                for fanout in (2, 3, 4, 8)
+                for power in range(12)
+            ),
             "bound": costs.bound_seconds(n, nbytes, rate, latency),
         }
         for name, seconds in found.items():
@@ -129,20 +162,33 @@ def scheme_times(hosts: Sequence[int], *, nbytes: float, rate: float, latency: f
     return {name: np.array(values) for name, values in rows.items()}
 
 
-_MODELED = {"direct": "direct", "binomial": "binomial", "sharded": "sharded", "scatter_ring": "scatter + ring", "two_tree": "two-tree",
-            "tree": "tree", "chain": "chain", "stripes": "stripes"}
+_MODELED = {
+    "direct": "direct",
+    "binomial": "binomial",
+    "sharded": "sharded",
+    "scatter_ring": "scatter + ring",
+    "two_tree": "two-tree",
+    "tree": "tree",
+    "chain": "chain",
+    "stripes": "stripes",
+}
 
 
 def measured_network(document: dict[str, Any]) -> dict[str, float]:
-    """nbytes, rate and latency of a measurement (`measured("distribution")`), as `scheme_times` takes them; of a guess where there is none."""
+    """nbytes, rate and latency of a measurement (`measured("distribution")`), as `scheme_times` takes them; of a guess
+    where there is none."""
     links = document.get("links", {})
     rates = [*links.get("up", []), *links.get("down", [])]
-    return {"nbytes": float(document.get("bytes", 5e6)), "rate": float(np.median(rates)) if rates else 25e6,
-            "latency": float(links.get("latency", 2e-4))}
+    return {
+        "nbytes": float(document.get("bytes", 5e6)),
+        "rate": float(np.median(rates)) if rates else 25e6,
+        "latency": float(links.get("latency", 2e-4)),
+    }
 
 
 def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Measured seconds, one model at a time, of the schemes that `scheme_times` knows: {"direct, measured": (hosts [1], seconds [1])}.
+    """Measured seconds, one model at a time, of the schemes that `scheme_times` knows: {"direct, measured": (hosts [1],
+    seconds [1])}.
 
     Where a scheme was measured with several settings, the best of them.
     """
@@ -158,7 +204,8 @@ def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.floa
 
 
 def measured_trace(document: dict[str, Any]) -> tuple[NDArray[np.float64], Simulation] | None:
-    """Sends of one model as they really went (`measured("distribution")`), and the same plan simulated on the same links, for `plots.gantt`.
+    """Sends of one model as they really went (`measured("distribution")`), and the same plan simulated on the same
+    links, for `plots.gantt`.
 
     None where there is no such measurement.
     """
@@ -167,7 +214,13 @@ def measured_trace(document: dict[str, Any]) -> tuple[NDArray[np.float64], Simul
         return None
     links = document["links"]
     rate = float(np.median([*links["up"], *links["down"]]))
-    network = Network.equal(noted["hosts"], rate, latency=links["latency"], message_seconds=links["message_seconds"], header_bytes=HEADER_BYTES)
+    network = Network.equal(
+        noted["hosts"],
+        rate,
+        latency=links["latency"],
+        message_seconds=links["message_seconds"],
+        header_bytes=HEADER_BYTES,
+    )
     plan = make_plan(noted["scheme"], noted["hosts"], noted["bytes"], **noted["parameters"])
     return np.asarray(noted["sends"], np.float64), simulate(plan, network, trace=True)
 
@@ -179,7 +232,8 @@ def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: flo
 
 
 def distribution_sliders() -> Any:
-    """Sliders for hosts, m, bandwidth and latency over two figures: a Gantt chart of the sharded scheme, and all schemes against hosts."""
+    """Sliders for hosts, m, bandwidth and latency over two figures: a Gantt chart of the sharded scheme, and all
+    schemes against hosts."""
     try:
         import ipywidgets
         from IPython.display import display
@@ -194,12 +248,28 @@ def distribution_sliders() -> Any:
         display(plots.gantt(simulation.trace, f"sharded, m = {m}, {hosts} hosts: {simulation.seconds * 1e3:.1f} ms"))
         counts = np.unique(np.geomspace(2, 300, 24).astype(int))
         here = {"sharded, simulated": (np.array([float(hosts)]), np.array([simulation.seconds]))}
-        display(plots.times_against_hosts(counts, scheme_times(counts, nbytes=nbytes, rate=rate, latency=latency, relays=m), here))
+        display(
+            plots.times_against_hosts(
+                counts, scheme_times(counts, nbytes=nbytes, rate=rate, latency=latency, relays=m), here
+            )
+        )
 
     def slider(words: str, low: int, high: int, value: int, step: int = 1) -> Any:
-        return ipywidgets.IntSlider(value=value, min=low, max=high, step=step, continuous_update=False, description=words,
-                                    style={"description_width": "160px"}, layout={"width": "480px"})
+        return ipywidgets.IntSlider(
+            value=value,
+            min=low,
+            max=high,
+            step=step,
+            continuous_update=False,
+            description=words,
+            style={"description_width": "160px"},
+            layout={"width": "480px"},
+        )
 
-    return ipywidgets.interactive(draw, hosts=slider("hosts", 1, 32, 8), m=slider("m (relays with a shard)", 1, 32, 8),
-                                  megabits=slider("bandwidth [Mbit/s]", 10, 10_000, 1000, 10),
-                                  microseconds=slider("latency [us a message]", 0, 1000, 50))
+    return ipywidgets.interactive(
+        draw,
+        hosts=slider("hosts", 1, 32, 8),
+        m=slider("m (relays with a shard)", 1, 32, 8),
+        megabits=slider("bandwidth [Mbit/s]", 10, 10_000, 1000, 10),
+        microseconds=slider("latency [us a message]", 0, 1000, 50),
+    )

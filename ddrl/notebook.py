@@ -1,8 +1,9 @@
-"""Runs from a notebook or a script: start one, watch it live, stop it; the kernel is never blocked and no `__main__` guard is needed.
+"""Runs from a notebook or a script: start one, watch it live, stop it; the kernel is never blocked and no `__main__`
+guard is needed.
 
-A run is a process of its own, started as a module, as on the command line, so it outlives the kernel that started it. The panel reads
-the run directory like any dashboard. Imports no stage and no torch; ipywidgets only where a panel is drawn.
-"""
+A run is a process of its own, started as a module, as on the command line, so it outlives the kernel that started it.
+The panel reads the run directory like any dashboard. Imports no stage and no torch; ipywidgets only where a panel is
+drawn."""
 
 from __future__ import annotations
 
@@ -80,15 +81,18 @@ class StartedRun:
         return f"<run {self.path.relative_to(here) if self.path.is_relative_to(here) else self.path}: {self.state}>"
 
 
-def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0) -> StartedRun:
+def start(
+    settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0
+) -> StartedRun:
     """Start a run and return once it writes telemetry and takes commands (at most `wait` seconds later).
 
-    `settings`: {"env.id": "LunarLander-v3", "learner.lr": 5e-4, ...} as after --set. `ranks`: 0 for local processes, else under mpirun
-    with so many. Raises DdrlError with the run's own words where it ends at once.
-    """
+    `settings`: {"env.id": "LunarLander-v3", "learner.lr": 5e-4, ...} as after --set. `ranks`: 0 for local processes,
+    else under mpirun with so many. Raises DdrlError with the run's own words where it ends at once."""
     settings = dict(settings or {})
     root = Path(root).absolute()
-    path = Path(settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_next()}").absolute()
+    path = Path(
+        settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_next()}"
+    ).absolute()
     if (path / "config.toml").exists():
         raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
     arguments = [sys.executable, "-m", "ddrl.run", "--set", f"run.dir={path}"]
@@ -98,14 +102,21 @@ def start(settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: st
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
-            process = subprocess.Popen([*_mpirun(ranks), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                [*_mpirun(ranks), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     except OSError as error:
         raise RunDirError(f"cannot start a run in {path} ({error.strerror or error}): choose another root") from None
     run = StartedRun(path, log, process, under_mpirun=ranks > 0)
     end = time.monotonic() + wait
     listens = settings.get("telemetry.live", True)
-    while (run.state == "starting" or (listens and run.state == "running" and not _takes_commands(path))) and time.monotonic() < end:
+    while (
+        run.state == "starting" or (listens and run.state == "running" and not _takes_commands(path))
+    ) and time.monotonic() < end:
         time.sleep(0.05)
     if run.state == "failed":
         raise DdrlError(f"the run ended at once: {_reason(run.last_words(60))} (all it said: {log})")
@@ -162,12 +173,18 @@ def _mpirun(ranks: int) -> list[str]:
     command = [mpirun, "-n", str(ranks)]
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "open mpi" in version.lower():
-        command += (["--allow-run-as-root"] if os.geteuid() == 0 else []) + ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+        command += (["--allow-run-as-root"] if os.geteuid() == 0 else []) + [
+            "--map-by",
+            ":OVERSUBSCRIBE",
+            "--bind-to",
+            "none",
+        ]
     return command
 
 
 def panel_html(run: Run) -> str:
-    """What the panel shows of a run: state and bottleneck, the newest numbers, the learning curve. Bounded, whatever the run's length."""
+    """What the panel shows of a run: state and bottleneck, the newest numbers, the learning curve. Bounded, whatever
+    the run's length."""
     from ddrl.plots.sketch import sketch
 
     series = run.series(points=300)
@@ -176,20 +193,31 @@ def panel_html(run: Run) -> str:
         return f"<div>{head}: waiting for its first record</div>"
     newest = {name: float(values[-1]) for name, values in run.series(since=max(run.cursor - 1, 0)).columns.items()}
     judged = run.evaluations()
-    numbers = [("steps", count_text(newest["env_steps"])), ("steps/s", count_text(newest["env_steps_per_s"])),
-               ("updates/s", count_text(newest["updates_per_s"])), ("return", value_text(newest["return_mean"])),
-               ("evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-"),
-               ("lag p50/p99", f"{count_text(newest['lag_p50'])}/{count_text(newest['lag_p99'])}"),
-               ("model MB/s", value_text(newest["model_mb_per_s"])), ("left", duration_text(newest["seconds_left"]))]
-    cells = "".join('<td style="padding:2px 14px 2px '
-                    f'0;text-align:left"><small>{label}</small><br><b>{text}</b></td>' for label, text in numbers)
-    curve = sketch([("training", series["env_steps"], series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])],
-                   x_name="environment steps", y_name="return")
+    numbers = [
+        ("steps", count_text(newest["env_steps"])),
+        ("steps/s", count_text(newest["env_steps_per_s"])),
+        ("updates/s", count_text(newest["updates_per_s"])),
+        ("return", value_text(newest["return_mean"])),
+        ("evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-"),
+        ("lag p50/p99", f"{count_text(newest['lag_p50'])}/{count_text(newest['lag_p99'])}"),
+        ("model MB/s", value_text(newest["model_mb_per_s"])),
+        ("left", duration_text(newest["seconds_left"])),
+    ]
+    cells = "".join(
+        f'<td style="padding:2px 14px 2px 0;text-align:left"><small>{label}</small><br><b>{text}</b></td>'
+        for label, text in numbers
+    )
+    curve = sketch(
+        [("training", series["env_steps"], series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])],
+        x_name="environment steps",
+        y_name="return",
+    )
     return f"<div>{head}. {escape(name_bottleneck(newest).sentence)}</div><table><tr>{cells}</tr></table>{curve}"
 
 
 class Panel:
-    """A live panel of one run: numbers, learning curve, and buttons. `widget` is what Jupyter shows; `close()` ends its thread."""
+    """A live panel of one run: numbers, learning curve, and buttons. `widget` is what Jupyter shows; `close()` ends its
+    thread."""
 
     def __init__(self, path: Path, *, period: float = 1.0) -> None:
         try:
@@ -256,6 +284,7 @@ class Panel:
 
 
 def watch(run: StartedRun | Attached | str | Path, *, period: float = 1.0) -> Panel:
-    """A live panel of a run: one started here, attached to, or a run directory. The last line of a cell shows it; the kernel stays free."""
+    """A live panel of a run: one started here, attached to, or a run directory. The last line of a cell shows it; the
+    kernel stays free."""
     path = run if isinstance(run, (str, Path)) else run.path
     return Panel(Path(path), period=period)

@@ -1,8 +1,7 @@
 """Run the notebooks top to bottom, as a reader would: `python notebooks/execute.py [--save] [NAME ...]`.
 
-With --save the outputs, pictures included, are written back, so that a code-hosting site shows them; widgets get pictures too. Used by people
-and by the tests.
-"""
+With --save the outputs, pictures included, are written back, so that a code-hosting site shows them; widgets get
+pictures too. Used by people and by the tests."""
 
 from __future__ import annotations
 
@@ -31,11 +30,13 @@ def notebooks() -> list[Path]:
 def execute(path: Path, folder: Path, *, timeout: float = 120.0, attempts: int = 2) -> nbformat.NotebookNode:
     """The notebook at `path`, run in `folder`; raises nbclient's CellExecutionError with the cell and its traceback.
 
-    A cell may take `timeout` seconds. On a busy machine a kernel that has ended a cell is sometimes not heard: then everything is run again.
-    """
+    A cell may take `timeout` seconds. On a busy machine a kernel that has ended a cell is sometimes not heard: then
+    everything is run again."""
     for left in reversed(range(attempts)):
         notebook = nbformat.read(path, as_version=4)
-        client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+        client = NotebookClient(
+            notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        )
         try:
             return client.execute()
         except CellTimeoutError:
@@ -45,7 +46,8 @@ def execute(path: Path, folder: Path, *, timeout: float = 120.0, attempts: int =
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Drop what changes with each execution and tells the reader nothing; widgets, which nothing moves any more, become pictures."""
+    """Drop what changes with each execution and tells the reader nothing; widgets, which nothing moves any more, become
+    pictures."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     widgets = notebook.metadata.pop("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})

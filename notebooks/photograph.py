@@ -1,8 +1,8 @@
-"""Pictures of a notebook's widgets, for readers who see the notebook where nothing runs, such as on a code-hosting site.
+"""Pictures of a notebook's widgets, for readers who see the notebook where nothing runs, such as on a code-hosting
+site.
 
-A widget's saved state is drawn as plain HTML, which a headless Chromium photographs. Used by `execute.py --save`; without Chromium the notebook
-is saved without these pictures.
-"""
+A widget's saved state is drawn as plain HTML, which a headless Chromium photographs. Used by `execute.py --save`;
+without Chromium the notebook is saved without these pictures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ import nbformat
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 WIDTH = 900  # pixels
-_STYLE = ("body{font-family:sans-serif;font-size:13px;margin:8px;background:white;color:#222} button{padding:4px 12px}"
-          " .row{display:flex;gap:6px;align-items:center;margin:4px 0} img{max-width:100%;display:block}")
+_STYLE = (
+    "body{font-family:sans-serif;font-size:13px;margin:8px;background:white;color:#222} button{padding:4px 12px}"
+    " .row{display:flex;gap:6px;align-items:center;margin:4px 0} img{max-width:100%;display:block}"
+)
 
 
 def draw(model: str, states: Mapping[str, Mapping[str, Any]]) -> str:
@@ -36,7 +38,8 @@ def draw(model: str, states: Mapping[str, Mapping[str, Any]]) -> str:
         return f"<button>{label}</button>"
     if "Slider" in name:
         low, high = state.get("min", 0), state.get("max", 100)
-        return f'<div class=row><span style="width:110px">{label}</span><input type=range min={low} max={high} value={value}> <b>{value}</b></div>'
+        slider = f"<input type=range min={low} max={high} value={value}> <b>{value}</b>"
+        return f'<div class=row><span style="width:110px">{label}</span>{slider}</div>'
     if name == "Output":
         return "".join(_output(output) for output in state.get("outputs", []))
     if children:
@@ -59,8 +62,17 @@ def photograph(html: str, height: int) -> bytes | None:
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
         page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{html}")
-        command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-                   f"--window-size={WIDTH},{height}", f"--screenshot={picture}", page.as_uri()]
+        command = [
+            chromium,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            f"--window-size={WIDTH},{height}",
+            f"--screenshot={picture}",
+            page.as_uri(),
+        ]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=120)
             return picture.read_bytes()
@@ -76,7 +88,11 @@ def add_pictures(notebook: nbformat.NotebookNode, states: Mapping[str, Mapping[s
             model = output.get("data", {}).get(VIEW, {}).get("model_id")
             html = draw(model, states) if model else ""
             figures = html.count("<img")
-            picture = photograph(html, 190 * html.count("type=range") // 4 + 400 * figures if figures else 360) if html else None
+            picture = (
+                photograph(html, 190 * html.count("type=range") // 4 + 400 * figures if figures else 360)
+                if html
+                else None
+            )
             if picture is not None:
                 output["data"]["image/png"] = base64.b64encode(picture).decode()
                 added += 1

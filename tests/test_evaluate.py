@@ -32,13 +32,20 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_command_plays_and_prints_one_json_object_without_loading_torch(run: Path) -> None:
-    code = ("import sys; from ddrl.evaluate import main; status = main(sys.argv[1:]); "
-            "assert 'torch' not in sys.modules and 'onnx' not in sys.modules; sys.exit(status)")
+    code = (
+        "import sys; from ddrl.evaluate import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules and 'onnx' not in sys.modules; sys.exit(status)"
+    )
     command = [sys.executable, "-c", code, str(run), "--episodes", "12", "--seed", "3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert (figures["env"], figures["episodes"], figures["seed"], figures["policy"]) == ("CartPole-v1", 12, 3, {"mean": 1.0})
+    assert (figures["env"], figures["episodes"], figures["seed"], figures["policy"]) == (
+        "CartPole-v1",
+        12,
+        3,
+        {"mean": 1.0},
+    )
     assert len(figures["returns"]) == 12
     assert figures["mean"] == pytest.approx(np.mean(figures["returns"]))
     assert figures["mean"] > 100
@@ -46,7 +53,9 @@ def test_the_command_plays_and_prints_one_json_object_without_loading_torch(run:
 
 
 def test_the_module_runs_and_says_it_in_words(run: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "2"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "2"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("CartPole-v1: mean return ")
 
@@ -63,7 +72,10 @@ def test_the_same_seed_gives_the_same_returns(tmp_path: Path, capsys: pytest.Cap
 
 def test_trouble_is_one_line_and_a_nonzero_status(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "policy.onnx").write_bytes(b"broken")
-    for arguments, words in (([str(run)], "corrupt or of another policy"), ([str(run / "nowhere")], "there is no run directory")):
+    for arguments, words in (
+        ([str(run)], "corrupt or of another policy"),
+        ([str(run / "nowhere")], "there is no run directory"),
+    ):
         assert main(arguments) == 1
         captured = capsys.readouterr()
         assert captured.out == ""

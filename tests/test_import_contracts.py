@@ -37,13 +37,16 @@ def test_the_package_keeps_them(copy):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("module", "line", "contract"), [
-    ("replay/rate_limiter.py", "import ddrl.rollout.policy", "Stages are siblings"),
-    ("channels/board.py", "import ddrl.replay", "Stages are siblings"),
-    ("core/roles.py", "import ddrl.channels", "Stages are siblings"),
-    ("rollout/policy.py", "import torch", "torch lives in the learner only"),
-    ("telemetry/store.py", "import mpi4py", "MPI is spoken by distribution and run only"),
-])
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("replay/rate_limiter.py", "import ddrl.rollout.policy", "Stages are siblings"),
+        ("channels/board.py", "import ddrl.replay", "Stages are siblings"),
+        ("core/roles.py", "import ddrl.channels", "Stages are siblings"),
+        ("rollout/policy.py", "import torch", "torch lives in the learner only"),
+        ("telemetry/store.py", "import mpi4py", "MPI is spoken by distribution and run only"),
+    ],
+)
 def test_a_forbidden_import_breaks_one(copy, module, line, contract):
     path = copy / "ddrl" / module
     before = path.read_text()

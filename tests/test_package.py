@@ -1,4 +1,5 @@
-"""The package as a newcomer meets it: its version, its names, its command line, what it imports, and what it must never contain."""
+"""The package as a newcomer meets it: its version, its names, its command line, what it imports, and what it must never
+contain."""
 
 import ast
 import importlib.metadata
@@ -41,7 +42,9 @@ def test_the_public_names_are_these_and_all_of_them_exist():
 def test_help_lists_every_setting_with_type_default_and_unit():
     done = python("-m", "ddrl.run", "--help")
     assert done.returncode == 0, done.stderr
-    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ") and "." in line.split()[0]}
+    lines = {
+        line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ") and "." in line.split()[0]
+    }
     for info in describe_settings():
         line = lines[info.name]
         assert info.type in line
@@ -51,7 +54,9 @@ def test_help_lists_every_setting_with_type_default_and_unit():
 
 
 def test_printed_settings_can_be_fed_back(tmp_path):
-    first = python("-m", "ddrl.run", "pong", "--print-config", "--set", "learner.lr=0.0007", "--set", "env.kwargs={a = 1}")
+    first = python(
+        "-m", "ddrl.run", "pong", "--print-config", "--set", "learner.lr=0.0007", "--set", "env.kwargs={a = 1}"
+    )
     assert first.returncode == 0, first.stderr
     task = tmp_path / "task.toml"
     task.write_text(first.stdout)
@@ -71,12 +76,20 @@ def test_the_installed_package_runs_outside_the_repository(tmp_path):
 
 def modules() -> list[str]:
     names = [module.name for module in pkgutil.walk_packages([str(ROOT / "ddrl")], "ddrl.")]
-    return [name for name in names if not name.startswith("ddrl.learner") and not name.endswith("__main__") and name != "ddrl._kernel"]
+    return [
+        name
+        for name in names
+        if not name.startswith("ddrl.learner") and not name.endswith("__main__") and name != "ddrl._kernel"
+    ]
 
 
 def test_no_module_but_the_learner_imports_torch():
-    done = python("-c", f"import importlib, sys\nfor name in {modules()!r}:\n    importlib.import_module(name)\n"
-                        "    assert 'torch' not in sys.modules, name + ' imports torch'\n", cwd=ROOT)
+    done = python(
+        "-c",
+        f"import importlib, sys\nfor name in {modules()!r}:\n    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name + ' imports torch'\n",
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -89,22 +102,30 @@ class Missing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in {blocked!r} else found(name, package)
+blocked = {blocked!r}
+def find_spec(name, package=None):
+    return None if name.partition(".")[0] in blocked else found(name, package)
+importlib.util.find_spec = find_spec
 from ddrl.run.__main__ import main
 sys.exit(main({arguments!r}))
 """
 
 
-@pytest.mark.parametrize(("blocked", "environment", "arguments", "extra"), [
-    (["torch"], {}, ["--serial"], "train"),
-    (["onnx"], {}, ["--serial"], "train"),
-    (["mpi4py"], {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, [], "mpi"),
-    (["ale_py"], {}, ["pong", "--serial"], "atari"),
-    (["Box2D"], {}, ["lunarlander", "--serial"], "box2d"),
-])
+@pytest.mark.parametrize(
+    ("blocked", "environment", "arguments", "extra"),
+    [
+        (["torch"], {}, ["--serial"], "train"),
+        (["onnx"], {}, ["--serial"], "train"),
+        (["mpi4py"], {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, [], "mpi"),
+        (["ale_py"], {}, ["pong", "--serial"], "atari"),
+        (["Box2D"], {}, ["lunarlander", "--serial"], "box2d"),
+    ],
+)
 def test_a_missing_extra_is_said_in_one_line(blocked, environment, arguments, extra, tmp_path):
     arguments = [*arguments, "--set", f"run.dir={tmp_path / 'run'}"]
-    done = python("-c", BLOCK.format(blocked=set(blocked), arguments=arguments), cwd=ROOT, env={**os.environ, **environment})
+    done = python(
+        "-c", BLOCK.format(blocked=set(blocked), arguments=arguments), cwd=ROOT, env={**os.environ, **environment}
+    )
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert done.stderr.startswith("ddrl: ")
@@ -121,7 +142,13 @@ def test_no_module_is_long(path):
 def test_nothing_is_unpickled(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            assert not {name.name.partition(".")[0] for name in node.names} & {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+            assert not {name.name.partition(".")[0] for name in node.names} & {
+                "pickle",
+                "dill",
+                "cloudpickle",
+                "shelve",
+                "marshal",
+            }
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").partition(".")[0] not in {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":

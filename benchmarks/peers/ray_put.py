@@ -1,7 +1,7 @@
 """Ray's object store: `PYTHON_OF_THE_PEER ray_put.py NBYTES READERS MODELS`; one JSON line of seconds.
 
-ray.put copies the model into the store; every actor gets it as an argument, mapped without a copy, and says when it had it.
-"""
+ray.put copies the model into the store; every actor gets it as an argument, mapped without a copy, and says when it had
+it."""
 
 import json
 import os
@@ -14,7 +14,11 @@ import ray
 
 
 def kib(pid: int, field: str) -> int:
-    return sum(int(line.split()[1]) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith(field))
+    return sum(
+        int(line.split()[1])
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        if line.startswith(field)
+    )
 
 
 @ray.remote(num_cpus=0.01)
@@ -33,7 +37,9 @@ class Reader:
 
 def main() -> None:
     nbytes, readers, models = map(int, sys.argv[1:])
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, logging_level="ERROR", log_to_driver=False)
+    ray.init(
+        num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, logging_level="ERROR", log_to_driver=False
+    )
     actors = [Reader.remote() for _ in range(readers)]
     processes = ray.get([actor.process.remote() for actor in actors])
     model, copy = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8), np.zeros(nbytes, np.uint8)
@@ -51,7 +57,10 @@ def main() -> None:
             stall.append((free - copied) * 1e-9)
             last.append((ended - copied) * 1e-9)
     pss, private = [kib(pid, "Pss:") for pid in processes], [kib(pid, "Private") for pid in processes]
-    print(json.dumps({"last_reader": last, "publish": stall, "memcpy": memcpy, "pss_kib": pss, "private_kib": private}), flush=True)
+    print(
+        json.dumps({"last_reader": last, "publish": stall, "memcpy": memcpy, "pss_kib": pss, "private_kib": private}),
+        flush=True,
+    )
     ray.shutdown()
 
 

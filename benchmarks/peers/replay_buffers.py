@@ -1,11 +1,12 @@
 # ruff: noqa: D102 - the cases are explained once, here:
-"""Other libraries' replay buffers, for benchmarks.replay: run by the peer's own interpreter, `replay_buffers.py cpprb|sb3|tianshou|torchrl|reverb`.
+"""Other libraries' replay buffers, for benchmarks.replay: run by the peer's own interpreter, `replay_buffers.py
+cpprb|sb3|tianshou|torchrl|reverb`.
 
-Reads a line, answers a line: "version"; "has CASE" -> yes or no (and makes it ready); "run CASE" -> the seconds one call took. Cases:
-"windows EPISODES STEPS COUNT LENGTH" (state float32[4]), "uniform B", "prioritized B" (sample and update), "add 1", "add 256"
-(float32[8], 1 M rows), "record 100" (single appends, float32[4], 2^23 rows), "atari SIZE B", "atari-prioritized SIZE B" (84 x 84, stack 4).
-A library without a sampler of windows draws the indices outside and fetches them with its own method.
-"""
+Reads a line, answers a line: "version"; "has CASE" -> yes or no (and makes it ready); "run CASE" -> the seconds one
+call took. Cases: "windows EPISODES STEPS COUNT LENGTH" (state float32[4]), "uniform B", "prioritized B" (sample and
+update), "add 1", "add 256" (float32[8], 1 M rows), "record 100" (single appends, float32[4], 2^23 rows), "atari SIZE
+B", "atari-prioritized SIZE B" (84 x 84, stack 4). A library without a sampler of windows draws the indices outside and
+fetches them with its own method."""
 
 import importlib.metadata
 import sys
@@ -32,7 +33,12 @@ class Cpprb:
     def make(self, kind, size, shape, dtype, prioritized=False, **options):
         import cpprb
 
-        fields = {"obs": {"shape": shape, "dtype": dtype}, "act": {"dtype": np.int64}, "rew": {"dtype": np.float32}, "done": {"dtype": np.float32}}
+        fields = {
+            "obs": {"shape": shape, "dtype": dtype},
+            "act": {"dtype": np.int64},
+            "rew": {"dtype": np.float32},
+            "done": {"dtype": np.float32},
+        }
         if prioritized:
             return cpprb.PrioritizedReplayBuffer(size, fields, next_of="obs", alpha=0.6, **options)
         return cpprb.ReplayBuffer(size, fields, next_of="obs", **options)
@@ -88,7 +94,14 @@ class Sb3:
 
         space = spaces.Box(0, 255, shape, np.uint8) if dtype == np.uint8 else spaces.Box(-1, 1, shape, dtype)
         buffer = ReplayBuffer(size, space, spaces.Discrete(6), device="cpu")
-        for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards, buffer.dones, buffer.timeouts):
+        for array in (
+            buffer.observations,
+            buffer.next_observations,
+            buffer.actions,
+            buffer.rewards,
+            buffer.dones,
+            buffer.timeouts,
+        ):
             array[:] = 1
         buffer.full = True
         return buffer
@@ -103,7 +116,12 @@ class Sb3:
 
     def add(self, count, rows=ROWS, dim=8):
         buffer = self.make(rows, (dim,), np.float32)
-        state, action, reward, done = np.ones((1, dim), np.float32), np.zeros(1, np.int64), np.ones(1, np.float32), np.zeros(1, np.float32)
+        state, action, reward, done = (
+            np.ones((1, dim), np.float32),
+            np.zeros(1, np.int64),
+            np.ones(1, np.float32),
+            np.zeros(1, np.float32),
+        )
 
         def call():
             for _ in range(count):
@@ -124,8 +142,14 @@ class Tianshou:
 
         buffer = PrioritizedReplayBuffer(size, 0.6, 0.4, **options) if prioritized else ReplayBuffer(size, **options)
         done = np.arange(1, size + 1) % 1000 == 0
-        fields = {"obs": np.ones((size, *shape), dtype), "act": np.zeros(size, np.int64), "rew": np.ones(size), "terminated": done,
-                  "truncated": np.zeros(size, bool), "done": done}
+        fields = {
+            "obs": np.ones((size, *shape), dtype),
+            "act": np.zeros(size, np.int64),
+            "rew": np.ones(size),
+            "terminated": done,
+            "truncated": np.zeros(size, bool),
+            "done": done,
+        }
         if not options:
             fields |= {"obs_next": np.ones((size, *shape), dtype)}
         buffer.set_batch(Batch(**fields))
@@ -186,14 +210,27 @@ class TorchRL:
 
     def rows(self, torch, tensordict, count, shape, dtype, episode=0):
         state = torch.ones((count, *shape), dtype=getattr(torch, np.dtype(dtype).name))
-        return tensordict({"obs": state, "action": torch.zeros(count, dtype=torch.int64), "episode": torch.full((count,), episode),
-                           "next": tensordict({"obs": state, "reward": torch.ones(count)}, [count])}, [count])
+        return tensordict(
+            {
+                "obs": state,
+                "action": torch.zeros(count, dtype=torch.int64),
+                "episode": torch.full((count,), episode),
+                "next": tensordict({"obs": state, "reward": torch.ones(count)}, [count]),
+            },
+            [count],
+        )
 
     def windows(self, episodes, steps, count, length):
         from torchrl.data import SliceSampler
 
-        buffer = self.make(episodes * steps, (4,), np.float32, batch=count * length, steps=steps,
-                           sampler=SliceSampler(slice_len=length, traj_key="episode", cache_values=True))
+        buffer = self.make(
+            episodes * steps,
+            (4,),
+            np.float32,
+            batch=count * length,
+            steps=steps,
+            sampler=SliceSampler(slice_len=length, traj_key="episode", cache_values=True),
+        )
         return buffer.sample
 
     def uniform(self, size):
@@ -219,7 +256,13 @@ class Reverb:
     def windows(self, episodes, steps, count, length):
         import reverb
 
-        table = reverb.Table("replay", reverb.selectors.Uniform(), reverb.selectors.Fifo(), episodes * steps, reverb.rate_limiters.MinSize(1))
+        table = reverb.Table(
+            "replay",
+            reverb.selectors.Uniform(),
+            reverb.selectors.Fifo(),
+            episodes * steps,
+            reverb.rate_limiters.MinSize(1),
+        )
         server = reverb.Server([table], port=None)
         client = reverb.Client(f"localhost:{server.port}")
         state = np.ones(4, np.float32)
@@ -228,12 +271,19 @@ class Reverb:
                 for step in range(min(steps, 64)):
                     writer.append({"obs": state, "act": np.int64(0), "rew": np.float32(1)})
                     if step >= length - 1:
-                        writer.create_item("replay", 1.0, {name: column[-length:] for name, column in writer.history.items()})
+                        writer.create_item(
+                            "replay", 1.0, {name: column[-length:] for name, column in writer.history.items()}
+                        )
         return lambda keep=server: list(client.sample("replay", count, emit_timesteps=False))
 
 
-LIBRARIES = {"cpprb": (Cpprb, "cpprb"), "sb3": (Sb3, "stable-baselines3"), "tianshou": (Tianshou, "tianshou"), "torchrl": (TorchRL, "torchrl"),
-             "reverb": (Reverb, "dm-reverb")}
+LIBRARIES = {
+    "cpprb": (Cpprb, "cpprb"),
+    "sb3": (Sb3, "stable-baselines3"),
+    "tianshou": (Tianshou, "tianshou"),
+    "torchrl": (TorchRL, "torchrl"),
+    "reverb": (Reverb, "dm-reverb"),
+}
 
 
 def prepare(library, case):

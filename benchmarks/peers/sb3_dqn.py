@@ -1,8 +1,8 @@
-"""Stable-Baselines3's DQN on CartPole-v1 with the settings of RL Baselines3 Zoo; prints one JSON line. Run by the peer's own interpreter.
+"""Stable-Baselines3's DQN on CartPole-v1 with the settings of RL Baselines3 Zoo; prints one JSON line. Run by the
+peer's own interpreter.
 
-Stops when 20 greedy episodes, played every 2,500 steps, reach a mean return of 475; those episodes' own time is reported apart, so that
-it can be left out of the comparison.
-"""
+Stops when 20 greedy episodes, played every 2,500 steps, reach a mean return of 475; those episodes' own time is
+reported apart, so that it can be left out of the comparison."""
 
 import json
 import sys
@@ -54,12 +54,36 @@ class StopAtTarget(BaseCallback):
 
 seed = int(sys.argv[1])
 torch.set_num_threads(1)
-model = DQN("MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000, gamma=0.99,
-            target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=0.16, exploration_final_eps=0.04,
-            policy_kwargs={"net_arch": [256, 256]}, seed=seed, device="cpu")
+model = DQN(
+    "MlpPolicy",
+    "CartPole-v1",
+    learning_rate=2.3e-3,
+    batch_size=64,
+    buffer_size=100_000,
+    learning_starts=1_000,
+    gamma=0.99,
+    target_update_interval=10,
+    train_freq=256,
+    gradient_steps=128,
+    exploration_fraction=0.16,
+    exploration_final_eps=0.04,
+    policy_kwargs={"net_arch": [256, 256]},
+    seed=seed,
+    device="cpu",
+)
 callback = StopAtTarget()
 model.learn(50_000, callback=callback)
 inside = time.perf_counter() - began
 confirmed = play(model, 100, 77_777 + seed)
-print(json.dumps({"solved": callback.solved, "env_steps": model.num_timesteps, "evaluation_seconds": callback.seconds, "seconds_inside": inside,
-                  "confirmation_seconds": time.perf_counter() - began - inside, "confirmed_mean": float(confirmed.mean())}))
+print(
+    json.dumps(
+        {
+            "solved": callback.solved,
+            "env_steps": model.num_timesteps,
+            "evaluation_seconds": callback.seconds,
+            "seconds_inside": inside,
+            "confirmation_seconds": time.perf_counter() - began - inside,
+            "confirmed_mean": float(confirmed.mean()),
+        }
+    )
+)

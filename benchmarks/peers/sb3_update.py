@@ -1,8 +1,8 @@
-"""Stable-Baselines3's DQN update alone, on a fixed batch: reads a number of updates a line, answers the processor's seconds they took.
+"""Stable-Baselines3's DQN update alone, on a fixed batch: reads a number of updates a line, answers the processor's
+seconds they took.
 
-Run by the peer's own interpreter: `sb3_update.py mlp|nature_cnn BATCH THREADS`. Sampling is left out in the peer's favor (`sample` hands out one
-ready batch), and so is its target network's copy, which its `train` does not do.
-"""
+Run by the peer's own interpreter: `sb3_update.py mlp|nature_cnn BATCH THREADS`. Sampling is left out in the peer's
+favor (`sample` hands out one ready batch), and so is its target network's copy, which its `train` does not do."""
 
 import sys
 import time
@@ -18,7 +18,9 @@ class Blank(gym.Env):
     """Spaces without an environment behind them."""
 
     def __init__(self, image):
-        self.observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8) if image else gym.spaces.Box(-1, 1, (4,), np.float32)
+        self.observation_space = (
+            gym.spaces.Box(0, 255, (4, 84, 84), np.uint8) if image else gym.spaces.Box(-1, 1, (4,), np.float32)
+        )
         self.action_space = gym.spaces.Discrete(6 if image else 2)
 
     def reset(self, *, seed=None, options=None):
@@ -34,8 +36,14 @@ def main():
     network, batch, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(threads)
     image = network == "nature_cnn"
-    model = DQN("CnnPolicy" if image else "MlpPolicy", Blank(image), buffer_size=256, batch_size=batch, device="cpu",
-                policy_kwargs=None if image else {"net_arch": [256, 256]})
+    model = DQN(
+        "CnnPolicy" if image else "MlpPolicy",
+        Blank(image),
+        buffer_size=256,
+        batch_size=batch,
+        device="cpu",
+        policy_kwargs=None if image else {"net_arch": [256, 256]},
+    )
     model.set_logger(Logger(None, []))
     model.learn(64, log_interval=10**9)
     ready = model.replay_buffer.sample(batch, env=model._vec_normalize_env)

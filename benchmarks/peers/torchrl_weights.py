@@ -1,8 +1,8 @@
-"""TorchRL's weight sync over shared memory: `PYTHON_OF_THE_PEER torchrl_weights.py NBYTES READERS MODELS`; one JSON line of seconds.
+"""TorchRL's weight sync over shared memory: `PYTHON_OF_THE_PEER torchrl_weights.py NBYTES READERS MODELS`; one JSON
+line of seconds.
 
-SharedMemWeightSyncScheme(sync=True): the sender copies into memory that all workers share, and each worker's background thread loads its own
-module's parameters from it and acknowledges. Workers are forked, so torch is imported once.
-"""
+SharedMemWeightSyncScheme(sync=True): the sender copies into memory that all workers share, and each worker's background
+thread loads its own module's parameters from it and acknowledges. Workers are forked, so torch is imported once."""
 
 import json
 import multiprocessing
@@ -16,7 +16,11 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 
 
 def kib(pid: int, field: str) -> int:
-    return sum(int(line.split()[1]) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith(field))
+    return sum(
+        int(line.split()[1])
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        if line.startswith(field)
+    )
 
 
 def work(scheme, index, nbytes, ready, stop):
@@ -35,9 +39,13 @@ def main() -> None:
     context = multiprocessing.get_context("fork")
     source = torch.nn.Linear(nbytes // 4000, 1000, bias=False)
     scheme = SharedMemWeightSyncScheme(strategy="tensordict", sync=True)
-    scheme.init_on_sender(model_id="policy", weights=TensorDict.from_module(source), devices=[torch.device("cpu")] * readers, ctx=context)
+    scheme.init_on_sender(
+        model_id="policy", weights=TensorDict.from_module(source), devices=[torch.device("cpu")] * readers, ctx=context
+    )
     ready, stop = context.Semaphore(0), context.Event()
-    workers = [context.Process(target=work, args=(scheme, index, nbytes, ready, stop), daemon=True) for index in range(readers)]
+    workers = [
+        context.Process(target=work, args=(scheme, index, nbytes, ready, stop), daemon=True) for index in range(readers)
+    ]
     for worker in workers:
         worker.start()
     for _ in workers:
@@ -59,7 +67,12 @@ def main() -> None:
             seconds.append(ended - copied)
     pss = [kib(worker.pid, "Pss:") for worker in workers]
     private = [kib(worker.pid, "Private") for worker in workers]
-    print(json.dumps({"last_reader": seconds, "publish": seconds, "memcpy": memcpy, "pss_kib": pss, "private_kib": private}), flush=True)
+    print(
+        json.dumps(
+            {"last_reader": seconds, "publish": seconds, "memcpy": memcpy, "pss_kib": pss, "private_kib": private}
+        ),
+        flush=True,
+    )
     stop.set()
     for worker in workers:
         worker.terminate()

@@ -11,8 +11,20 @@ def charts(runs: watch.Runs) -> None:
     """The main run's replay and its balance of recording and learning."""
     run = next(iter(runs.values()))
     replay = run.config.replay
-    names = ["replay_size", "rows_recorded", "samples", "samples_per_insert", "trainer_wait_share", "rollout_wait_share", "rollout_hold",
-             "learn_share", "sample_share", "record_share", "publish_share", "checkpoint_share"]
+    names = [
+        "replay_size",
+        "rows_recorded",
+        "samples",
+        "samples_per_insert",
+        "trainer_wait_share",
+        "rollout_wait_share",
+        "rollout_hold",
+        "learn_share",
+        "sample_share",
+        "record_share",
+        "publish_share",
+        "checkpoint_share",
+    ]
     table = run.series(names, points=watch.POINTS)
     left, right = st.columns(2)
     watch.chart(left, plots.replay_fill(table, replay.capacity), "fill")

@@ -18,7 +18,10 @@ def health(runs: watch.Runs) -> None:
     table = plots.rank_table(latest, now)
     troubled = sum(table["health"] != "alive")
     if troubled:
-        st.warning(f"{troubled} of {len(table['rank'])} ranks have shown no sign of life for more than 10 s.", icon=":material/heart_broken:")
+        st.warning(
+            f"{troubled} of {len(table['rank'])} ranks have shown no sign of life for more than 10 s.",
+            icon=":material/heart_broken:",
+        )
     else:
         st.caption(f"All {len(table['rank'])} ranks are alive.")
     left, right = st.columns([3, 2])
@@ -35,10 +38,24 @@ def happened(runs: watch.Runs) -> None:
         if "traceback" in fields:
             st.code(fields["traceback"], language="python")
     events = run.events(newest=200)
-    st.dataframe(pd.DataFrame({"time [UTC]": pd.to_datetime(events["time"][::-1], unit="s"), "after [s]": events["wall_seconds"][::-1].round(1),
-                               "kind": events["kind"][::-1], "what": events["text"][::-1]}), hide_index=True, height=320, key="events",
-                 column_config={"after [s]": st.column_config.NumberColumn(width="small"), "kind": st.column_config.TextColumn(width="small"),
-                                "what": st.column_config.TextColumn(width="large")})
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "time [UTC]": pd.to_datetime(events["time"][::-1], unit="s"),
+                "after [s]": events["wall_seconds"][::-1].round(1),
+                "kind": events["kind"][::-1],
+                "what": events["text"][::-1],
+            }
+        ),
+        hide_index=True,
+        height=320,
+        key="events",
+        column_config={
+            "after [s]": st.column_config.NumberColumn(width="small"),
+            "kind": st.column_config.TextColumn(width="small"),
+            "what": st.column_config.TextColumn(width="large"),
+        },
+    )
 
 
 watch.live(health)

@@ -17,7 +17,11 @@ with watch.opened(watch.selection()) as opened:
             st.warning(str(error), icon=":material/folder_off:")
 table = plots.settings_table(settings, differing=differing)
 if len(table["setting"]):
-    st.dataframe(pd.DataFrame(table), hide_index=True, height=700,
-                 column_config={"meaning": st.column_config.TextColumn(width="large")})
+    st.dataframe(
+        pd.DataFrame(table),
+        hide_index=True,
+        height=700,
+        column_config={"meaning": st.column_config.TextColumn(width="large")},
+    )
 elif settings:
     st.info("All settings are alike." if len(settings) > 1 else "This run uses the defaults throughout.")

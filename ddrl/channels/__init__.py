@@ -7,8 +7,8 @@
     board     a host's command, stages of start-up, doorbells
     blob      bytes written once
 
-Written and read by every stage; this package imports ddrl.core and the kernel, no stage, and nothing that speaks to a network.
-"""
+Written and read by every stage; this package imports ddrl.core and the kernel, no stage, and nothing that speaks to a
+network."""
 
 from ddrl._kernel import Doorbell
 from ddrl.channels.board import Blob, Board, Command

@@ -1,7 +1,7 @@
 """A host's board: what everyone is told, and the doorbells that wake them. And blobs: bytes written once.
 
-The board's command and values are written by one process of the host (the trainer on its own, the relay on the others) and read by all.
-"""
+The board's command and values are written by one process of the host (the trainer on its own, the relay on the others)
+and read by all."""
 
 from __future__ import annotations
 

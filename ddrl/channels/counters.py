@@ -1,8 +1,7 @@
 """Counters: a table of float64 values, one row for each process of a host.
 
-Each process writes its own row with plain stores; telemetry reads whole tables. A value nobody has stored yet is NaN. A relay mirrors the
-table of another host by `load`.
-"""
+Each process writes its own row with plain stores; telemetry reads whole tables. A value nobody has stored yet is NaN. A
+relay mirrors the table of another host by `load`."""
 
 from __future__ import annotations
 
@@ -46,7 +45,9 @@ class Counters:
         self.columns: tuple[str, ...] = tuple(json.loads(bytes(segment.array[24 : 24 + length])))
         self._index = {name: column for column, name in enumerate(self.columns)}
         count = self.rows * len(self.columns)
-        self._table: NDArray[np.float64] = segment.array[offset : offset + 8 * count].view(np.float64).reshape(self.rows, len(self.columns))
+        self._table: NDArray[np.float64] = (
+            segment.array[offset : offset + 8 * count].view(np.float64).reshape(self.rows, len(self.columns))
+        )
 
     @classmethod
     def create(cls, name: str | None, rows: int, columns: Sequence[str] = COLUMNS) -> Counters:

@@ -1,8 +1,8 @@
 """A lane: rows from one producer to one consumer of a host, in order, each exactly once.
 
-The producer (a rollout, or the root relay for one remote relay) pushes; the consumer (the trainer or a relay) pops, usually many lanes at
-once through a `LaneSet`. A full lane makes the producer wait or drops the new rows; both are counted. The ring is ddrl/kernel/ring.hpp.
-"""
+The producer (a rollout, or the root relay for one remote relay) pushes; the consumer (the trainer or a relay) pops,
+usually many lanes at once through a `LaneSet`. A full lane makes the producer wait or drops the new rows; both are
+counted. The ring is ddrl/kernel/ring.hpp."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def _digest(dtype: np.dtype[Any]) -> NDArray[np.uint8]:
 
 
 class Lane:
-    """One end of a lane. Make it with `create` (the run) and `attach` (the other process); use each end from one thread at a time."""
+    """One end of a lane. Make it with `create` (the run) and `attach` (the other process); use each end from one thread
+    at a time."""
 
     def __init__(self, segment: Segment, dtype: np.dtype[Any]) -> None:
         self.segment = segment
@@ -36,7 +37,8 @@ class Lane:
 
     @classmethod
     def create(cls, name: str | None, dtype: DTypeLike, capacity: int, full: Literal["wait", "drop"] = "wait") -> Lane:
-        """Make a lane of `capacity` rows; `full` says what a push does when it holds that many. name None: private memory."""
+        """Make a lane of `capacity` rows; `full` says what a push does when it holds that many. name None: private
+        memory."""
         dtype = np.dtype(dtype)
         if capacity < 1 or dtype.itemsize < 1:
             raise ValueError(f"lane {name}: capacity ({capacity}) and row size ({dtype.itemsize}) must be at least 1")
@@ -56,7 +58,10 @@ class Lane:
         segment = Segment.attach(name, KIND)
         dtype = np.dtype(dtype)
         if not np.array_equal(segment.array[:_DIGEST_NBYTES], _digest(dtype)):
-            raise ChannelError(f"lane {name} carries other rows than {dtype}: all processes of a run need the same environment and ddrl")
+            raise ChannelError(
+                f"lane {name} carries other rows than {dtype}: all processes of a run need the same environment and "
+                "ddrl"
+            )
         return cls(segment, dtype)
 
     def push(self, rows: NDArray[Any], timeout: float | None = None) -> int:
@@ -72,7 +77,9 @@ class Lane:
 
     def _as_bytes(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
         if (rows.dtype is not self.dtype and rows.dtype != self.dtype) or rows.ndim != 1 or not rows.flags.c_contiguous:
-            raise ChannelError(f"lane {self.segment.name} takes contiguous rows [n] of {self.dtype}, got {rows.dtype} {rows.shape}")
+            raise ChannelError(
+                f"lane {self.segment.name} takes contiguous rows [n] of {self.dtype}, got {rows.dtype} {rows.shape}"
+            )
         return rows.view(np.uint8)
 
     def __len__(self) -> int:
@@ -124,7 +131,8 @@ class Lane:
         self.ring.set_bell(bell)
 
     def close(self) -> None:
-        """End it for both ends: a waiting producer wakes, later pushes write nothing; rows inside can still be popped."""
+        """End it for both ends: a waiting producer wakes, later pushes write nothing; rows inside can still be
+        popped."""
         self.ring.close()
 
     def unlink(self) -> None:
@@ -142,7 +150,8 @@ class LaneSet:
         self._set = _kernel.LaneSet([lane.ring for lane in self.lanes])
 
     def drain(self, out: NDArray[Any]) -> int:
-        """Move rows of all lanes into `out` [n]; returns how many. Fair, order kept within each lane; never waits. O(lanes + bytes)."""
+        """Move rows of all lanes into `out` [n]; returns how many. Fair, order kept within each lane; never waits.
+        O(lanes + bytes)."""
         return self._set.drain(self.lanes[0]._as_bytes(out)) if self.lanes else 0  # pyright: ignore[reportPrivateUsage]
 
     @property

@@ -1,9 +1,9 @@
 """A mailbox: versions of one vector, one writer, many readers of a host that use them in place.
 
-The writer (the trainer, or a relay that receives) fills slots and seals them; a reader pins the newest sealed version and maps it without a
-copy. A reader gets one whole version or none, and never makes the writer wait: where every slot is in use the writer takes the oldest one
-from its readers, whose `Pin.valid()` is False from then on. The protocol is ddrl/kernel/mailbox.hpp.
-"""
+The writer (the trainer, or a relay that receives) fills slots and seals them; a reader pins the newest sealed version
+and maps it without a copy. A reader gets one whole version or none, and never makes the writer wait: where every slot
+is in use the writer takes the oldest one from its readers, whose `Pin.valid()` is False from then on. The protocol is
+ddrl/kernel/mailbox.hpp."""
 
 from __future__ import annotations
 
@@ -108,13 +108,15 @@ class MailboxReader:
         self._word = 0
 
     def pin(self) -> Pin | None:
-        """Pin the newest sealed version in place of the former pin; the same Pin where nothing newer is there, None where nothing is yet."""
+        """Pin the newest sealed version in place of the former pin; the same Pin where nothing newer is there, None
+        where nothing is yet."""
         if self._word and self._kernel.newest_word == self._word:
             return self._pin
         return self._took(self._kernel.pin())
 
     def wait_pin(self, version: int, timeout: float | None) -> Pin | None:
-        """Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest as `pin` does, in one call."""
+        """Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest as `pin`
+        does, in one call."""
         return self._took(self._kernel.wait_pin(version, timeout))
 
     def _took(self, sealed: _kernel.Sealed) -> Pin | None:
@@ -136,7 +138,8 @@ class MailboxReader:
 
 
 class Mailbox:
-    """A host's mailbox, mapped by its writer or by a reader's process. `bell`: rung, besides the mailbox's own, when a version is sealed."""
+    """A host's mailbox, mapped by its writer or by a reader's process. `bell`: rung, besides the mailbox's own, when a
+    version is sealed."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -149,11 +152,17 @@ class Mailbox:
 
     @classmethod
     def create(cls, name: str | None, nbytes: int, slots: int, readers: int) -> Mailbox:
-        """Make a mailbox of `slots` vectors of `nbytes` each for reader places 0 .. `readers` - 1. name None: private memory."""
+        """Make a mailbox of `slots` vectors of `nbytes` each for reader places 0 .. `readers` - 1. name None: private
+        memory."""
         if nbytes < 1 or not 2 <= slots <= 255 or readers < 0:
-            raise ValueError(f"mailbox {name}: {slots} slots (2 to 255) of {nbytes} bytes (1 or more) for {readers} readers is no mailbox")
+            raise ValueError(
+                f"mailbox {name}: {slots} slots (2 to 255) of {nbytes} bytes (1 or more) for {readers} readers is no "
+                "mailbox"
+            )
         size = _kernel.Mailbox.nbytes(slots, readers, nbytes)
-        return cls(Segment.create(name, KIND, size, lambda array: _kernel.Mailbox.initialize(array, slots, readers, nbytes)))
+        return cls(
+            Segment.create(name, KIND, size, lambda array: _kernel.Mailbox.initialize(array, slots, readers, nbytes))
+        )
 
     @classmethod
     def attach(cls, name: str) -> Mailbox:
@@ -165,12 +174,14 @@ class Mailbox:
     def begin(self, version: int) -> MailboxSlot:
         """Take a slot for `version`, never waiting: a free one, else the oldest that readers pin, which they lose.
 
-        Several slots may be open at once. ChannelError where no slot can be had: each is the newest version, open, or held by a firm reader.
-        """
+        Several slots may be open at once. ChannelError where no slot can be had: each is the newest version, open, or
+        held by a firm reader."""
         slot = self._take(version, revoke=True)
         if slot is None:
-            raise ChannelError(f"mailbox {self.segment.name}: all {self.slots} slots are newest, open or in transfer; "
-                               "raise channels.mailbox_slots or lower cluster.versions_in_flight")
+            raise ChannelError(
+                f"mailbox {self.segment.name}: all {self.slots} slots are newest, open or in transfer; "
+                "raise channels.mailbox_slots or lower cluster.versions_in_flight"
+            )
         return slot
 
     def try_begin(self, version: int) -> MailboxSlot | None:
@@ -205,7 +216,9 @@ class Mailbox:
         if version < 0:
             raise ValueError(f"versions count from 0, got {version}")
         index = self.kernel.begin(False)
-        if index < 0 and time.monotonic() >= self._look_at_dead:  # their pins are not worth revoking, but looking costs a file per reader
+        if (
+            index < 0 and time.monotonic() >= self._look_at_dead
+        ):  # their pins are not worth revoking, but looking costs a file per reader
             self._look_at_dead = time.monotonic() + _DEAD_PERIOD
             if self.release_dead():
                 index = self.kernel.begin(False)
@@ -219,7 +232,9 @@ class Mailbox:
         if checksum is None:
             checksum = _kernel.checksum(slot.data)
         padded = [*(float(value) for value in values), *(0.0 for _ in range(NUM_VALUES - len(values)))]
-        newest = self.kernel.seal(slot.index, slot.version, checksum, time.time_ns() if time_ns is None else time_ns, padded)
+        newest = self.kernel.seal(
+            slot.index, slot.version, checksum, time.time_ns() if time_ns is None else time_ns, padded
+        )
         if newest and self.bell is not None:
             self.bell.ring()
         return newest
@@ -227,7 +242,8 @@ class Mailbox:
     # The readers' side.
 
     def reader(self, index: int, *, firm: bool = False) -> MailboxReader:
-        """Take reader place `index` for this process. `firm`: the writer may not take its pins (a transfer reads from the slot).
+        """Take reader place `index` for this process. `firm`: the writer may not take its pins (a transfer reads from
+        the slot).
 
         ChannelError where another living process holds the place.
         """

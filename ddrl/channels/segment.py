@@ -1,10 +1,10 @@
 """Named shared memory of one host, with a header that says whose it is.
 
-A segment is a file in /dev/shm: one header page (magic, layout version, kind, payload size, owner's process id and start time), then the
-payload. It appears under its name only when it is complete, all its pages are reserved before anyone touches them (so no access can fail
-later), and it outlives its owner at most until the next `sweep_dead`, which every start of ddrl calls. Without a name the same memory is
-private to the process and its forks: one code path for --serial, tests and shared runs.
-"""
+A segment is a file in /dev/shm: one header page (magic, layout version, kind, payload size, owner's process id and
+start time), then the payload. It appears under its name only when it is complete, all its pages are reserved before
+anyone touches them (so no access can fail later), and it outlives its owner at most until the next `sweep_dead`, which
+every start of ddrl calls. Without a name the same memory is private to the process and its forks: one code path for
+--serial, tests and shared runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def segment_name(run_id: str, host: int, kind: str, index: int = 0) -> str:
 
 
 def start_time(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 where no such process lives. With the pid it names a process for good."""
+    """When the process began, in clock ticks since boot; 0 where no such process lives. With the pid it names a process
+    for good."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -62,14 +63,18 @@ class Segment:
         self._memory: NDArray[np.uint8] | None = memory
 
     @classmethod
-    def create(cls, name: str | None, kind: str, nbytes: int, initialize: Callable[[NDArray[np.uint8]], object] | None = None) -> Segment:
+    def create(
+        cls, name: str | None, kind: str, nbytes: int, initialize: Callable[[NDArray[np.uint8]], object] | None = None
+    ) -> Segment:
         """Make a segment of `nbytes` of payload, poisoned; `initialize(array)` runs before others can attach.
 
-        A segment of that name left by a dead process is replaced; one of a living process is a ChannelError, and so is a payload that does
-        not fit in /dev/shm. Without a name (None) the memory is private.
-        """
+        A segment of that name left by a dead process is replaced; one of a living process is a ChannelError, and so is
+        a payload that does not fit in /dev/shm. Without a name (None) the memory is private."""
         if nbytes < 1 or len(kind.encode()) > 16:
-            raise ValueError(f"segment {name}: {nbytes} bytes of kind {kind!r} is no segment (at least 1 byte, kind at most 16 letters)")
+            raise ValueError(
+                f"segment {name}: {nbytes} bytes of kind {kind!r} is no segment (at least 1 byte, kind at most 16 "
+                "letters)"
+            )
         _need_linux()
         if name is None:
             segment = cls(None, kind, _kernel.map_memory(-1, HEADER_NBYTES + nbytes))
@@ -77,7 +82,9 @@ class Segment:
             return segment
         if not name.startswith(PREFIX) or "/" in name or "~" in name:
             raise ValueError(f"segment {name!r}: names begin with {PREFIX!r} and hold neither '/' nor '~'")
-        draft = SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}"  # swept by what its name says, should this process die here
+        draft = (
+            SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}"
+        )  # swept by what its name says, should this process die here
         draft.unlink(missing_ok=True)
         try:
             segment = cls(name, kind, _map_new(draft, name, HEADER_NBYTES + nbytes))
@@ -89,30 +96,44 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, kind: str) -> Segment:
-        """Map an existing segment. ChannelError where it is missing, foreign, of another kind or layout version, or cut short."""
+        """Map an existing segment. ChannelError where it is missing, foreign, of another kind or layout version, or cut
+        short."""
         _need_linux()
         try:
             descriptor = os.open(SHM / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            raise ChannelError(f"shared memory {name} does not exist on this machine: its owner has ended or has not started; "
-                               "start the run anew") from None
+            raise ChannelError(
+                f"shared memory {name} does not exist on this machine: its owner has ended or has not started; "
+                "start the run anew"
+            ) from None
         except OSError as error:
-            raise ChannelError(f"shared memory {name} cannot be opened ({error.strerror}): it belongs to another user or is no file of "
-                               f"ddrl; remove {SHM / name}") from None
+            raise ChannelError(
+                f"shared memory {name} cannot be opened ({error.strerror}): it belongs to another user or is no file "
+                "of "
+                f"ddrl; remove {SHM / name}"
+            ) from None
         try:
             size = os.fstat(descriptor).st_size
             header = _parse(os.pread(descriptor, _HEADER.size, 0))
             if header is None or size < HEADER_NBYTES:
-                raise ChannelError(f"shared memory {name} was not written by ddrl: remove {SHM / name} or choose another run")
+                raise ChannelError(
+                    f"shared memory {name} was not written by ddrl: remove {SHM / name} or choose another run"
+                )
             version, found, nbytes, _, _ = header
             if version != LAYOUT_VERSION:
-                raise ChannelError(f"shared memory {name} has layout version {version}, this ddrl speaks {LAYOUT_VERSION}: "
-                                   "run the same ddrl in all processes")
+                raise ChannelError(
+                    f"shared memory {name} has layout version {version}, this ddrl speaks {LAYOUT_VERSION}: "
+                    "run the same ddrl in all processes"
+                )
             if found != kind:
-                raise ChannelError(f"shared memory {name} is a {found}, not a {kind}: two channels of the run share a name")
+                raise ChannelError(
+                    f"shared memory {name} is a {found}, not a {kind}: two channels of the run share a name"
+                )
             if size != HEADER_NBYTES + nbytes:
-                raise ChannelError(f"shared memory {name} has {size} bytes where its header says {HEADER_NBYTES + nbytes}: "
-                                   f"it is corrupt; remove {SHM / name}")
+                raise ChannelError(
+                    f"shared memory {name} has {size} bytes where its header says {HEADER_NBYTES + nbytes}: "
+                    f"it is corrupt; remove {SHM / name}"
+                )
             return cls(name, kind, _kernel.map_memory(descriptor, size))
         finally:
             os.close(descriptor)
@@ -154,7 +175,8 @@ class Segment:
 
 
 def sweep_dead() -> list[str]:
-    """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs and other users stay."""
+    """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs and other users
+    stay."""
     swept: list[str] = []
     for path in _segments(""):
         owner = _owner(path)
@@ -219,8 +241,10 @@ def _map_new(draft: Path, name: str, size: int) -> NDArray[np.uint8]:
 
 
 def _no_room(name: str, size: int, free: int) -> ChannelError:
-    return ChannelError(f"shared memory {name} needs {size / 2**20:.1f} MiB, {SHM} has {free / 2**20:.1f} MiB free: enlarge it (in a "
-                        "container: --shm-size), or lower channels.lane_rows, channels.mailbox_slots or the number of rollouts")
+    return ChannelError(
+        f"shared memory {name} needs {size / 2**20:.1f} MiB, {SHM} has {free / 2**20:.1f} MiB free: enlarge it (in a "
+        "container: --shm-size), or lower channels.lane_rows, channels.mailbox_slots or the number of rollouts"
+    )
 
 
 def _give_name(draft: Path, name: str) -> None:
@@ -241,4 +265,7 @@ def _give_name(draft: Path, name: str) -> None:
 
 def _need_linux() -> None:
     if not sys.platform.startswith("linux"):
-        raise ChannelError(f"ddrl's shared memory needs Linux (/dev/shm and futex), this is {sys.platform}: run it on Linux or in a container")
+        raise ChannelError(
+            f"ddrl's shared memory needs Linux (/dev/shm and futex), this is {sys.platform}: run it on Linux or in a "
+            "container"
+        )

@@ -1,8 +1,7 @@
 """Every setting of ddrl: one frozen dataclass per component, each field with its unit and meaning.
 
-Read by `run`, which hands each stage its own component. This module holds what the settings are and refuses impossible values;
-reading files and command lines is `ddrl.core.settings`.
-"""
+Read by `run`, which hands each stage its own component. This module holds what the settings are and refuses impossible
+values; reading files and command lines is `ddrl.core.settings`."""
 
 from __future__ import annotations
 
@@ -17,8 +16,16 @@ from ddrl.core.errors import ConfigError
 NEVER = math.inf
 
 
-def setting(default: Any, unit: str, doc: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
-            choices: tuple[str, ...] = ()) -> Any:
+def setting(
+    default: Any,
+    unit: str,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
     """A field of a component: its default, unit and one line of meaning, with the range or the words it accepts."""
     metadata = {"unit": unit, "doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices}
     if isinstance(default, (dict, list)):
@@ -33,11 +40,17 @@ class RunConfig:
 
     seed: int = setting(1, "", "Seed of everything random; with --serial the same seed gives the same bits.", ge=0)
     dir: str = setting("", "path", "Run directory; empty: a new one under runs/.")
-    max_env_steps: int = setting(500_000, "env steps", "Stop after so many environment steps of all rollouts together.", ge=1)
+    max_env_steps: int = setting(
+        500_000, "env steps", "Stop after so many environment steps of all rollouts together.", ge=1
+    )
     max_seconds: float = setting(NEVER, "s", "Stop after so many seconds of wall time.", gt=0)
     target_return: float = setting(NEVER, "return", "Stop once an evaluation's mean return reaches this.")
-    processes: int = setting(0, "processes", "Rollout processes when started without mpirun; 0: one for each core but one, at least 1.", ge=0)
-    checkpoint_period: int = setting(100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0)
+    processes: int = setting(
+        0, "processes", "Rollout processes when started without mpirun; 0: one for each core but one, at least 1.", ge=0
+    )
+    checkpoint_period: int = setting(
+        100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
+    )
     keep_checkpoints: int = setting(3, "checkpoints", "How many of the newest checkpoints stay.", ge=1)
 
 
@@ -48,7 +61,9 @@ class EnvConfig:
     id: str = setting("CartPole-v1", "", "Gymnasium id, or package.module:factory of your own environment.")
     num_envs: int = setting(8, "environments", "Environments that one rollout process steps together.", ge=1)
     kwargs: dict[str, Any] = setting({}, "", "Keyword arguments for the environment's constructor.")
-    reward_clip: bool = setting(False, "", "Clip each reward to [-1, 1] for learning; reported returns stay raw. Usual for Atari.")
+    reward_clip: bool = setting(
+        False, "", "Clip each reward to [-1, 1] for learning; reported returns stay raw. Usual for Atari."
+    )
     frame_skip: int = setting(4, "frames", "Atari: frames per action.", ge=1)
     frame_stack: int = setting(4, "frames", "Atari: newest frames that make one observation.", ge=1)
     screen_size: int = setting(84, "pixels", "Atari: height and width of the gray screen.", ge=16)
@@ -59,26 +74,52 @@ class EnvConfig:
 class ClusterConfig:
     """Hosts, relays, and how a model reaches them."""
 
-    relays: int = setting(0, "relays", "Groups of ranks that each act as a host with a relay; 0: one for each real host.", ge=0)
+    relays: int = setting(
+        0, "relays", "Groups of ranks that each act as a host with a relay; 0: one for each real host.", ge=0
+    )
     scheme: str = setting("auto", "", "Distribution scheme.")
     shards: int = setting(0, "shards", "Relays that get a shard from the root (m); 0: chosen by the planner.", ge=0)
-    chunk_bytes: int = setting(0, "bytes", "Size of the pieces that relays forward on arrival; 0: chosen by the planner.", ge=0)
-    codec: str = setting("none", "", "How models travel between hosts: none, as they are; bf16 or int8, rounded to 2 or 1 bytes a parameter (hosts "
-                         "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version.",
-                         choices=("none", "bf16", "int8", "xor_zstd"))
+    chunk_bytes: int = setting(
+        0, "bytes", "Size of the pieces that relays forward on arrival; 0: chosen by the planner.", ge=0
+    )
+    codec: str = setting(
+        "none",
+        "",
+        "How models travel between hosts: none, as they are; bf16 or int8, rounded to 2 or 1 bytes a parameter (hosts "
+        "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version.",
+        choices=("none", "bf16", "int8", "xor_zstd"),
+    )
     versions_in_flight: int = setting(2, "versions", "Published versions that may travel at once.", ge=1)
-    closed_loop: bool = setting(False, "", "Send a version to the other hosts only when every rollout acts with the last one sent; else newest wins.")
-    uplink_block_bytes: int = setting(1 << 18, "bytes", "Most experience that a relay sends to the root in one message.", ge=4096)
+    closed_loop: bool = setting(
+        False,
+        "",
+        "Send a version to the other hosts only when every rollout acts with the last one sent; else newest wins.",
+    )
+    uplink_block_bytes: int = setting(
+        1 << 18, "bytes", "Most experience that a relay sends to the root in one message.", ge=4096
+    )
 
 
 @dataclass(frozen=True)
 class ChannelConfig:
     """Shared memory inside a host."""
 
-    lane_rows: int = setting(0, "rows", "Rows that one lane holds: more hides pauses of the drain, fewer keep experience fresh; 0: four vector "
-                             "steps where samples_per_insert makes rollouts wait, else 512.", ge=0)
-    lane_full: str = setting("wait", "", "What a producer does at a full lane: wait, or drop the new row (counted).", choices=("wait", "drop"))
-    mailbox_slots: int = setting(4, "slots", "Parameter vectors held per host: newest, being written, and pinned ones.", ge=3)
+    lane_rows: int = setting(
+        0,
+        "rows",
+        "Rows that one lane holds: more hides pauses of the drain, fewer keep experience fresh; 0: four vector "
+        "steps where samples_per_insert makes rollouts wait, else 512.",
+        ge=0,
+    )
+    lane_full: str = setting(
+        "wait",
+        "",
+        "What a producer does at a full lane: wait, or drop the new row (counted).",
+        choices=("wait", "drop"),
+    )
+    mailbox_slots: int = setting(
+        4, "slots", "Parameter vectors held per host: newest, being written, and pinned ones.", ge=3
+    )
 
 
 @dataclass(frozen=True)
@@ -87,12 +128,25 @@ class RolloutConfig:
 
     epsilon_start: float = setting(1.0, "", "Share of random actions at the start.", ge=0, le=1)
     epsilon_end: float = setting(0.05, "", "Share of random actions after epsilon_decay_steps.", ge=0, le=1)
-    epsilon_decay_steps: int = setting(20_000, "env steps", "Environment steps of all rollouts over which epsilon falls linearly.", ge=1)
-    epsilon_spread: float = setting(0.0, "", "alpha in epsilon ** (1 + alpha i / (n - 1)) for rollout i of n (Horgan et al. 2018, eq. 1); "
-                                    "0: the same for all.", ge=0)
-    refresh: str = setting("step", "", "When newer parameters are taken: at each vector step, or when an episode ends.",
-                           choices=("step", "episode"))
-    warmup_steps: int = setting(1_000, "env steps", "Steps of all rollouts together taken at random before the policy acts.", ge=0)
+    epsilon_decay_steps: int = setting(
+        20_000, "env steps", "Environment steps of all rollouts over which epsilon falls linearly.", ge=1
+    )
+    epsilon_spread: float = setting(
+        0.0,
+        "",
+        "alpha in epsilon ** (1 + alpha i / (n - 1)) for rollout i of n (Horgan et al. 2018, eq. 1); "
+        "0: the same for all.",
+        ge=0,
+    )
+    refresh: str = setting(
+        "step",
+        "",
+        "When newer parameters are taken: at each vector step, or when an episode ends.",
+        choices=("step", "episode"),
+    )
+    warmup_steps: int = setting(
+        1_000, "env steps", "Steps of all rollouts together taken at random before the policy acts.", ge=0
+    )
 
 
 @dataclass(frozen=True)
@@ -102,14 +156,28 @@ class ReplayConfig:
     capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1)
     min_size: int = setting(1_000, "transitions", "Records needed before the first update.", ge=1)
     selector: str = setting("prioritized", "", "How transitions are drawn.", choices=("uniform", "prioritized"))
-    priority_exponent: float = setting(0.6, "", "alpha: mass = priority ** alpha (Schaul et al. 2016, eq. 1).", ge=0, le=1)
-    importance_exponent: float = setting(0.4, "", "beta of the importance weights at the start; rises to 1 by max_env_steps.", ge=0, le=1)
+    priority_exponent: float = setting(
+        0.6, "", "alpha: mass = priority ** alpha (Schaul et al. 2016, eq. 1).", ge=0, le=1
+    )
+    importance_exponent: float = setting(
+        0.4, "", "beta of the importance weights at the start; rises to 1 by max_env_steps.", ge=0, le=1
+    )
     n_step: int = setting(3, "steps", "Rewards summed before the bootstrap.", ge=1)
-    eviction: str = setting("fifo", "", "Which episode goes when full.", choices=("fifo", "second_chance", "lru", "lfu"))
-    samples_per_insert: float = setting(8.0, "samples/transition", "Transitions learned from per transition recorded; whoever is ahead "
-                                        "waits. 0: nobody waits.", ge=0)
-    samples_tolerance: float = setting(1_000.0, "transitions", "How far (in recorded transitions) rollouts and learner may drift from "
-                                       "samples_per_insert before one waits.", gt=0)
+    eviction: str = setting(
+        "fifo", "", "Which episode goes when full.", choices=("fifo", "second_chance", "lru", "lfu")
+    )
+    samples_per_insert: float = setting(
+        8.0,
+        "samples/transition",
+        "Transitions learned from per transition recorded; whoever is ahead waits. 0: nobody waits.",
+        ge=0,
+    )
+    samples_tolerance: float = setting(
+        1_000.0,
+        "transitions",
+        "How far (in recorded transitions) rollouts and learner may drift from samples_per_insert before one waits.",
+        gt=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -117,19 +185,31 @@ class LearnerConfig:
     """Network, loss and optimizer."""
 
     device: str = setting("auto", "", "torch device of the learner; auto: cuda where there is one, else cpu.")
-    network: str = setting("auto", "", "mlp, nature_cnn, small_cnn, auto (by the observation), or package.module:Class of your own torch module.")
+    network: str = setting(
+        "auto",
+        "",
+        "mlp, nature_cnn, small_cnn, auto (by the observation), or package.module:Class of your own torch module.",
+    )
     hidden: list[int] = setting([256, 256], "units", "Hidden layers of the mlp.")
-    dueling: str = setting("mean", "", "Q = V + A - baseline: the mean of A, its expectation under the greedy-softmax policy, or a single head.",
-                           choices=("mean", "policy", "none"))
+    dueling: str = setting(
+        "mean",
+        "",
+        "Q = V + A - baseline: the mean of A, its expectation under the greedy-softmax policy, or a single head.",
+        choices=("mean", "policy", "none"),
+    )
     double: bool = setting(True, "", "Choose the bootstrap action with the online network (van Hasselt et al. 2016).")
     loss: str = setting("huber", "", "Loss on the TD error.", choices=("huber", "mse"))
     lr: float = setting(1e-3, "", "Adam's step size.", gt=0)
-    lr_end_fraction: float = setting(1.0, "", "Step size at max_env_steps as a fraction of lr; falls linearly.", ge=0, le=1)
+    lr_end_fraction: float = setting(
+        1.0, "", "Step size at max_env_steps as a fraction of lr; falls linearly.", ge=0, le=1
+    )
     adam_epsilon: float = setting(1e-8, "", "Adam's epsilon.", gt=0)
     max_grad_norm: float = setting(10.0, "", "Gradients are scaled down to this norm.", gt=0)
     batch_size: int = setting(128, "transitions", "Transitions per optimizer step.", ge=1)
     discount: float = setting(0.99, "", "gamma.", ge=0, le=1)
-    target_period: int = setting(100, "updates", "Updates between copies of the online network to the target network.", ge=1)
+    target_period: int = setting(
+        100, "updates", "Updates between copies of the online network to the target network.", ge=1
+    )
     publish_period: int = setting(10, "updates", "Updates between publishes of the acting parameters.", ge=1)
     threads: int = setting(1, "threads", "Threads of torch's CPU kernels.", ge=1)
 
@@ -148,12 +228,22 @@ class TelemetryConfig:
     """What is written down while a run goes on."""
 
     period: float = setting(1.0, "s", "Seconds between records of the counters in the run directory.", gt=0)
-    live: bool = setting(True, "", "Also publish records on a ZeroMQ socket for dashboards and notebooks, and take commands on another.")
-    bind: str = setting("127.0.0.1", "address", "Where those sockets listen; beyond loopback they are encrypted with keys kept in RUN/keys.")
+    live: bool = setting(
+        True, "", "Also publish records on a ZeroMQ socket for dashboards and notebooks, and take commands on another."
+    )
+    bind: str = setting(
+        "127.0.0.1",
+        "address",
+        "Where those sockets listen; beyond loopback they are encrypted with keys kept in RUN/keys.",
+    )
     live_port: int = setting(0, "port", "Port of the records; 0: a free one, written to RUN/live.json.", ge=0, le=65535)
-    control_port: int = setting(0, "port", "Port of the commands; 0: a free one, written to RUN/live.json.", ge=0, le=65535)
+    control_port: int = setting(
+        0, "port", "Port of the commands; 0: a free one, written to RUN/live.json.", ge=0, le=65535
+    )
     tensorboard: bool = setting(False, "", "Also write TensorBoard event files to RUN/tensorboard.")
-    prometheus_port: int = setting(0, "port", "Also serve the newest record as Prometheus text on this port of loopback; 0: not.", ge=0, le=65535)
+    prometheus_port: int = setting(
+        0, "port", "Also serve the newest record as Prometheus text on this port of loopback; 0: not.", ge=0, le=65535
+    )
 
 
 @dataclass(frozen=True)
@@ -175,17 +265,26 @@ class Config:
             _check_ranges(component.name, getattr(self, component.name))
         replay, learner = self.replay, self.learner
         if replay.min_size > replay.capacity:
-            raise ConfigError(f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): sampling would block for "
-                              "ever; lower one or raise the other")
+            raise ConfigError(
+                f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): sampling would "
+                "block for "
+                "ever; lower one or raise the other"
+            )
         if replay.n_step >= replay.capacity:
             raise ConfigError(f"replay.n_step ({replay.n_step}) must be below replay.capacity ({replay.capacity})")
         spare = replay.samples_tolerance * replay.samples_per_insert
         if replay.samples_per_insert and spare < learner.batch_size:
-            raise ConfigError(f"replay.samples_tolerance ({replay.samples_tolerance:g}) times replay.samples_per_insert "
-                              f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): neither "
-                              "side could move; raise replay.samples_tolerance")
+            raise ConfigError(
+                f"replay.samples_tolerance ({replay.samples_tolerance:g}) times replay.samples_per_insert "
+                f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
+                "neither "
+                "side could move; raise replay.samples_tolerance"
+            )
         if self.rollout.epsilon_end > self.rollout.epsilon_start:
-            raise ConfigError(f"rollout.epsilon_end ({self.rollout.epsilon_end}) exceeds rollout.epsilon_start ({self.rollout.epsilon_start})")
+            raise ConfigError(
+                f"rollout.epsilon_end ({self.rollout.epsilon_end}) exceeds rollout.epsilon_start "
+                f"({self.rollout.epsilon_start})"
+            )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")
 
@@ -195,6 +294,10 @@ def _check_ranges(component: str, values: Any) -> None:
         value, meta, name = getattr(values, item.name), item.metadata, f"{component}.{item.name}"
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{name} ({value!r}) must be one of {', '.join(meta['choices'])}")
-        for bound, holds, words in (("ge", operator.ge, "at least"), ("gt", operator.gt, "above"), ("le", operator.le, "at most")):
+        for bound, holds, words in (
+            ("ge", operator.ge, "at least"),
+            ("gt", operator.gt, "above"),
+            ("le", operator.le, "at most"),
+        ):
             if meta[bound] is not None and not holds(value, meta[bound]):
                 raise ConfigError(f"{name} ({value!r}) must be {words} {meta[bound]}")

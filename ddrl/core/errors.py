@@ -11,8 +11,8 @@
     ├── MessageError       a message from outside that is not ours or malformed
     └── MissingExtraError  an optional dependency that is not installed
 
-A message names what is wrong, where it stands, and what to do, in one line: it is shown to the user as it is, without a traceback.
-"""
+A message names what is wrong, where it stands, and what to do, in one line: it is shown to the user as it is, without a
+traceback."""
 
 from __future__ import annotations
 
@@ -57,4 +57,6 @@ class MissingExtraError(DdrlError):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}', which is not installed: pip install 'ddrl[{extra}]'")
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed: pip install 'ddrl[{extra}]'"
+        )

@@ -1,8 +1,8 @@
 """Layouts of what travels: rows of experience and flat vectors of parameters.
 
-A row is one record of one episode (written by rollouts, moved by lanes and relays as bytes, read by replay). A parameter vector is one
-buffer with every tensor at a 64-byte boundary, described by a manifest (written by the learner, mapped by rollouts without a copy).
-"""
+A row is one record of one episode (written by rollouts, moved by lanes and relays as bytes, read by replay). A
+parameter vector is one buffer with every tensor at a 64-byte boundary, described by a manifest (written by the learner,
+mapped by rollouts without a copy)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class RowKind(IntEnum):
 def row_dtype(spec: EnvSpec) -> np.dtype[Any]:
     """Structured dtype of one row, 8-byte aligned.
 
-    `stream` names one environment of one rollout for the whole run: stream = rollout_index * num_envs + environment. `step` counts from 0
-    within an episode, so a reader sees a new episode (step 0) and a gap (a dropped row) without any other message.
-    """
+    `stream` names one environment of one rollout for the whole run: stream = rollout_index * num_envs + environment.
+    `step` counts from 0 within an episode, so a reader sees a new episode (step 0) and a gap (a dropped row) without
+    any other message."""
     action = np.dtype(spec.action.dtype)
     fields: list[tuple[str, Any] | tuple[str, Any, tuple[int, ...]]] = [
         ("policy_version", np.uint64),
@@ -88,7 +88,8 @@ class ParameterLayout:
         """Every tensor as a view into `vector` (uint8, [nbytes]), without a copy."""
         if vector.nbytes != self.nbytes:
             raise CheckpointError(
-                f"a parameter vector of {vector.nbytes} bytes does not fit the network's manifest of {self.nbytes} bytes: "
+                f"a parameter vector of {vector.nbytes} bytes does not fit the network's manifest of {self.nbytes} "
+                "bytes: "
                 "it was written for another network"
             )
         return {
@@ -106,7 +107,9 @@ class ParameterLayout:
         try:
             return msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:
-            raise CheckpointError(f"the parameter manifest cannot be read ({error}): it is corrupt or was not written by ddrl") from None
+            raise CheckpointError(
+                f"the parameter manifest cannot be read ({error}): it is corrupt or was not written by ddrl"
+            ) from None
 
     @property
     def digest(self) -> str:

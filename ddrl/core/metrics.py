@@ -1,8 +1,7 @@
 """The columns of the counters table: what every process reports about itself.
 
-Each process owns one row and stores plain float64 values in it; a value nobody has stored yet is NaN (fresh memory is poison).
-Written by every role, read by telemetry. Counts only grow; gauges hold the last value.
-"""
+Each process owns one row and stores plain float64 values in it; a value nobody has stored yet is NaN (fresh memory is
+poison). Written by every role, read by telemetry. Counts only grow; gauges hold the last value."""
 
 from __future__ import annotations
 
@@ -27,7 +26,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("host", "gauge", "", "Host index."),
     Metric("pid", "gauge", "", "Process id on its host."),
     Metric("heartbeat", "gauge", "s", "Wall time (Unix) of the last sign of life."),
-    Metric("policy_version", "gauge", "versions", "Version in use (rollout, evaluator), sealed (relay), published (trainer)."),
+    Metric(
+        "policy_version",
+        "gauge",
+        "versions",
+        "Version in use (rollout, evaluator), sealed (relay), published (trainer).",
+    ),
     Metric("bytes_sent", "count", "bytes", "Bytes given to MPI."),
     Metric("bytes_received", "count", "bytes", "Bytes taken from MPI."),
     Metric("cpu_seconds", "count", "s", "Processor time used, all threads; measured once a host."),
@@ -49,13 +53,34 @@ METRICS: tuple[Metric, ...] = (
     Metric("model_bytes_received", "count", "bytes", "Bytes of parameters received, headers included."),
     Metric("versions_sealed", "count", "versions", "Versions handed to this host's rollouts."),
     Metric("checksum_failures", "count", "versions", "Versions refused for a wrong checksum."),
-    Metric("rows_forwarded", "count", "rows", "Rows of experience sent to the root (relay) or received from relays (root)."),
-    Metric("seal_seconds", "gauge", "s", "Time from the trainer's publish of the newest version to its sealing on this host."),
-    Metric("plan_epoch", "gauge", "plans", "Plans that the root relay has made, less one: it changes with each new plan."),
-    Metric("plan_scheme", "gauge", "", "Position of the plan's scheme in ddrl.distribution.schemes.SCHEMES (root relay)."),
-    Metric("plan_shards", "gauge", "hosts", "Hosts that the root itself sends to by the plan: m of the sharded scheme (root relay)."),
+    Metric(
+        "rows_forwarded", "count", "rows", "Rows of experience sent to the root (relay) or received from relays (root)."
+    ),
+    Metric(
+        "seal_seconds",
+        "gauge",
+        "s",
+        "Time from the trainer's publish of the newest version to its sealing on this host.",
+    ),
+    Metric(
+        "plan_epoch", "gauge", "plans", "Plans that the root relay has made, less one: it changes with each new plan."
+    ),
+    Metric(
+        "plan_scheme", "gauge", "", "Position of the plan's scheme in ddrl.distribution.schemes.SCHEMES (root relay)."
+    ),
+    Metric(
+        "plan_shards",
+        "gauge",
+        "hosts",
+        "Hosts that the root itself sends to by the plan: m of the sharded scheme (root relay).",
+    ),
     Metric("plan_chunk_bytes", "gauge", "bytes", "Size of the plan's largest piece (root relay)."),
-    Metric("plan_bound_seconds", "gauge", "s", "Least time in which any plan brings a model to all hosts, by the links measured (root relay)."),
+    Metric(
+        "plan_bound_seconds",
+        "gauge",
+        "s",
+        "Least time in which any plan brings a model to all hosts, by the links measured (root relay).",
+    ),
     Metric("gpu_utilization", "gauge", "", "Mean share of time that this host's GPUs computed, by NVML."),
     Metric("gpu_memory_bytes", "gauge", "bytes", "Memory in use on this host's GPUs together."),
     Metric("gpu_memory_total_bytes", "gauge", "bytes", "Memory of this host's GPUs together."),

@@ -1,8 +1,8 @@
 """Which rank does what: a pure function of world size, hosts and config.
 
-Rank 0 is the trainer. On every host (a real one, or a group of ranks that stands for one: `cluster.relays`) the first rank that is not the
-trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on. All others are rollouts.
-"""
+Rank 0 is the trainer. On every host (a real one, or a group of ranks that stands for one: `cluster.relays`) the first
+rank that is not the trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on.
+All others are rollouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Assignment:
-    """One rank's place: `host` counts hosts from 0 (the trainer's), `index` counts the ranks of this role in rank order."""
+    """One rank's place: `host` counts hosts from 0 (the trainer's), `index` counts the ranks of this role in rank
+    order."""
 
     rank: int
     role: Role
@@ -35,20 +36,24 @@ class Assignment:
 def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list[int]:
     """Host index of every rank.
 
-    `relays` = 0: one host for each distinct name, in order of first appearance. `relays` = g > 0: the ranks are cut into g groups of
-    consecutive ranks, sizes differing by at most one, each group within one real host (so shared memory is shared).
-    """
+    `relays` = 0: one host for each distinct name, in order of first appearance. `relays` = g > 0: the ranks are cut
+    into g groups of consecutive ranks, sizes differing by at most one, each group within one real host (so shared
+    memory is shared)."""
     if relays == 0:
         order: dict[str, int] = {}
         return [order.setdefault(name, len(order)) for name in host_names]
     if relays > world_size - 1:
-        raise ConfigError(f"cluster.relays ({relays}) needs at least as many ranks beside the trainer, but mpirun started {world_size} in all")
+        raise ConfigError(
+            f"cluster.relays ({relays}) needs at least as many ranks beside the trainer, but mpirun started "
+            f"{world_size} in all"
+        )
     groups = [rank * relays // world_size for rank in range(world_size)]
     for group in range(relays):
         names = {host_names[rank] for rank in range(world_size) if groups[rank] == group}
         if len(names) > 1:
             raise ConfigError(
-                f"cluster.relays ({relays}) makes a group of ranks on several machines ({', '.join(sorted(names))}), which share no memory: "
+                f"cluster.relays ({relays}) makes a group of ranks on several machines ({', '.join(sorted(names))}), "
+                "which share no memory: "
                 "set cluster.relays = 0 for one relay per machine, or a number that divides each machine's ranks"
             )
     return groups
@@ -80,7 +85,8 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool) -> list[Assignment]:
     if without or evaluator_wanted or Role.ROLLOUT not in roles:
         smallest = 3 + int(evaluator)
         raise ConfigError(
-            f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n {smallest} or more per job, "
+            f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n "
+            f"{smallest} or more per job, "
             "at least 2 ranks on every further host" + (", or set evaluation.period = 0" if evaluator else "")
         )
     seen: dict[Role, int] = {}

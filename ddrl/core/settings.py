@@ -1,4 +1,5 @@
-"""Settings in and out: a TOML file, `--set section.name=value` overrides, the effective TOML, and the table behind --help.
+"""Settings in and out: a TOML file, `--set section.name=value` overrides, the effective TOML, and the table behind
+--help.
 
 Strict: an unknown name is refused with the nearest known one, a mistyped value with the type wanted.
 """
@@ -39,7 +40,9 @@ def describe_settings() -> list[SettingInfo]:
             default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
             kind = hints[item.name]
             name = str(kind).replace("typing.", "") if hasattr(kind, "__args__") else kind.__name__
-            described.append(SettingInfo(f"{section}.{item.name}", name, default, item.metadata["unit"], item.metadata["doc"]))
+            described.append(
+                SettingInfo(f"{section}.{item.name}", name, default, item.metadata["unit"], item.metadata["doc"])
+            )
     return described
 
 
@@ -120,7 +123,10 @@ def _check_names(tree: Mapping[str, Any], source: str) -> None:
         if section not in sections:
             raise ConfigError(f"{source}: there is no section '{section}'{_nearest(section, sections)}")
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{source}: '{section}' is a section of settings, not a value: write [{section}] or {section}.name = ...")
+            raise ConfigError(
+                f"{source}: '{section}' is a section of settings, not a value: write [{section}] or {section}.name = "
+                "..."
+            )
         for key in cast(Mapping[str, Any], values):
             name = f"{section}.{key}"
             if name not in known:

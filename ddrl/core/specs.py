@@ -39,9 +39,9 @@ class ArraySpec:
 class EnvSpec:
     """What one environment gives and takes.
 
-    `observation` is what a network sees. Where `frame_stack` > 1 it is the last `frame_stack` frames along axis 0, and only the newest
-    frame, `frame`, travels through lanes and is stored. The stack of an episode's first frames repeats the first frame.
-    """
+    `observation` is what a network sees. Where `frame_stack` > 1 it is the last `frame_stack` frames along axis 0, and
+    only the newest frame, `frame`, travels through lanes and is stored. The stack of an episode's first frames repeats
+    the first frame."""
 
     env_id: str
     observation: ArraySpec
@@ -53,7 +53,9 @@ class EnvSpec:
         if self.frame_stack < 1:
             raise ValueError(f"frame_stack ({self.frame_stack}) must be at least 1")
         if self.frame_stack > 1 and (not self.observation.shape or self.observation.shape[0] != self.frame_stack):
-            raise ValueError(f"axis 0 of the observation {self.observation.shape} must hold the {self.frame_stack} stacked frames")
+            raise ValueError(
+                f"axis 0 of the observation {self.observation.shape} must hold the {self.frame_stack} stacked frames"
+            )
 
     @property
     def frame(self) -> ArraySpec:
@@ -81,15 +83,16 @@ class EnvStep(NamedTuple):
 class VectorEnv(Protocol):
     """N environments that step together, with next-step reset.
 
-    After a step that ends an episode, the observation is the episode's final one. The next step ignores that environment's action, gives
-    reward 0, and returns the first observation of its next episode. So each observation is seen once, and nothing hides in an info dict.
-    """
+    After a step that ends an episode, the observation is the episode's final one. The next step ignores that
+    environment's action, gives reward 0, and returns the first observation of its next episode. So each observation is
+    seen once, and nothing hides in an info dict."""
 
     num_envs: int
     spec: EnvSpec
 
     def reset(self, seed: int) -> NDArray[Any]:
-        """Begin new episodes everywhere; the same seed gives the same run for the same actions. Returns [N, *observation.shape]."""
+        """Begin new episodes everywhere; the same seed gives the same run for the same actions. Returns [N,
+        *observation.shape]."""
         ...
 
     def step(self, action: NDArray[Any]) -> EnvStep:

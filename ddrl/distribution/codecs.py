@@ -1,8 +1,8 @@
 """Codecs: how a piece of a model becomes fewer bytes on its way, and the piece again.
 
-Pure transforms of one chunk at a time, called by `coding`; they know where float32 values stand, nothing of versions, relays or MPI.
-`bf16` and `int8` give an acting copy, close to the model but not equal to it; `xor_zstd` gives the model back bit for bit, and is shortest
-against another version. The same bytes decode to the same values on every machine.
+Pure transforms of one chunk at a time, called by `coding`; they know where float32 values stand, nothing of versions,
+relays or MPI. `bf16` and `int8` give an acting copy, close to the model but not equal to it; `xor_zstd` gives the model
+back bit for bit, and is shortest against another version. The same bytes decode to the same values on every machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Codec(Protocol):
         ...
 
     def encode(self, out: Bytes, model: Bytes, base: Bytes | None, start: int, stop: int) -> int:
-        """Code the chunk of `model` into `out`; bytes used. `base`: the same chunk of another version will be at hand for decoding."""
+        """Code the chunk of `model` into `out`; bytes used. `base`: the same chunk of another version will be at hand
+        for decoding."""
         ...
 
     def decode(self, model: Bytes, wire: Bytes, base: Bytes | None, start: int, stop: int) -> None:
@@ -123,11 +124,11 @@ class Reduced:
 
 
 class XorZstd:
-    """The chunk XOR the base's (or alone), as four byte planes, each compressed by itself or, where that gains nothing, as it is.
+    """The chunk XOR the base's (or alone), as four byte planes, each compressed by itself or, where that gains nothing,
+    as it is.
 
-    Coded: four uint32 lengths of the planes (equal to a plane's own: not compressed), the planes from the lowest bytes to the highest, and up
-    to three bytes that make no word.
-    """
+    Coded: four uint32 lengths of the planes (equal to a plane's own: not compressed), the planes from the lowest bytes
+    to the highest, and up to three bytes that make no word."""
 
     name = "xor_zstd"
     lossless = uses_base = True
@@ -181,7 +182,9 @@ class XorZstd:
         lengths: list[int] = np.frombuffer(wire[: self._HEAD].tobytes(), np.uint32).tolist()
         rest = stop - start - 4 * words
         if len(wire) < self._HEAD or self._HEAD + sum(lengths) + rest != len(wire) or max(lengths, default=0) > words:
-            raise MessageError(f"{len(wire)} bytes are no coded form of bytes {start}..{stop}: their planes have {lengths} bytes")
+            raise MessageError(
+                f"{len(wire)} bytes are no coded form of bytes {start}..{stop}: their planes have {lengths} bytes"
+            )
         for plane, length in enumerate(lengths):
             coded, target = wire[at : at + length], planes[plane * words : (plane + 1) * words]
             if length < words:
@@ -203,7 +206,8 @@ class XorZstd:
 
 
 def wire_edges(codec: Codec, bounds: list[int]) -> list[int]:
-    """Where the coded chunks of a model cut at `bounds` [K + 1] stand in memory, [K + 1]: at 64-byte boundaries unless the size is fixed."""
+    """Where the coded chunks of a model cut at `bounds` [K + 1] stand in memory, [K + 1]: at 64-byte boundaries unless
+    the size is fixed."""
     edges = [0]
     for start, stop in itertools.pairwise(bounds):
         size = codec.wire_bytes(start, stop)

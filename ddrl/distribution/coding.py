@@ -1,10 +1,11 @@
-"""Versions in coded form: the root codes each chunk once, when it first leaves; receivers pass it on as it came and decode it into their slot.
+"""Versions in coded form: the root codes each chunk once, when it first leaves; receivers pass it on as it came and
+decode it into their slot.
 
-A coded version travels out of and into memory of its own (`Coding.take`), cut like the plan; a decoded chunk goes straight into the mailbox's
-slot. With a codec that takes differences, a version is told against a base: the newest one that every receiver has confirmed, named in each
-header by how many models ago it left. A receiver keeps what may still become a base (`Bases`); where it lacks one it refuses the version, and
-the root sends whole ones until one is confirmed. Used by `executor` alone; must not know MPI.
-"""
+A coded version travels out of and into memory of its own (`Coding.take`), cut like the plan; a decoded chunk goes
+straight into the mailbox's slot. With a codec that takes differences, a version is told against a base: the newest one
+that every receiver has confirmed, named in each header by how many models ago it left. A receiver keeps what may still
+become a base (`Bases`); where it lacks one it refuses the version, and the root sends whole ones until one is
+confirmed. Used by `executor` alone; must not know MPI."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class Coding:
 class Encoder:
     """Root: one version, coded chunk by chunk as chunks are asked for. Keeps version and base until `release`."""
 
-    def __init__(self, coding: Coding, wire: Bytes, headers: NDArray[Any], version: Held, base: Held | None, checksum: Checksum) -> None:
+    def __init__(
+        self, coding: Coding, wire: Bytes, headers: NDArray[Any], version: Held, base: Held | None, checksum: Checksum
+    ) -> None:
         self._coding, self._wire, self._headers, self._checksum = coding, wire, headers, checksum
         self._version, self._base = version, base
         self._ready = bytearray(len(headers))
@@ -58,7 +61,9 @@ class Encoder:
                 continue
             self._ready[chunk] = 1
             out = self._wire[edges[chunk] : edges[chunk + 1]]
-            self.lengths[chunk] = self._coding.codec.encode(out, self._version.data, base, bounds[chunk], bounds[chunk + 1])
+            self.lengths[chunk] = self._coding.codec.encode(
+                out, self._version.data, base, bounds[chunk], bounds[chunk + 1]
+            )
             seal_header(self._headers, chunk, out[: self.lengths[chunk]], self._checksum)
 
     def release(self) -> None:
@@ -69,9 +74,19 @@ class Encoder:
 
 
 class CodedAssembly(Assembly):
-    """A coded version being put together: `data` is the coded form, `model` the slot that it is decoded into, chunk by chunk."""
+    """A coded version being put together: `data` is the coded form, `model` the slot that it is decoded into, chunk by
+    chunk."""
 
-    def __init__(self, coding: Coding, wire: Bytes, model: Bytes, headers: NDArray[Any], epoch: int, sequence: int, checksum: Checksum) -> None:
+    def __init__(
+        self,
+        coding: Coding,
+        wire: Bytes,
+        model: Bytes,
+        headers: NDArray[Any],
+        epoch: int,
+        sequence: int,
+        checksum: Checksum,
+    ) -> None:
         super().__init__(wire, headers, np.asarray(coding.bounds, np.int64), epoch, sequence, checksum)
         self._coding, self._model = coding, model
         self.at: list[int] = coding.edges[:-1]  # where each chunk begins in `data`
@@ -79,7 +94,8 @@ class CodedAssembly(Assembly):
         self.back = 0  # models between the base and this one; 0: none is needed
 
     def locate(self, first: int, count: int) -> None:
-        """Chunks of one message have come one behind the other: find them. Lengths that cannot be are cut; their checksums will say so."""
+        """Chunks of one message have come one behind the other: find them. Lengths that cannot be are cut; their
+        checksums will say so."""
         if self._coding.codec.fixed:
             return
         edges = self._coding.edges
@@ -105,7 +121,9 @@ class CodedAssembly(Assembly):
                 self.problem = f"version {self.version} is told against one that is not held here"
                 return
         try:
-            self._coding.codec.decode(self._model, self.payload(index), base, self._edges[index], self._edges[index + 1])
+            self._coding.codec.decode(
+                self._model, self.payload(index), base, self._edges[index], self._edges[index + 1]
+            )
         except DdrlError as error:
             self.problem = f"chunk {index} of version {self.version}: {error}"
 
@@ -118,12 +136,15 @@ class CodedAssembly(Assembly):
 
 
 class Bases:
-    """A receiver's versions that later ones may be told against, by sequence. At most `most`; the oldest goes first, and is then refused for."""
+    """A receiver's versions that later ones may be told against, by sequence. At most `most`; the oldest goes first,
+    and is then refused for."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[int, tuple[Bytes, Callable[[], None]]] = {}
-        self._needs: dict[int, int] = {}  # oldest base that a model that has ended asked for; only what comes later counts
+        self._needs: dict[
+            int, int
+        ] = {}  # oldest base that a model that has ended asked for; only what comes later counts
         self._next = 0  # all models before have ended here
 
     def find(self, sequence: int) -> Bytes | None:
@@ -141,8 +162,8 @@ class Bases:
             self._drop(min(self._held))
 
     def ended(self, sequence: int, back: int) -> None:
-        """A model has ended here, told against the one `back` models before. Bases never go back, so once all up to it have ended, what is
-        older than its base is not asked for again."""
+        """A model has ended here, told against the one `back` models before. Bases never go back, so once all up to it
+        have ended, what is older than its base is not asked for again."""
         self._needs[sequence] = sequence - back if back else -1
         while self._next in self._needs:
             need = self._needs.pop(self._next)
@@ -161,7 +182,8 @@ class Bases:
 
 
 class SentVersions:
-    """Root: which sent version the next one may be told against. Whole versions go until one that left since the last refusal is confirmed."""
+    """Root: which sent version the next one may be told against. Whole versions go until one that left since the last
+    refusal is confirmed."""
 
     def __init__(self) -> None:
         self._sent: dict[int, Held] = {}

@@ -1,8 +1,7 @@
 """Small messages between the root and the other relays: what they say, and a post that never blocks.
 
-Root to relay: `State` (what the board says), `NewPlan`, `Measure`, `Goodbye`. Relay to root: `Ready`, `Confirm`, `Failed`, `Finished`.
-Packed by msgspec, so a message that is not ours is refused; nothing is unpickled.
-"""
+Root to relay: `State` (what the board says), `NewPlan`, `Measure`, `Goodbye`. Relay to root: `Ready`, `Confirm`,
+`Failed`, `Finished`. Packed by msgspec, so a message that is not ours is refused; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -51,7 +50,8 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Confirm(msgspec.Struct, tag="confirm"):
-    """A model has ended on this host: sealed (and taken by its rollouts, where that is asked), or refused with `problem`."""
+    """A model has ended on this host: sealed (and taken by its rollouts, where that is asked), or refused with
+    `problem`."""
 
     epoch: int
     sequence: int
@@ -82,12 +82,16 @@ POST_BYTES = 1 << 16  # longest message
 class Post:
     """Sends small messages to some ranks of a communicator under `out_tag`, and receives from them under `tag`."""
 
-    def __init__(self, comm: MPI.Comm, tag: int, peers: Sequence[int], *, out_tag: int, receive_bytes: int = POST_BYTES) -> None:
+    def __init__(
+        self, comm: MPI.Comm, tag: int, peers: Sequence[int], *, out_tag: int, receive_bytes: int = POST_BYTES
+    ) -> None:
         from mpi4py import MPI
 
         self._comm, self._tag, self._out_tag, self._mpi, self._peers = comm, tag, out_tag, MPI, list(peers)
         self._buffers: list[NDArray[np.uint8]] = [np.empty(receive_bytes, np.uint8) for _ in self._peers]
-        self._receives: list[Any] = [comm.Irecv(buffer, peer, tag) for buffer, peer in zip(self._buffers, self._peers, strict=True)]
+        self._receives: list[Any] = [
+            comm.Irecv(buffer, peer, tag) for buffer, peer in zip(self._buffers, self._peers, strict=True)
+        ]
         self._sends: list[Any] = []
         self._sent: list[bytes] = []  # kept alive beside `_sends`
         self.bytes_sent = self.bytes_received = 0
@@ -130,8 +134,11 @@ class Post:
                 try:
                     come.append((self._peers[index], _decoder.decode(data)))
                 except msgspec.DecodeError as error:
-                    raise MessageError(f"relay {self._comm.rank} got a message of {length} bytes from relay {self._peers[index]} that it does "
-                                       f"not know ({error}): all relays must run the same ddrl") from None
+                    raise MessageError(
+                        f"relay {self._comm.rank} got a message of {length} bytes from relay {self._peers[index]} "
+                        "that it does "
+                        f"not know ({error}): all relays must run the same ddrl"
+                    ) from None
         return come
 
     def close(self) -> None:

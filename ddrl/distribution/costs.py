@@ -1,8 +1,8 @@
 """Closed-form time of each scheme, and the bound none can beat.
 
-Symbols: n hosts beside the root, S bytes, B bytes/s each way of every link, a seconds a message. Equal links only; unequal ones are the
-simulator's work. The formulas are the usual ones of the postal and pipelining literature; each stands beside its function.
-"""
+Symbols: n hosts beside the root, S bytes, B bytes/s each way of every link, a seconds a message. Equal links only;
+unequal ones are the simulator's work. The formulas are the usual ones of the postal and pipelining literature; each
+stands beside its function."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def best_two_tree_chunks(n: int, S: float, B: float, a: float) -> int:
 
 
 def stripes_seconds(n: int, S: float, B: float, a: float, fanout: int, chunks: int) -> float:
-    """(K + depth f)(a + S/(KB)): K chunks leave the root one by one, and the last passes `depth` hosts that serve f others each."""
+    """(K + depth f)(a + S/(KB)): K chunks leave the root one by one, and the last passes `depth` hosts that serve f
+    others each."""
     depth = max(1, math.ceil(math.log(max(2, n * (fanout - 1) / fanout + 1), fanout))) if fanout > 1 else n
     return (chunks + (depth - 1) * fanout + 1) * (a + S / (chunks * B))
 

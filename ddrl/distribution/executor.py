@@ -1,11 +1,11 @@
 """Running a plan over MPI, version after version, straight out of and into mailbox slots.
 
-One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Nothing here blocks: `progress`
-starts what can be started and returns. Receives of the next versions are posted ahead, so data never waits for a buffer. A host always sends
-the ready message that stands earliest, old versions before new ones, and keeps only a window of bytes handed to MPI, so that precedence is
-ours and not the socket's. A relay forwards a chunk as soon as it is there, but acts on a version only when all its chunks are verified.
-Written by the relay alone; must not know tensors. mpi4py objects are handed in.
-"""
+One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Nothing
+here blocks: `progress` starts what can be started and returns. Receives of the next versions are posted ahead, so data
+never waits for a buffer. A host always sends the ready message that stands earliest, old versions before new ones, and
+keeps only a window of bytes handed to MPI, so that precedence is ours and not the socket's. A relay forwards a chunk as
+soon as it is there, but acts on a version only when all its chunks are verified. Written by the relay alone; must not
+know tensors. mpi4py objects are handed in."""
 
 from __future__ import annotations
 
@@ -32,17 +32,29 @@ WIDE = 128  # hosts served by one: more are very many
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
-    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0: 512 KiB, and a
-    quarter of it to one host; a message that is larger goes alone. `trace` records every send and arrival. With a `coding` what travels is the
-    coded form, in memory of its own; relays pass it on as it came.
-    """
+    `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to MPI and not yet taken; 0:
+    512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace` records every send and
+    arrival. With a `coding` what travels is the coded form, in memory of its own; relays pass it on as it came."""
 
-    def __init__(self, comm: MPI.Comm, plan: Plan, inbox: Inbox | None, checksum: Checksum, *, epoch: int = 0, versions_in_flight: int = 2,
-                 window_bytes: int = 0, trace: bool = False, coding: Coding | None = None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        plan: Plan,
+        inbox: Inbox | None,
+        checksum: Checksum,
+        *,
+        epoch: int = 0,
+        versions_in_flight: int = 2,
+        window_bytes: int = 0,
+        trace: bool = False,
+        coding: Coding | None = None,
+    ) -> None:
         from mpi4py import MPI
 
         if comm.size != plan.hosts + 1:
-            raise PlanError(f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew")
+            raise PlanError(
+                f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
+            )
         self.plan, self.epoch, self.versions_in_flight, self.traffic = plan, epoch, versions_in_flight, Traffic()
         self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
         self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, trace
@@ -60,8 +72,9 @@ class Executor:
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
         self._mine: list[int] = plan.sent_by(self._host).tolist()
-        # MPI calls a small message sent when it has copied it. Where a host serves very many, its whole turn would then stand in their sockets at
-        # once, and acknowledgements of what it receives behind it; so it asks to hear when a message has been taken, and the window holds.
+        # MPI calls a small message sent when it has copied it. Where a host serves very many, its whole turn would then
+        # stand in their sockets at once, and acknowledgements of what it receives behind it; so it asks to hear when a
+        # message has been taken, and the window holds.
         self._isend = comm.Issend if len(np.unique(plan.target[self._mine])) > WIDE else comm.Isend
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
@@ -92,10 +105,14 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Nothing is under way on this host: every version here is over, or was only opened ahead."""
-        return all(flight.assembly is not None and flight.unreceived == len(self._incoming) for flight in self._flights.values())
+        return all(
+            flight.assembly is not None and flight.unreceived == len(self._incoming)
+            for flight in self._flights.values()
+        )
 
     def start(self, held: Held, base: tuple[int, Held] | None = None) -> int:
-        """Root: begin to send a version; returns its sequence number. The version is released when its last byte has left.
+        """Root: begin to send a version; returns its sequence number. The version is released when its last byte has
+        left.
 
         `base`: sequence and version that every receiver holds, for a codec that takes differences; None: a whole one.
         """
@@ -103,13 +120,21 @@ class Executor:
         data = held.data if self._coding is None else self._coding.take()
         headers = self._headers_of(data)
         flight = Flight(sequence, data, headers, None, [], held=held, unsent=len(self._mine), done=True)
-        fields: dict[str, Any] = {"epoch": self.epoch, "sequence": sequence, "version": held.version, "model_checksum": held.checksum,
-                                  "time_ns": held.time_ns, "values": held.values}
+        fields: dict[str, Any] = {
+            "epoch": self.epoch,
+            "sequence": sequence,
+            "version": held.version,
+            "model_checksum": held.checksum,
+            "time_ns": held.time_ns,
+            "values": held.values,
+        }
         if self._coding is None:
             write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
         else:
             fill_headers(headers, self.plan.bounds, back=sequence - base[0] if base else 0, **fields)
-            flight.encoder = Encoder(self._coding, data, headers, held, base[1].share() if base else None, self._checksum)
+            flight.encoder = Encoder(
+                self._coding, data, headers, held, base[1].share() if base else None, self._checksum
+            )
             if self._variable:
                 flight.lengths, flight.at = flight.encoder.lengths, self._edges
         self._flights[sequence] = flight
@@ -130,7 +155,8 @@ class Executor:
         return self._issue() or moved
 
     def close(self) -> None:
-        """Withdraw the receives posted ahead; call it only when all versions started by the root have ended everywhere."""
+        """Withdraw the receives posted ahead; call it only when all versions started by the root have ended
+        everywhere."""
         for request, (_, _, is_send) in zip(self._requests, self._what, strict=True):
             if not is_send:
                 request.Cancel()
@@ -162,8 +188,16 @@ class Executor:
             sequence, self._next = self._next, self._next + 1
             data = opened.data if self._coding is None else self._coding.take()
             headers = self._headers_of(data)
-            flight = Flight(sequence, data, headers, None, [self._count[message] for message in self._mine], opened,
-                            unsent=len(self._mine), unreceived=len(self._incoming))
+            flight = Flight(
+                sequence,
+                data,
+                headers,
+                None,
+                [self._count[message] for message in self._mine],
+                opened,
+                unsent=len(self._mine),
+                unreceived=len(self._incoming),
+            )
             if self._coding is None:
                 flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
             else:
@@ -173,7 +207,9 @@ class Executor:
                     flight.lengths, flight.at = coded.lengths, coded.at
             self._flights[sequence] = flight
             for message in self._incoming:
-                self._requests.append(self._comm.Irecv(self._memory(flight, message), self._source[message], self._tag(sequence, message)))
+                self._requests.append(
+                    self._comm.Irecv(self._memory(flight, message), self._source[message], self._tag(sequence, message))
+                )
                 self._what.append((flight, message, False))
             opened_any = True
         return opened_any
@@ -238,7 +274,9 @@ class Executor:
             seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
         if bases is not None and isinstance(assembly, CodedAssembly):
             if not assembly.problem:
-                bases.keep(flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon)
+                bases.keep(
+                    flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon
+                )
                 flight.held = flight.opened = None
             bases.ended(flight.sequence, assembly.back)
         self.reports.append(Report(flight.sequence, assembly.version, assembly.problem, seconds))
@@ -247,7 +285,8 @@ class Executor:
     # -- sending
 
     def _issue(self) -> bool:
-        """Hand ready messages to MPI, earliest first, while the window has room; True if any went. A slow target holds up only its own."""
+        """Hand ready messages to MPI, earliest first, while the window has room; True if any went. A slow target holds
+        up only its own."""
         issued = False
         while self._ready and self._outstanding < self._window:
             sequence, place = heapq.heappop(self._ready)
@@ -285,7 +324,8 @@ class Executor:
     # -- memory and tags
 
     def _send(self, flight: Flight, message: int, target: int) -> None:
-        """Hand a message to MPI. Where sizes vary, headers and chunks go one behind the other, from wherever they stand."""
+        """Hand a message to MPI. Where sizes vary, headers and chunks go one behind the other, from wherever they
+        stand."""
         tag = self._tag(flight.sequence, message)
         if flight.lengths is None or flight.at is None:
             self._requests.append(self._isend(self._memory(flight, message), target, tag))
@@ -319,7 +359,9 @@ class Executor:
         if datatype is None:
             start, stop = self._edges[first], self._edges[first + count]
             heads = flight.headers.ctypes.data + first * HEADER_BYTES
-            datatype = self._mpi.BYTE.Create_hindexed([count * HEADER_BYTES, stop - start], [heads, address + start]).Commit()
+            datatype = self._mpi.BYTE.Create_hindexed(
+                [count * HEADER_BYTES, stop - start], [heads, address + start]
+            ).Commit()
             self._types[address, first, count] = datatype
         return [self._mpi.BOTTOM, 1, datatype]
 

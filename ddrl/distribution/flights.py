@@ -1,7 +1,8 @@
-"""What stands between the executor, the memory it moves and the relay: versions under way, how they end, and what has gone over the wire.
+"""What stands between the executor, the memory it moves and the relay: versions under way, how they end, and what has
+gone over the wire.
 
-Written by the executor alone; `Held`, `Opened` and `Inbox` are what it asks of this host's memory (`inbox` is the real one).
-"""
+Written by the executor alone; `Held`, `Opened` and `Inbox` are what it asks of this host's memory (`inbox` is the real
+one)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Inbox(Protocol):
     """Where versions land on this host; `inbox.MailboxInbox` is the real one."""
 
     def open(self, urgent: bool) -> Opened | None:
-        """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader if need be."""
+        """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader
+        if need be."""
         ...
 
 
@@ -100,4 +102,6 @@ class Traffic:
     messages_received: int = 0
     sealed: int = 0
     refused: int = 0
-    trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])  # (ns, what, sequence, message, peer)
+    trace: list[tuple[int, str, int, int, int]] = field(
+        default_factory=list[tuple[int, str, int, int, int]]
+    )  # (ns, what, sequence, message, peer)

@@ -1,7 +1,7 @@
 """The mailbox as the executor sees it: memory for versions that are coming, and versions held while they are sent on.
 
-Written by the relay of this host, the mailbox's only writer there (on the trainer's host the trainer writes, and the relay only reads).
-"""
+Written by the relay of this host, the mailbox's only writer there (on the trainer's host the trainer writes, and the
+relay only reads)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ class HeldVersion:
     """A pinned version; the last `release` frees its reader for the next."""
 
     def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
-        self.version, self.checksum, self.time_ns, self.values = pin.version, pin.checksum, pin.time_ns, np.asarray(pin.values, np.float64)
+        self.version, self.checksum, self.time_ns, self.values = (
+            pin.version,
+            pin.checksum,
+            pin.time_ns,
+            np.asarray(pin.values, np.float64),
+        )
         self.data: Bytes = pin.data
         self._pin, self._reader, self._free, self._shares = pin, reader, free, 1
 
@@ -49,9 +54,11 @@ class OpenSlot:
         self.data: Bytes = slot.data
         self._slot, self._inbox = slot, inbox
 
-    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> HeldVersion | None:
-        """Hand the version to the readers, unless a newer one is there already. Returns it pinned where `hold`, if it was handed over;
-        where not, the slot stays open for those who still send from it, and `abandon` ends it."""
+    def seal(
+        self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool
+    ) -> HeldVersion | None:
+        """Hand the version to the readers, unless a newer one is there already. Returns it pinned where `hold`, if it
+        was handed over; where not, the slot stays open for those who still send from it, and `abandon` ends it."""
         if version <= self._inbox.mailbox.newest:
             if not hold:
                 self._slot.abandon()
@@ -66,7 +73,8 @@ class OpenSlot:
 
 
 class MailboxInbox:
-    """`readers`: this relay's own, one more than the versions in flight, so that every version under way can be pinned."""
+    """`readers`: this relay's own, one more than the versions in flight, so that every version under way can be
+    pinned."""
 
     def __init__(self, mailbox: Mailbox, readers: Sequence[MailboxReader]) -> None:
         self.mailbox = mailbox
@@ -85,7 +93,9 @@ class MailboxInbox:
     def hold(self) -> HeldVersion:
         """Pin the newest version."""
         if not self._free:
-            raise ChannelError("the relay has no free reader of the mailbox left: give it one more than cluster.versions_in_flight")
+            raise ChannelError(
+                "the relay has no free reader of the mailbox left: give it one more than cluster.versions_in_flight"
+            )
         reader = self._free.pop()
         pin = reader.pin()
         if pin is None:

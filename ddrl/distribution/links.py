@@ -1,9 +1,10 @@
-"""Measuring the links between relays: rates each way, latency, and what a message costs (the processor's part: `processor`).
+"""Measuring the links between relays: rates each way, latency, and what a message costs (the processor's part:
+`processor`).
 
-Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two. In each round every
-host sends to the one a certain number of places further on, which answers when it has everything; a host's rate each way is the best of all
-rounds, so a slow partner does not count against it. Nobody spins while it waits. Models must be at rest meanwhile.
-"""
+Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two.
+In each round every host sends to the one a certain number of places further on, which answers when it has everything; a
+host's rate each way is the best of all rounds, so a slow partner does not count against it. Nobody spins while it
+waits. Models must be at rest meanwhile."""
 
 from __future__ import annotations
 
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
 LOOK_SECONDS = 1e-3  # that a message waits for its relay to look, about
-SHARED_CPU = 2.0  # on one machine the kernel's packets and the looks that find nothing cost its cores about as much again as the relays' own work
-CROWDED, CROWDED_LOOK = 12.0, 4e-4  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
+# on one machine the kernel's packets and the looks that find nothing cost its cores about as much again as the relays'
+# own work
+SHARED_CPU = 2.0
+CROWDED, CROWDED_LOOK = (
+    12.0,
+    4e-4,
+)  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
 FEWEST, MOST = 4, 1 << 11  # pieces in a round
 ROUNDS = 12  # partners of each host, at most
 FRAME_BYTES = 40  # of TCP and IP, by packet
@@ -45,7 +51,8 @@ _TAG = 1 << 14
 
 @dataclass(frozen=True)
 class Links:
-    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct machines below the hosts.
+    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct
+    machines below the hosts.
 
     `message_seconds`, `byte_seconds`: of the processor, at both ends together.
     """
@@ -60,7 +67,8 @@ class Links:
 
     @property
     def least_rest(self) -> float:
-        """Seconds that each relay rests between two looks where very many share a core, so that looking does not take what moving needs; else 0."""
+        """Seconds that each relay rests between two looks where very many share a core, so that looking does not take
+        what moving needs; else 0."""
         sharing = len(self.up) / self.cores if self.machines == 1 else 1.0
         return CROWDED_LOOK * sharing if sharing > CROWDED else 0.0
 
@@ -75,8 +83,15 @@ class Links:
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
         message = 0.5 * self.message_seconds * (SHARED_CPU if shared else 1.0)
         latency = self.latency + max(LOOK_SECONDS, 0.5 * self.least_rest)
-        return Network(up, down, latency=latency, send_cpu=message, receive_cpu=message, cpu_byte=0.5 * self.byte_seconds,
-                       cores=shared)
+        return Network(
+            up,
+            down,
+            latency=latency,
+            send_cpu=message,
+            receive_cpu=message,
+            cpu_byte=0.5 * self.byte_seconds,
+            cores=shared,
+        )
 
 
 def measure_links(comm: MPI.Comm) -> Links:
@@ -214,7 +229,8 @@ class _Probe:
 
 
 class PaceWatch:
-    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the machine is busy.
+    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the
+    machine is busy.
 
     The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time.
     """

@@ -1,10 +1,9 @@
 """Models on their way: which version the root sends next and by which plan, and how a host confirms what it got.
 
-`ModelSender` is the root's half, `ModelReceiver` every other host's; each owns its executor and is driven by the relay. Newest wins: a
-version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are never sent. A version that some host
-refused is sent again while it is still the newest. With cluster.codec versions travel in coded form (`coding`): hosts other than the trainer's
-then act on what was decoded.
-"""
+`ModelSender` is the root's half, `ModelReceiver` every other host's; each owns its executor and is driven by the relay.
+Newest wins: a version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are
+never sent. A version that some host refused is sent again while it is still the newest. With cluster.codec versions
+travel in coded form (`coding`): hosts other than the trainer's then act on what was decoded."""
 
 from __future__ import annotations
 
@@ -37,14 +36,17 @@ KEPT = 1 << 14  # confirmations kept for whoever asks
 
 
 def bases_kept(config: ClusterConfig) -> int:
-    """Versions that a host keeps for others to be told against: the base in use, those under way, and as many that wait to be confirmed."""
+    """Versions that a host keeps for others to be told against: the base in use, those under way, and as many that wait
+    to be confirmed."""
     return 2 * config.versions_in_flight + 1 if config.codec == "xor_zstd" else 0
 
 
 class _Models:
     """What both halves share: the communicator, the plan in force, and its executor."""
 
-    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None) -> None:
+    def __init__(
+        self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None
+    ) -> None:
         self.codec = codec
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
@@ -62,9 +64,14 @@ class _Models:
     def totals(self) -> Traffic:
         """Traffic since the start, over all plans."""
         now = self.executor.traffic if self.executor is not None else Traffic()
-        return Traffic(self.past.bytes_sent + now.bytes_sent, self.past.bytes_received + now.bytes_received,
-                       self.past.messages_sent + now.messages_sent, self.past.messages_received + now.messages_received,
-                       self.past.sealed + now.sealed, self.past.refused + now.refused)
+        return Traffic(
+            self.past.bytes_sent + now.bytes_sent,
+            self.past.bytes_received + now.bytes_received,
+            self.past.messages_sent + now.messages_sent,
+            self.past.messages_received + now.messages_received,
+            self.past.sealed + now.sealed,
+            self.past.refused + now.refused,
+        )
 
     def close(self) -> None:
         """Withdraw the executor; every model has ended everywhere."""
@@ -79,26 +86,47 @@ class _Models:
         self.executor = None
         self.links = measure_links(self._comm)
 
-    def _build(self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None) -> Plan:
+    def _build(
+        self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None
+    ) -> Plan:
         plan = make_plan(scheme, self.hosts, self.mailbox.nbytes, **parameters)
         self.close()
         coding = None if self.codec is None else Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config))
-        self.executor = Executor(self._comm, plan, inbox, checksum, epoch=self._epoch, versions_in_flight=versions_in_flight, trace=self._trace,
-                                 coding=coding, window_bytes=self._window())
+        self.executor = Executor(
+            self._comm,
+            plan,
+            inbox,
+            checksum,
+            epoch=self._epoch,
+            versions_in_flight=versions_in_flight,
+            trace=self._trace,
+            coding=coding,
+            window_bytes=self._window(),
+        )
         return plan
 
     def _window(self) -> int:
-        """Bytes on their way from this host at most: half a second of a slow link's, for longer queues delay all that passes through them."""
+        """Bytes on their way from this host at most: half a second of a slow link's, for longer queues delay all that
+        passes through them."""
         if self.links is None:
             return 0
         return int(min(WINDOW, max(WINDOW_LEAST, WINDOW_SECONDS * self.links.up[self._comm.rank])))
 
 
 class ModelSender(_Models):
-    """The root's half. `confirm`: whether the rollouts of this host use a version; no version leaves before they use the one sent last."""
+    """The root's half. `confirm`: whether the rollouts of this host use a version; no version leaves before they use
+    the one sent last."""
 
-    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool, codec: Codec | None,
-                 confirm: Callable[[int], bool] | None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        post: Post,
+        inbox: MailboxInbox,
+        config: ClusterConfig,
+        trace: bool,
+        codec: Codec | None,
+        confirm: Callable[[int], bool] | None,
+    ) -> None:
         super().__init__(comm, post, inbox, config, trace, codec)
         self._confirm = confirm
         self.choice = Choice("direct", {})
@@ -125,27 +153,37 @@ class ModelSender(_Models):
         return self._sent_version
 
     def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
-        """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most what the settings say (0: that)."""
+        """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most what the settings
+        say (0: that)."""
         self.choice = choice
         self._in_flight = min(versions_in_flight or self._most, self._most)
         self._epoch += 1
         self._watch.restart()
         self._bases.clear()  # a new plan begins with a whole version
         self.ready.clear()
-        self._post.send_all(NewPlan(self._epoch, choice.scheme, self.mailbox.nbytes, self._in_flight, choice.parameters))
+        self._post.send_all(
+            NewPlan(self._epoch, choice.scheme, self.mailbox.nbytes, self._in_flight, choice.parameters)
+        )
         self._describe(self._build(choice.scheme, choice.parameters, self._in_flight, None))
 
     def change(self, scheme: str) -> None:
-        """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends first."""
+        """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
+        first."""
         self._config, self._asked = replace(self._config, scheme=scheme), True
 
     def _describe(self, plan: Plan) -> None:
         bound = self.links.network().bound(plan.nbytes) if self.links is not None and self.hosts else float("nan")
-        self.figures = {"plan_epoch": self._epoch, "plan_scheme": list(SCHEMES).index(self.choice.scheme), "plan_bound_seconds": bound,
-                        "plan_shards": len(np.unique(plan.target[plan.source == 0])), "plan_chunk_bytes": int(plan.payload().max(initial=0))}
+        self.figures = {
+            "plan_epoch": self._epoch,
+            "plan_scheme": list(SCHEMES).index(self.choice.scheme),
+            "plan_bound_seconds": bound,
+            "plan_shards": len(np.unique(plan.target[plan.source == 0])),
+            "plan_chunk_bytes": int(plan.payload().max(initial=0)),
+        }
 
     def measure(self) -> None:
-        """Measure the links anew, all hosts together, and plan with them; only while `settled`. Lasts a second or two."""
+        """Measure the links anew, all hosts together, and plan with them; only while `settled`. Lasts a second or
+        two."""
         self._post.send_all(Measure())
         self.remeasure()
         self._plan()
@@ -157,7 +195,9 @@ class ModelSender(_Models):
         choice = choose(self._config, self.hosts, on_the_wire, network)
         chunk = choice.parameters.get("chunk_bytes", 0)
         if chunk and not self._config.chunk_bytes:  # chosen for what travels; plans are cut in bytes of the model
-            choice = replace(choice, parameters={**choice.parameters, "chunk_bytes": round(chunk * nbytes / max(1, on_the_wire))})
+            choice = replace(
+                choice, parameters={**choice.parameters, "chunk_bytes": round(chunk * nbytes / max(1, on_the_wire))}
+            )
         self.plan_with(choice)
 
     def progress(self) -> bool:
@@ -219,8 +259,16 @@ class ModelSender(_Models):
 class ModelReceiver(_Models):
     """Every other host's half. `confirm`: whether this host's rollouts use a version; None: sealed is confirmed."""
 
-    def __init__(self, comm: MPI.Comm, post: Post, inbox: MailboxInbox, config: ClusterConfig, trace: bool,
-                 codec: Codec | None, confirm: Callable[[int], bool] | None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        post: Post,
+        inbox: MailboxInbox,
+        config: ClusterConfig,
+        trace: bool,
+        codec: Codec | None,
+        confirm: Callable[[int], bool] | None,
+    ) -> None:
         super().__init__(comm, post, inbox, config, trace, codec)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self.stopping = False  # rollouts take no more versions
@@ -230,8 +278,11 @@ class ModelReceiver(_Models):
     def adopt(self, plan: NewPlan) -> None:
         """Build the root's plan here, with receives posted."""
         if plan.nbytes != self.mailbox.nbytes:
-            raise ConfigError(f"relay {self._comm.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root sends {plan.nbytes}: "
-                              "all hosts must use the same network")
+            raise ConfigError(
+                f"relay {self._comm.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root sends "
+                f"{plan.nbytes}: "
+                "all hosts must use the same network"
+            )
         self._epoch = plan.epoch
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)
         self._post.send(0, Ready(plan.epoch))
@@ -250,7 +301,12 @@ class ModelReceiver(_Models):
         self.executor.reports.clear()
         while self._unconfirmed:
             report = self._unconfirmed[0]
-            if not report.problem and self._confirm is not None and not self.stopping and not self._confirm(report.version):
+            if (
+                not report.problem
+                and self._confirm is not None
+                and not self.stopping
+                and not self._confirm(report.version)
+            ):
                 break
             self._unconfirmed.popleft()
             self._post.send(0, Confirm(self._epoch, report.sequence, report.version, report.problem, report.seconds))

@@ -1,9 +1,9 @@
 """A plan: which piece of a model goes from whom to whom.
 
-Made by `schemes`, run by `executor` (MPI) and `simulator` (modeled network) alike. Host 0 is the root, the relay beside the trainer: it
-holds the whole model from the start. Hosts 1..n are the others. A host may send what it has received; among the messages that it may send,
-it always sends the one that stands earliest in the plan. So a plan needs no "after": it follows from who receives what.
-"""
+Made by `schemes`, run by `executor` (MPI) and `simulator` (modeled network) alike. Host 0 is the root, the relay beside
+the trainer: it holds the whole model from the start. Hosts 1..n are the others. A host may send what it has received;
+among the messages that it may send, it always sends the one that stands earliest in the plan. So a plan needs no
+"after": it follows from who receives what."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ HEADER_BYTES = 128  # travels before the payload of each chunk; the record is `s
 class Plan:
     """Messages of one model of `nbytes` bytes to hosts 1..`hosts`.
 
-    `bounds` [K + 1] cuts the model into K chunks. Message i carries the `count[i]` chunks from `first[i]` on, from host `source[i]` to host
-    `target[i]`. Arrays are int64, one entry a message, in the order of precedence.
-    """
+    `bounds` [K + 1] cuts the model into K chunks. Message i carries the `count[i]` chunks from `first[i]` on, from host
+    `source[i]` to host `target[i]`. Arrays are int64, one entry a message, in the order of precedence."""
 
     scheme: str
     hosts: int
@@ -35,15 +34,26 @@ class Plan:
     target: NDArray[np.int64]
     first: NDArray[np.int64]
     count: NDArray[np.int64]
-    parameters: dict[str, Any] = field(default_factory=dict[str, Any])  # what the scheme was asked for, for tables and traces
+    parameters: dict[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # what the scheme was asked for, for tables and traces
 
     @classmethod
-    def of(cls, scheme: str, hosts: int, bounds: Iterable[int], messages: Iterable[tuple[int, int, int, int]], **parameters: Any) -> Plan:
+    def of(
+        cls,
+        scheme: str,
+        hosts: int,
+        bounds: Iterable[int],
+        messages: Iterable[tuple[int, int, int, int]],
+        **parameters: Any,
+    ) -> Plan:
         """A plan from (source, target, first chunk, chunks) in the order of precedence."""
         edges = np.asarray(list(bounds), np.int64)
         table = np.asarray(list(messages), np.int64).reshape(-1, 4)
         columns = np.ascontiguousarray(table.T)
-        return cls(scheme, hosts, int(edges[-1]), edges, columns[0], columns[1], columns[2], columns[3], dict(parameters))
+        return cls(
+            scheme, hosts, int(edges[-1]), edges, columns[0], columns[1], columns[2], columns[3], dict(parameters)
+        )
 
     @property
     def chunks(self) -> int:
@@ -88,18 +98,26 @@ class Plan:
     def check(self) -> None:
         """Raise PlanError unless every host ends with each byte exactly once and nobody must send what it never gets.
 
-        The second is checked by running the plan with unlimited links: whatever order messages take, a host can send a chunk once it holds
-        it, so if that run ends with nothing left, no execution can deadlock. O(messages).
-        """
+        The second is checked by running the plan with unlimited links: whatever order messages take, a host can send a
+        chunk once it holds it, so if that run ends with nothing left, no execution can deadlock. O(messages)."""
         edges = self.bounds
-        if edges[0] != 0 or edges[-1] != self.nbytes or np.any(np.diff(edges) < 0) or (self.nbytes and np.any(np.diff(edges) == 0)):
+        if (
+            edges[0] != 0
+            or edges[-1] != self.nbytes
+            or np.any(np.diff(edges) < 0)
+            or (self.nbytes and np.any(np.diff(edges) == 0))
+        ):
             raise PlanError(f"plan {self.scheme}: its chunks do not tile the model of {self.nbytes} bytes")
         if self.messages == 0:
             if self.hosts and self.nbytes:
                 raise PlanError(f"plan {self.scheme}: {self.hosts} hosts wait for a model, but nobody sends one")
             return
-        for name, column, low, high in (("source", self.source, 0, self.hosts), ("target", self.target, 1, self.hosts),
-                                        ("first", self.first, 0, self.chunks - 1), ("count", self.count, 1, self.chunks)):
+        for name, column, low, high in (
+            ("source", self.source, 0, self.hosts),
+            ("target", self.target, 1, self.hosts),
+            ("first", self.first, 0, self.chunks - 1),
+            ("count", self.count, 1, self.chunks),
+        ):
             if column.min() < low or column.max() > high:
                 raise PlanError(f"plan {self.scheme}: a message's {name} lies outside {low}..{high}")
         if np.any(self.first + self.count > self.chunks) or np.any(self.source == self.target):
@@ -107,10 +125,14 @@ class Plan:
         wanted = self._arrivals()
         if np.any(wanted != 1):
             host, chunk = (int(place[0]) for place in np.nonzero(wanted != 1))
-            raise PlanError(f"plan {self.scheme}: host {host + 1} gets chunk {chunk} {int(wanted[host, chunk])} times, not once")
+            raise PlanError(
+                f"plan {self.scheme}: host {host + 1} gets chunk {chunk} {int(wanted[host, chunk])} times, not once"
+            )
         stuck = self._stuck()
         if stuck:
-            raise PlanError(f"plan {self.scheme}: {stuck} messages are never sent, because their senders wait for one another")
+            raise PlanError(
+                f"plan {self.scheme}: {stuck} messages are never sent, because their senders wait for one another"
+            )
 
     def _arrivals(self) -> NDArray[np.int64]:
         """How often each chunk is sent to each host, [hosts, K]."""
@@ -126,7 +148,9 @@ class Plan:
         waiting: dict[tuple[int, int], list[int]] = {}
         missing = self.count.copy()
         ready: list[int] = []
-        sources, targets, firsts, counts = (column.tolist() for column in (self.source, self.target, self.first, self.count))
+        sources, targets, firsts, counts = (
+            column.tolist() for column in (self.source, self.target, self.first, self.count)
+        )
         for message, source in enumerate(sources):
             if source == 0:
                 ready.append(message)

@@ -1,10 +1,11 @@
-"""What a message and a byte cost the processor here: short models through the executor itself, on the links that are there.
+"""What a message and a byte cost the processor here: short models through the executor itself, on the links that are
+there.
 
-Collective over the relays, part of measuring the links. Two plans of the same trees carry a few models each, one of small messages and one of
-large ones; every host counts the processor time of its own thread in the looks that moved something, so that neither waiting for the wire nor
-a machine that others keep busy counts. What both cost a message gives a line: its intercept is a message's cost at either end, its slope a
-byte's. The least of several models counts, for what disturbs can only add.
-"""
+Collective over the relays, part of measuring the links. Two plans of the same trees carry a few models each, one of
+small messages and one of large ones; every host counts the processor time of its own thread in the looks that moved
+something, so that neither waiting for the wire nor a machine that others keep busy counts. What both cost a message
+gives a line: its intercept is a message's cost at either end, its slope a byte's. The least of several models counts,
+for what disturbs can only add."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ class _Memories:
 def measure_processor(comm: MPI.Comm, rate: float) -> tuple[float, float]:
     """Seconds that a message, and a byte of it, cost the processor at either end; every rank returns the same.
 
-    `rate`: of the links [bytes/s], the same on every rank. Where they are too slow for large messages in the time, a byte costs BYTE_CPU.
-    """
+    `rate`: of the links [bytes/s], the same on every rank. Where they are too slow for large messages in the time, a
+    byte costs BYTE_CPU."""
     hosts = comm.size - 1
     count = max(8, min(64, MESSAGES // hosts))
     small = _message_seconds(comm, stripes(hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL))

@@ -1,11 +1,11 @@
 """A host's relay: models in, experience out, control and counters between, all over MPI and all without waiting.
 
-One per host, ranks of one communicator in host order; rank 0, the root, stands beside the trainer. `progress` does what can be done now;
-`run` repeats it and sleeps on the relay's bell between, so an idle relay costs next to nothing and never spins in MPI. A relay knows bytes
-and rows, not tensors (a codec is told where float32 values stand). Order of the end: the board says STOP -> the root tells all -> each relay
-drains its lanes, sends its last table and `Finished` -> the root, once every model has ended everywhere and every row stands in its lane, says
-`Goodbye` -> all withdraw and return.
-"""
+One per host, ranks of one communicator in host order; rank 0, the root, stands beside the trainer. `progress` does what
+can be done now; `run` repeats it and sleeps on the relay's bell between, so an idle relay costs next to nothing and
+never spins in MPI. A relay knows bytes and rows, not tensors (a codec is told where float32 values stand). Order of the
+end: the board says STOP -> the root tells all -> each relay drains its lanes, sends its last table and `Finished` ->
+the root, once every model has ended everywhere and every row stands in its lane, says `Goodbye` -> all withdraw and
+return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,19 @@ from ddrl.core.config import ClusterConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.codecs import make_codec
-from ddrl.distribution.control import POST_BYTES, Confirm, Failed, Finished, Goodbye, Measure, Message, NewPlan, Post, Ready, State
+from ddrl.distribution.control import (
+    POST_BYTES,
+    Confirm,
+    Failed,
+    Finished,
+    Goodbye,
+    Measure,
+    Message,
+    NewPlan,
+    Post,
+    Ready,
+    State,
+)
 from ddrl.distribution.inbox import MailboxInbox
 from ddrl.distribution.models import ModelReceiver, ModelSender, bases_kept
 from ddrl.distribution.schemes import SCHEMES
@@ -34,65 +46,105 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK = 1, 2, 3, 4
-SCHEME_NAMES, SCHEME_VALUE = ("auto", *SCHEMES), 15  # a scheme asked for while a job runs: its position, among the root's board values
+SCHEME_NAMES, SCHEME_VALUE = (
+    ("auto", *SCHEMES),
+    15,
+)  # a scheme asked for while a job runs: its position, among the root's board values
 STATE_PERIOD = 0.1  # s, between looks at the root's board values
 COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
-BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2  # s, between two looks: shortest, longest while models travel, longest
+BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = (
+    2e-4,
+    2e-3,
+    1e-2,
+)  # s, between two looks: shortest, longest while models travel, longest
 SLOW_SLEEP = 2e-2  # s, longest where links are slow: a small socket must not run empty
 SOCKET_BYTES = 1 << 16
-DRAIN_SECONDS = 2.0  # s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
+# s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
+DRAIN_SECONDS = 2.0
 QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 
 
 def readers_needed(config: ClusterConfig) -> int:
-    """Firm readers of its mailbox that a relay needs: versions under way, as many sealed ones still on their way to slower hosts, and bases."""
+    """Firm readers of its mailbox that a relay needs: versions under way, as many sealed ones still on their way to
+    slower hosts, and bases."""
     return 2 * config.versions_in_flight + 2 + bases_kept(config)
 
 
 def slots_needed(config: ClusterConfig) -> int:
-    """Fewest slots of a mailbox: newest, one being written, those under way or being sent on, bases of codecs, and one pinned by rollouts."""
+    """Fewest slots of a mailbox: newest, one being written, those under way or being sent on, bases of codecs, and one
+    pinned by rollouts."""
     return 2 * config.versions_in_flight + 4 + bases_kept(config)
 
 
 class Relay:
     """See the module. Making one is collective over `comm`.
 
-    `mailbox`: of this host, `readers`: `readers_needed` firm readers of it. `counters`: this relay's row. `lanes_up`: this host's lanes
-    (not at the root, whose lanes the trainer drains itself). Root only: `lanes_down`, one per other relay in rank order, and `mirrors`, a
-    counters table per other relay, as large as `table` there. Others only: `table`, this host's counters, sent up. `quiet`: whether no
-    producer of this host will push another row. `confirm`: whether this host's rollouts all use that version or a newer one (closed loop: the
-    next model leaves only then; cluster.closed_loop lets one travel at a time). A board that says FAIL ends the job everywhere: its relay
-    sends the text of `failure` to the root, which hands it to `on_failure` (default: the root's board says FAIL); rows not yet sent are left.
-    `layout`: manifest of the model, for codecs that must know where float32 values stand.
-    """
+    `mailbox`: of this host, `readers`: `readers_needed` firm readers of it. `counters`: this relay's row. `lanes_up`:
+    this host's lanes (not at the root, whose lanes the trainer drains itself). Root only: `lanes_down`, one per other
+    relay in rank order, and `mirrors`, a counters table per other relay, as large as `table` there. Others only:
+    `table`, this host's counters, sent up. `quiet`: whether no producer of this host will push another row. `confirm`:
+    whether this host's rollouts all use that version or a newer one (closed loop: the next model leaves only then;
+    cluster.closed_loop lets one travel at a time). A board that says FAIL ends the job everywhere: its relay sends the
+    text of `failure` to the root, which hands it to `on_failure` (default: the root's board says FAIL); rows not yet
+    sent are left. `layout`: manifest of the model, for codecs that must know where float32 values stand."""
 
-    def __init__(self, comm: MPI.Comm, mailbox: Mailbox, board: Board, config: ClusterConfig, counters: CounterRow, *,
-                 readers: Sequence[MailboxReader], row_dtype: np.dtype[Any], lanes_up: LaneSet | None = None,
-                 lanes_down: Sequence[Lane] = (), table: Counters | None = None, mirrors: Sequence[Counters] = (),
-                 quiet: Callable[[], bool] = lambda: True, confirm: Callable[[int], bool] | None = None,
-                 failure: Callable[[], str] | None = None, on_failure: Callable[[str], None] | None = None, layout: ParameterLayout | None = None,
-                 trace: bool = False) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        mailbox: Mailbox,
+        board: Board,
+        config: ClusterConfig,
+        counters: CounterRow,
+        *,
+        readers: Sequence[MailboxReader],
+        row_dtype: np.dtype[Any],
+        lanes_up: LaneSet | None = None,
+        lanes_down: Sequence[Lane] = (),
+        table: Counters | None = None,
+        mirrors: Sequence[Counters] = (),
+        quiet: Callable[[], bool] = lambda: True,
+        confirm: Callable[[int], bool] | None = None,
+        failure: Callable[[], str] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+        layout: ParameterLayout | None = None,
+        trace: bool = False,
+    ) -> None:
         codec = make_codec(config.codec, layout)
         if len(readers) < readers_needed(config):
-            raise ConfigError(f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not {len(readers)}")
+            raise ConfigError(
+                f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not {len(readers)}"
+            )
         self.root, self.hosts, self.rank = comm.rank == 0, comm.size - 1, comm.rank
         if self.root and (len(lanes_down) != self.hosts or len(mirrors) not in (0, self.hosts)):
-            raise ConfigError(f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes_down)}")
+            raise ConfigError(
+                f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes_down)}"
+            )
         self._mailbox, self._board, self._counters = mailbox, board, counters
         self._quiet, self._failure, self._on_failure = quiet, failure, on_failure
         self._data, self._control = comm.Dup(), comm.Dup()
-        self._post = Post(self._control, TAG_UP if self.root else TAG_DOWN, range(1, comm.size) if self.root else [0],
-                          out_tag=TAG_DOWN if self.root else TAG_UP, receive_bytes=POST_BYTES)
+        self._post = Post(
+            self._control,
+            TAG_UP if self.root else TAG_DOWN,
+            range(1, comm.size) if self.root else [0],
+            out_tag=TAG_DOWN if self.root else TAG_UP,
+            receive_bytes=POST_BYTES,
+        )
         block = config.uplink_block_bytes
-        self._blocks_down = UplinkReceiver(self._control, TAG_BLOCK, lanes_down, row_dtype, block) if self.root else None
+        self._blocks_down = (
+            UplinkReceiver(self._control, TAG_BLOCK, lanes_down, row_dtype, block) if self.root else None
+        )
         self._blocks_up = None
         if not self.root and lanes_up is not None:
-            self._blocks_up = UplinkSender(self._control, TAG_BLOCK, lanes_up, row_dtype, block, period=max(2e-3, 5e-5 * self.hosts))
+            self._blocks_up = UplinkSender(
+                self._control, TAG_BLOCK, lanes_up, row_dtype, block, period=max(2e-3, 5e-5 * self.hosts)
+            )
         self._tables_down = TableReceiver(self._control, TAG_TABLE, mirrors) if self.root and mirrors else None
         self._tables_up = TableSender(self._control, TAG_TABLE, table) if table is not None and not self.root else None
         inbox = MailboxInbox(mailbox, readers)
         self.sender = ModelSender(self._data, self._post, inbox, config, trace, codec, confirm) if self.root else None
-        self.receiver = None if self.root else ModelReceiver(self._data, self._post, inbox, config, trace, codec, confirm)
+        self.receiver = (
+            None if self.root else ModelReceiver(self._data, self._post, inbox, config, trace, codec, confirm)
+        )
         self.finished = False
         self.problems: list[str] = []  # of experience, for the log; those of models stand in `models.problems`
         self._stopping = self._told_finished = self._told_failure = self._said_goodbye = False
@@ -150,10 +202,11 @@ class Relay:
             self.step()
 
     def step(self) -> None:
-        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between two moves.
+        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between
+        two moves.
 
-        Where many relays share a core, they look less often and sleep between any two looks: else looking takes what moving needs.
-        """
+        Where many relays share a core, they look less often and sleep between any two looks: else looking takes what
+        moving needs."""
         bell, least = self._board.relay_bell, self._shortest_sleep()
         seen = bell.value
         moved = self.progress()
@@ -171,7 +224,8 @@ class Relay:
         return BUSY_SLEEP if links is None else max(BUSY_SLEEP, links.least_rest)
 
     def _longest_sleep(self) -> float:
-        """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is called."""
+        """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is
+        called."""
         models, links = self.models, self.models.links
         if models.executor is None or (self.sender.settled if self.sender is not None else models.executor.idle):
             return IDLE_SLEEP
@@ -251,12 +305,15 @@ class Relay:
         blocks = self._blocks_down
         if blocks is None or len(self._finished) < self.hosts or not sender.settled:
             return False
-        if self._tables_down is not None and any(self._tables_down.received(rank) < end.tables for rank, end in self._finished.items()):
+        if self._tables_down is not None and any(
+            self._tables_down.received(rank) < end.tables for rank, end in self._finished.items()
+        ):
             return False
         return blocks.rows >= sum(end.rows for end in self._finished.values()) and blocks.idle
 
     def _give_up_rows(self) -> None:
-        """After STOP: if the trainer has not taken a row for DRAIN_SECONDS, it never will, and what waits for it must not hold up the end."""
+        """After STOP: if the trainer has not taken a row for DRAIN_SECONDS, it never will, and what waits for it must
+        not hold up the end."""
         blocks, now = self._blocks_down, time.monotonic()
         if blocks is None or blocks.idle or blocks.placed != self._placed:
             self._placed, self._placed_at = blocks.placed if blocks is not None else 0, now
@@ -289,7 +346,9 @@ class Relay:
             if not self._tables_up.finish():
                 return
         self._told_finished = True
-        self._post.send(0, Finished(self._blocks_up.rows if self._blocks_up else 0, self._tables_up.sent if self._tables_up else 0))
+        self._post.send(
+            0, Finished(self._blocks_up.rows if self._blocks_up else 0, self._tables_up.sent if self._tables_up else 0)
+        )
 
     # -- both
 
@@ -302,9 +361,15 @@ class Relay:
             sent, rows = sent + self._blocks_up.bytes_sent, self._blocks_up.rows
         if self._blocks_down is not None:
             received, rows = received + self._blocks_down.bytes_received, self._blocks_down.rows
-        figures = {"model_bytes_sent": traffic.bytes_sent, "model_bytes_received": traffic.bytes_received,
-                   "bytes_sent": traffic.bytes_sent + sent, "bytes_received": traffic.bytes_received + received,
-                   "versions_sealed": traffic.sealed, "checksum_failures": traffic.refused, "rows_forwarded": rows}
+        figures = {
+            "model_bytes_sent": traffic.bytes_sent,
+            "model_bytes_received": traffic.bytes_received,
+            "bytes_sent": traffic.bytes_sent + sent,
+            "bytes_received": traffic.bytes_received + received,
+            "versions_sealed": traffic.sealed,
+            "checksum_failures": traffic.refused,
+            "rows_forwarded": rows,
+        }
         if self.receiver is not None:
             figures["seal_seconds"] = self.receiver.seal_seconds
         if self.sender is not None:

@@ -1,9 +1,9 @@
 """The schemes: pure functions (hosts n, model size S, settings) -> Plan.
 
-Root and hosts are numbered as in `plan`. `direct`, `tree`, `binomial`, `chain`, `scatter_ring` and `two_tree` are what MPI libraries and the
-literature use; `sharded` is the method of patent CN113780554B, with chunks forwarded on arrival where `chunk_bytes` says so; `stripes`,
-`weighted` and `postal` are our own. All are reached by name through `make_plan`.
-"""
+Root and hosts are numbered as in `plan`. `direct`, `tree`, `binomial`, `chain`, `scatter_ring` and `two_tree` are what
+MPI libraries and the literature use; `sharded` is the method of patent CN113780554B, with chunks forwarded on arrival
+where `chunk_bytes` says so; `stripes`, `weighted` and `postal` are our own. All are reached by name through
+`make_plan`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ def direct(hosts: int, nbytes: int, *, chunk_bytes: int = 0) -> Plan:
     """The root sends the whole model to each host in turn."""
     bounds = _bounds(nbytes, chunk_bytes)
     chunks = len(bounds) - 1
-    return Plan.of("direct", hosts, bounds, ((0, host, chunk, 1) for host in range(1, hosts + 1) for chunk in range(chunks)),
-                   chunk_bytes=chunk_bytes)
+    return Plan.of(
+        "direct",
+        hosts,
+        bounds,
+        ((0, host, chunk, 1) for host in range(1, hosts + 1) for chunk in range(chunks)),
+        chunk_bytes=chunk_bytes,
+    )
 
 
 def tree(hosts: int, nbytes: int, *, fanout: int = 2, depth: int = 2) -> Plan:
-    """Whole models, stored and then forwarded, over `depth` levels of fan-out `fanout` (depth 0: as many levels as it takes)."""
+    """Whole models, stored and then forwarded, over `depth` levels of fan-out `fanout` (depth 0: as many levels as it
+    takes)."""
     if fanout < 1 or depth < 0:
         raise PlanError(f"a tree needs a fan-out of at least 1 (not {fanout}) and a depth of at least 0 (not {depth})")
     return _whole("tree", hosts, nbytes, level_tree(hosts, fanout, depth), fanout=fanout, depth=depth)
@@ -41,12 +47,18 @@ def binomial(hosts: int, nbytes: int) -> Plan:
 def chain(hosts: int, nbytes: int, *, chunk_bytes: int = 1 << 16) -> Plan:
     """Host i sends each chunk on to host i + 1 as it arrives."""
     bounds = _bounds(nbytes, chunk_bytes)
-    return Plan.of("chain", hosts, bounds, ((host, host + 1, chunk, 1) for chunk in range(len(bounds) - 1) for host in range(hosts)),
-                   chunk_bytes=chunk_bytes)
+    return Plan.of(
+        "chain",
+        hosts,
+        bounds,
+        ((host, host + 1, chunk, 1) for chunk in range(len(bounds) - 1) for host in range(hosts)),
+        chunk_bytes=chunk_bytes,
+    )
 
 
 def scatter_ring(hosts: int, nbytes: int) -> Plan:
-    """Scatter over a binomial tree, then ring allgather (van de Geijn); blocks that the scatter left behind are not sent again."""
+    """Scatter over a binomial tree, then ring allgather (van de Geijn); blocks that the scatter left behind are not
+    sent again."""
     size = hosts + 1
     bounds, blocks = _merge(cut_evenly(nbytes, size))
     messages: list[tuple[int, int, int, int]] = []
@@ -81,31 +93,35 @@ def scatter_ring(hosts: int, nbytes: int) -> Plan:
 
 
 def two_tree(hosts: int, nbytes: int, *, chunk_bytes: int = 1 << 16) -> Plan:
-    """Two binary trees, each over all hosts, a host inner in at most one; even chunks take one, odd chunks the other."""
+    """Two binary trees, each over all hosts, a host inner in at most one; even chunks take one, odd chunks the
+    other."""
     return _striped("two_tree", hosts, nbytes, striped_trees(hosts, 2), chunk_bytes)
 
 
 def sharded(hosts: int, nbytes: int, *, relays: int | None = None, chunk_bytes: int = 0) -> Plan:
-    """Shard i goes to relay i, which forwards it to all other hosts. `relays` is m, 1 <= m <= n (None: every host relays).
+    """Shard i goes to relay i, which forwards it to all other hosts. `relays` is m, 1 <= m <= n (None: every host
+    relays).
 
-    chunk_bytes = 0 forwards whole shards, as the source does; else each chunk of a shard is forwarded as it arrives, and the root deals
-    the chunks out in turn so that all relays begin early.
-    """
+    chunk_bytes = 0 forwards whole shards, as the source does; else each chunk of a shard is forwarded as it arrives,
+    and the root deals the chunks out in turn so that all relays begin early."""
     if relays is None:
         return _shards("sharded", hosts, nbytes, cut_evenly(nbytes, max(1, hosts)), chunk_bytes)
     if relays < 1:
-        raise PlanError(f"sharded: a model cannot go through {relays} relays: set cluster.shards to at least 1, or to 0 for the planner's choice")
+        raise PlanError(
+            f"sharded: a model cannot go through {relays} relays: set cluster.shards to at least 1, or to 0 for the "
+            "planner's choice"
+        )
     if relays > hosts:
         raise PlanError(f"sharded: {relays} relays need as many hosts, but there are {hosts}: lower cluster.shards")
     return _shards("sharded", hosts, nbytes, cut_evenly(nbytes, relays), chunk_bytes, relays=relays)
 
 
 def weighted(hosts: int, nbytes: int, *, up: Sequence[float], chunk_bytes: int = 1 << 14) -> Plan:
-    """Sharded with a relay on every host and shards as large as each link can carry: `up` [hosts + 1], any unit, the root's first.
+    """Sharded with a relay on every host and shards as large as each link can carry: `up` [hosts + 1], any unit, the
+    root's first.
 
-    Where the root can send more than one copy's worth, it sends the rest to all hosts itself; in the limit of small chunks this reaches the
-    bound nS / (B_root + sum B_up) of unequal links (Mundinger, Weber and Weiss 2008).
-    """
+    Where the root can send more than one copy's worth, it sends the rest to all hosts itself; in the limit of small
+    chunks this reaches the bound nS / (B_root + sum B_up) of unequal links (Mundinger, Weber and Weiss 2008)."""
     if len(up) != hosts + 1 or min(up) < 0 or sum(up) <= 0:
         raise PlanError(f"weighted: the upward rates of all {hosts + 1} hosts are needed, at least 0, not {list(up)}")
     if hosts == 0 or nbytes == 0:
@@ -121,25 +137,34 @@ def weighted(hosts: int, nbytes: int, *, up: Sequence[float], chunk_bytes: int =
     return _shards("weighted", hosts, nbytes, bounds, chunk_bytes, up=list(up))
 
 
-def stripes(hosts: int, nbytes: int, *, fanout: int = 8, chunk_bytes: int = 1 << 14, budgets: Sequence[float] | None = None) -> Plan:
-    """`fanout` trees over all hosts, each host inner in one of them and serving `fanout` others there; chunks take the trees in turn.
+def stripes(
+    hosts: int, nbytes: int, *, fanout: int = 8, chunk_bytes: int = 1 << 14, budgets: Sequence[float] | None = None
+) -> Plan:
+    """`fanout` trees over all hosts, each host inner in one of them and serving `fanout` others there; chunks take the
+    trees in turn.
 
-    Every host sends and receives about S, as with shards on every host, but a chunk passes through log_fanout(n) hosts and a host speaks to
-    about 2 fanout others instead of n: the last chunk is there after about depth * fanout chunk times instead of n.
-    """
+    Every host sends and receives about S, as with shards on every host, but a chunk passes through log_fanout(n) hosts
+    and a host speaks to about 2 fanout others instead of n: the last chunk is there after about depth * fanout chunk
+    times instead of n."""
     fanout = max(1, min(fanout, hosts))
     trees = striped_trees(hosts, fanout, budgets) if hosts else []
     extra: dict[str, Any] = {} if budgets is None else {"budgets": list(budgets)}
     return _striped("stripes", hosts, nbytes, trees, chunk_bytes, fanout=fanout, **extra)
 
 
-def postal(hosts: int, nbytes: int, *, up: Sequence[float], down: Sequence[float], message_seconds: float, latency: float) -> Plan:
+def postal(
+    hosts: int, nbytes: int, *, up: Sequence[float], down: Sequence[float], message_seconds: float, latency: float
+) -> Plan:
     """Whole models over the tree that grows fastest: whoever can deliver first serves the next host. For small models.
 
     `up`, `down` [hosts + 1] in bytes/s.
     """
-    edges = earliest_tree(hosts, [nbytes / rate for rate in up], [nbytes / rate for rate in down], message_seconds, latency)
-    return _whole("postal", hosts, nbytes, edges, up=list(up), down=list(down), message_seconds=message_seconds, latency=latency)
+    edges = earliest_tree(
+        hosts, [nbytes / rate for rate in up], [nbytes / rate for rate in down], message_seconds, latency
+    )
+    return _whole(
+        "postal", hosts, nbytes, edges, up=list(up), down=list(down), message_seconds=message_seconds, latency=latency
+    )
 
 
 PRESETS = {100: 10, 298: 30}  # hosts -> m that the source used
@@ -187,12 +212,17 @@ def _merge(edges: list[int]) -> tuple[list[int], list[int]]:
 
 def _striped(name: str, hosts: int, nbytes: int, trees: list[Edges], chunk_bytes: int, **parameters: Any) -> Plan:
     bounds = _bounds(nbytes, chunk_bytes)
-    messages = ((parent, child, chunk, 1) for chunk in range(len(bounds) - 1) for parent, child in trees[chunk % len(trees)]) if trees else ()
+    messages = (
+        ((parent, child, chunk, 1) for chunk in range(len(bounds) - 1) for parent, child in trees[chunk % len(trees)])
+        if trees
+        else ()
+    )
     return Plan.of(name, hosts, bounds, messages, chunk_bytes=chunk_bytes, **parameters)
 
 
 def _shards(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: int, **parameters: Any) -> Plan:
-    """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; one past the hosts the root serves itself."""
+    """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; one past the hosts the root
+    serves itself."""
     bounds, pieces = [0], list[tuple[int, int, int]]()  # (turn, shard, chunk)
     for shard, (start, stop) in enumerate(itertools.pairwise(edges)):
         ends = cut_chunks(start, stop, chunk_bytes)
@@ -203,10 +233,13 @@ def _shards(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: i
     depth = [0] * len(edges)
     for turn, shard, _ in pieces:
         depth[shard] = max(depth[shard], turn + 1)
-    pieces.sort(key=lambda piece: ((piece[0] + 0.5) / depth[piece[1]], piece[1]))  # large shards are dealt out as evenly as small ones
+    pieces.sort(
+        key=lambda piece: ((piece[0] + 0.5) / depth[piece[1]], piece[1])
+    )  # large shards are dealt out as evenly as small ones
     messages: list[tuple[int, int, int, int]] = []
-    # Whole shards arrive one after another. Were the first host that a relay serves the one beside it, each relay would come to a host together
-    # with the one that began before it, and all would hold each other up to the end; so they begin apart.
+    # Whole shards arrive one after another. Were the first host that a relay serves the one beside it, each relay would
+    # come to a host together with the one that began before it, and all would hold each other up to the end; so they
+    # begin apart.
     apart = 0 if chunk_bytes else max(1, hosts // max(1, len(edges) - 1))
     for _, shard, chunk in pieces:
         relay = shard + 1

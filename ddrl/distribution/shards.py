@@ -1,9 +1,8 @@
 """Cutting a model into shards and chunks, and what each piece bears on its way.
 
-A model is one flat buffer (core.layouts.ParameterLayout). Cuts fall on 64-byte boundaries. Every chunk travels behind a header of 128 bytes
-that says which version, which piece of how many, where it belongs, and its checksum: a receiver needs nothing else to place and verify it.
-Written by the root, verified by every receiver, read by nobody else.
-"""
+A model is one flat buffer (core.layouts.ParameterLayout). Cuts fall on 64-byte boundaries. Every chunk travels behind a
+header of 128 bytes that says which version, which piece of how many, where it belongs, and its checksum: a receiver
+needs nothing else to place and verify it. Written by the root, verified by every receiver, read by nobody else."""
 
 from __future__ import annotations
 
@@ -25,21 +24,23 @@ Checksum = Callable[[Any], int]
 MAGIC = 0x6C726464  # "ddrl"
 EPOCHS = 1 << 16
 
-HEADER = np.dtype([
-    ("magic", np.uint32),
-    ("epoch", np.uint16),  # of the plan
-    ("back", np.uint16),  # models between this one and the one it is told against; 0: it is told whole
-    ("sequence", np.uint32),  # counts the models that the root sends, whatever their version
-    ("index", np.uint32),
-    ("count", np.uint32),  # chunks in all
-    ("length", np.uint32),  # bytes that follow: of the model, or of its coded form
-    ("offset", np.uint64),  # bytes, in the model
-    ("version", np.int64),
-    ("model_checksum", np.uint64),
-    ("time_ns", np.int64),  # when the trainer published, Unix time
-    ("values", np.float64, (8,)),
-    ("checksum", np.uint64),  # of this chunk and of all that stands before in this header
-])
+HEADER = np.dtype(
+    [
+        ("magic", np.uint32),
+        ("epoch", np.uint16),  # of the plan
+        ("back", np.uint16),  # models between this one and the one it is told against; 0: it is told whole
+        ("sequence", np.uint32),  # counts the models that the root sends, whatever their version
+        ("index", np.uint32),
+        ("count", np.uint32),  # chunks in all
+        ("length", np.uint32),  # bytes that follow: of the model, or of its coded form
+        ("offset", np.uint64),  # bytes, in the model
+        ("version", np.int64),
+        ("model_checksum", np.uint64),
+        ("time_ns", np.int64),  # when the trainer published, Unix time
+        ("values", np.float64, (8,)),
+        ("checksum", np.uint64),  # of this chunk and of all that stands before in this header
+    ]
+)
 assert HEADER.itemsize == HEADER_BYTES
 _BEFORE_CHECKSUM = HEADER_BYTES - 8
 
@@ -57,7 +58,8 @@ class Shard:
 
 
 def cut_evenly(nbytes: int, parts: int) -> list[int]:
-    """Boundaries of `parts` shards of a model, [parts + 1]; sizes differ by at most one alignment unit, the last may end short of one.
+    """Boundaries of `parts` shards of a model, [parts + 1]; sizes differ by at most one alignment unit, the last may
+    end short of one.
 
     Where the model has fewer units than parts, the first shards get one each and the others are empty.
     """
@@ -74,7 +76,8 @@ def cut_evenly(nbytes: int, parts: int) -> list[int]:
 
 
 def cut_by_weight(nbytes: int, weights: list[float]) -> list[int]:
-    """Boundaries of one shard for each weight, sizes as near to proportional as alignment allows; a weight of 0 gives an empty shard."""
+    """Boundaries of one shard for each weight, sizes as near to proportional as alignment allows; a weight of 0 gives
+    an empty shard."""
     total = sum(weights)
     if not weights or total <= 0 or min(weights) < 0:
         raise PlanError(f"shards need weights of at least 0, one of them positive, not {weights}")
@@ -87,7 +90,8 @@ def cut_by_weight(nbytes: int, weights: list[float]) -> list[int]:
 
 
 def cut_chunks(start: int, stop: int, chunk_bytes: int) -> list[int]:
-    """Ends of the chunks of the shard [start, stop): nearly equal, none longer than `chunk_bytes` (0: one chunk); none for an empty shard."""
+    """Ends of the chunks of the shard [start, stop): nearly equal, none longer than `chunk_bytes` (0: one chunk); none
+    for an empty shard."""
     if stop <= start:
         return []
     pieces = 1 if chunk_bytes <= 0 else -(-(stop - start) // max(ALIGNMENT, chunk_bytes - chunk_bytes % ALIGNMENT))
@@ -97,25 +101,47 @@ def cut_chunks(start: int, stop: int, chunk_bytes: int) -> list[int]:
 def describe_shards(model: Bytes, version: int, bounds: list[int], checksum: Checksum) -> list[Shard]:
     """The shards of a model as records, checksums taken."""
     count = len(bounds) - 1
-    return [Shard(version, index, count, start, stop - start, checksum(model[start:stop]))
-            for index, (start, stop) in enumerate(itertools.pairwise(bounds))]
+    return [
+        Shard(version, index, count, start, stop - start, checksum(model[start:stop]))
+        for index, (start, stop) in enumerate(itertools.pairwise(bounds))
+    ]
 
 
-def write_headers(headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, **fields: Any) -> None:
-    """Fill `headers` [K] (dtype HEADER) for one model that travels as it is (`fields` as in `fill_headers`); reads the whole model once."""
+def write_headers(
+    headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, **fields: Any
+) -> None:
+    """Fill `headers` [K] (dtype HEADER) for one model that travels as it is (`fields` as in `fill_headers`); reads the
+    whole model once."""
     fill_headers(headers, bounds, **fields)
     headers["length"] = np.diff(bounds)
     heads = headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
-    headers["checksum"] = [checksum(model[start:stop]) ^ checksum(heads[index, :_BEFORE_CHECKSUM])
-                           for index, (start, stop) in enumerate(itertools.pairwise(bounds.tolist()))]
+    headers["checksum"] = [
+        checksum(model[start:stop]) ^ checksum(heads[index, :_BEFORE_CHECKSUM])
+        for index, (start, stop) in enumerate(itertools.pairwise(bounds.tolist()))
+    ]
 
 
-def fill_headers(headers: NDArray[Any], bounds: NDArray[np.int64], *, epoch: int, sequence: int, version: int, model_checksum: int, time_ns: int,
-                 values: NDArray[np.float64], back: int = 0) -> None:
+def fill_headers(
+    headers: NDArray[Any],
+    bounds: NDArray[np.int64],
+    *,
+    epoch: int,
+    sequence: int,
+    version: int,
+    model_checksum: int,
+    time_ns: int,
+    values: NDArray[np.float64],
+    back: int = 0,
+) -> None:
     """All but length and checksum of the chunks [K] of one model."""
     headers["magic"], headers["epoch"], headers["back"], headers["sequence"] = MAGIC, epoch % EPOCHS, back, sequence
     headers["index"], headers["count"], headers["offset"] = np.arange(len(headers)), len(headers), bounds[:-1]
-    headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = version, model_checksum, time_ns, values
+    headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = (
+        version,
+        model_checksum,
+        time_ns,
+        values,
+    )
 
 
 def seal_header(headers: NDArray[Any], index: int, payload: Bytes, checksum: Checksum) -> None:
@@ -128,11 +154,18 @@ def seal_header(headers: NDArray[Any], index: int, payload: Bytes, checksum: Che
 class Assembly:
     """One version being put together in place: which chunks are there, and whether all are sound.
 
-    Chunks come in any order; a chunk that is already there changes nothing. `complete` is True when all have come; only if `problem` is
-    then still empty may the model be acted on.
-    """
+    Chunks come in any order; a chunk that is already there changes nothing. `complete` is True when all have come; only
+    if `problem` is then still empty may the model be acted on."""
 
-    def __init__(self, data: Bytes, headers: NDArray[Any], bounds: NDArray[np.int64], epoch: int, sequence: int, checksum: Checksum) -> None:
+    def __init__(
+        self,
+        data: Bytes,
+        headers: NDArray[Any],
+        bounds: NDArray[np.int64],
+        epoch: int,
+        sequence: int,
+        checksum: Checksum,
+    ) -> None:
         self.data, self.headers = data, headers
         self._heads = headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
         self.problem = ""
@@ -152,16 +185,22 @@ class Assembly:
         return bool(self._there[index])
 
     def place(self, header: NDArray[Any], payload: Bytes) -> bool:
-        """Copy in a chunk that came elsewhere, then `arrived`; a piece of another version, or one already there, is left out (False)."""
+        """Copy in a chunk that came elsewhere, then `arrived`; a piece of another version, or one already there, is
+        left out (False)."""
         index = int(header["index"])
-        if index >= len(self._there) or self._there[index] or (int(header["epoch"]), int(header["sequence"])) != (self._epoch, self._sequence):
+        if (
+            index >= len(self._there)
+            or self._there[index]
+            or (int(header["epoch"]), int(header["sequence"])) != (self._epoch, self._sequence)
+        ):
             return False
         self.headers[index] = header
         self.data[self._edges[index] : self._edges[index + 1]] = payload
         return self.arrived(index)
 
     def arrived(self, index: int) -> bool:
-        """Verify chunk `index`, whose header and payload now stand in place; False if it was there already. Never raises: see `problem`."""
+        """Verify chunk `index`, whose header and payload now stand in place; False if it was there already. Never
+        raises: see `problem`."""
         if self._there[index]:
             return False
         self._there[index] = 1

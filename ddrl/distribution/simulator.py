@@ -1,10 +1,10 @@
 """A discrete-event simulator that runs the executor's plans on a modeled network.
 
-A host's link serves one message at a time each way. Sending occupies the sender's way up for `message_seconds` + bytes / up; the message
-then crosses in `latency` and passes the receiver's way down, in order of arrival and no faster than it comes in. Each host's relay spends
-`send_cpu` and `receive_cpu` (+ `cpu_byte` a byte) on a message, one at a time, and where hosts are emulated on one machine all relays share
-its `cores`. Which message goes next is the executor's rule: the ready one that stands earliest, old models first. Pure; O(messages log).
-"""
+A host's link serves one message at a time each way. Sending occupies the sender's way up for `message_seconds` + bytes
+/ up; the message then crosses in `latency` and passes the receiver's way down, in order of arrival and no faster than
+it comes in. Each host's relay spends `send_cpu` and `receive_cpu` (+ `cpu_byte` a byte) on a message, one at a time,
+and where hosts are emulated on one machine all relays share its `cores`. Which message goes next is the executor's
+rule: the ready one that stands earliest, old models first. Pure; O(messages log)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Network:
     header_bytes: int = HEADER_BYTES  # a message bears, its share of frames included
 
     @classmethod
-    def equal(cls, hosts: int, rate: float, *, latency: float = 0.0, message_seconds: float = 0.0, header_bytes: int = 0) -> Network:
+    def equal(
+        cls, hosts: int, rate: float, *, latency: float = 0.0, message_seconds: float = 0.0, header_bytes: int = 0
+    ) -> Network:
         """`hosts` hosts and a root with the same rate each way, as in the cost model."""
         return cls([rate] * (hosts + 1), [rate] * (hosts + 1), latency, message_seconds, header_bytes=header_bytes)
 
@@ -49,14 +51,17 @@ class Network:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came out: `started` and `finished` [models] in seconds (root begins; last host confirmed), `host_finished` [models, hosts + 1]."""
+    """What came out: `started` and `finished` [models] in seconds (root begins; last host confirmed), `host_finished`
+    [models, hosts + 1]."""
 
     versions_in_flight: int
 
     started: NDArray[np.float64]
     finished: NDArray[np.float64]
     host_finished: NDArray[np.float64]
-    trace: NDArray[np.float64]  # [sends, 6]: begin, end of the send, arrival, source, target, model * messages + message; empty unless asked
+    trace: NDArray[
+        np.float64
+    ]  # [sends, 6]: begin, end of the send, arrival, source, target, model * messages + message; empty unless asked
 
     @property
     def seconds(self) -> float:
@@ -65,7 +70,8 @@ class Simulation:
 
     @property
     def period(self) -> float:
-        """Seconds between models in the steady state: the first ones find idle links, the last ones have them to themselves."""
+        """Seconds between models in the steady state: the first ones find idle links, the last ones have them to
+        themselves."""
         first, last = self.versions_in_flight - 1, len(self.finished) - self.versions_in_flight
         if len(self.finished) < 2 or last <= first:
             return float((self.finished[-1] - self.started[0]) / len(self.finished))
@@ -136,7 +142,11 @@ class _Run:
         network, key = self.network, heapq.heappop(self.ready[host])
         message = key % len(self.source)
         size, target = self.size[message], self.target[message]
-        begin = self.compute(host, now, network.send_cpu + network.cpu_byte * size) if network.send_cpu or network.cpu_byte else now
+        begin = (
+            self.compute(host, now, network.send_cpu + network.cpu_byte * size)
+            if network.send_cpu or network.cpu_byte
+            else now
+        )
         end = begin + network.message_seconds + size / network.up[host]
         first_byte = begin + network.message_seconds + network.latency
         arrival = max(end + network.latency, max(first_byte, self.down_free[target]) + size / network.down[target])
@@ -174,7 +184,9 @@ class _Run:
                 self.sending[host] = False
                 self.send(host, now)
             elif kind == 1 and thinks:
-                done = self.compute(host, now, network.receive_cpu + network.cpu_byte * self.size[key % len(self.source)])
+                done = self.compute(
+                    host, now, network.receive_cpu + network.cpu_byte * self.size[key % len(self.source)]
+                )
                 heapq.heappush(self.events, (done, 2, host, key))
             elif kind in (1, 2):
                 self.arrive(host, key, now)
@@ -186,8 +198,11 @@ class _Run:
         return Simulation(self.in_flight, self.started, self.confirmed, self.host_finished, trace)
 
 
-def simulate(plan: Plan, network: Network, *, models: int = 1, versions_in_flight: int = 1, trace: bool = False) -> Simulation:
-    """Send `models` models by `plan`, at most `versions_in_flight` at a time; 1: closed loop, each after all have confirmed the last."""
+def simulate(
+    plan: Plan, network: Network, *, models: int = 1, versions_in_flight: int = 1, trace: bool = False
+) -> Simulation:
+    """Send `models` models by `plan`, at most `versions_in_flight` at a time; 1: closed loop, each after all have
+    confirmed the last."""
     if len(network.up) != plan.hosts + 1 or len(network.down) != plan.hosts + 1:
         raise ValueError(f"the network has rates of {len(network.up)} hosts, the plan needs {plan.hosts + 1}")
     return _Run(plan, network, models, versions_in_flight, trace).run()

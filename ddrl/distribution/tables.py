@@ -1,7 +1,7 @@
 """Counters tables of the other hosts, mirrored on the trainer's: whole tables, the newest replaces the last.
 
-Written by each relay about every quarter of a second, read by telemetry on the trainer's host. Loss of one would not matter; none is lost.
-"""
+Written by each relay about every quarter of a second, read by telemetry on the trainer's host. Loss of one would not
+matter; none is lost."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Trees over hosts that the schemes are made of: who sends on to whom.
 
-Pure functions. A tree is a list of (parent, child) in the order in which edges should be served; host 0 is the root, every host 1..n is the
-child of exactly one edge.
-"""
+Pure functions. A tree is a list of (parent, child) in the order in which edges should be served; host 0 is the root,
+every host 1..n is the child of exactly one edge."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ def binomial_tree(hosts: int) -> Edges:
 
 
 def level_tree(hosts: int, fanout: int, depth: int) -> Edges:
-    """Levels 1 .. depth - 1 have fanout ** level hosts each, and the last level takes the rest, spread evenly over the level above it.
+    """Levels 1 .. depth - 1 have fanout ** level hosts each, and the last level takes the rest, spread evenly over the
+    level above it.
 
     Depth 0: as many levels as a fan-out of `fanout` needs.
     """
@@ -44,13 +44,13 @@ def level_tree(hosts: int, fanout: int, depth: int) -> Edges:
 
 
 def striped_trees(hosts: int, stripes: int, budgets: Sequence[float] | None = None) -> list[Edges]:
-    """One tree a stripe, each over all hosts, such that a host sends on in as few stripes as possible (SplitStream, Castro et al. 2003).
+    """One tree a stripe, each over all hosts, such that a host sends on in as few stripes as possible (SplitStream,
+    Castro et al. 2003).
 
-    With equal hosts each sends on in one stripe, to `stripes` others, so all carry the same load and every tree has a depth of about
-    log_stripes(hosts); 2 stripes are the two trees of Sanders, Speck and Traeff (2009), and stripes = hosts is the sharded scheme with a
-    relay on each host. `budgets` [hosts] says how many children each host may have over all stripes (default: `stripes` each); where they do
-    not suffice, the root serves the rest.
-    """
+    With equal hosts each sends on in one stripe, to `stripes` others, so all carry the same load and every tree has a
+    depth of about log_stripes(hosts); 2 stripes are the two trees of Sanders, Speck and Traeff (2009), and stripes =
+    hosts is the sharded scheme with a relay on each host. `budgets` [hosts] says how many children each host may have
+    over all stripes (default: `stripes` each); where they do not suffice, the root serves the rest."""
     left = [float(stripes)] * (hosts + 1) if budgets is None else [0.0, *budgets]
     need = [float(hosts - 1)] * stripes
     shares: list[dict[int, int]] = [{} for _ in range(stripes)]
@@ -98,13 +98,13 @@ def _grow(hosts: int, share: dict[int, int]) -> Edges:
     return edges
 
 
-def earliest_tree(hosts: int, send_seconds: Sequence[float], receive_seconds: Sequence[float], message_seconds: float,
-                  latency: float) -> Edges:
+def earliest_tree(
+    hosts: int, send_seconds: Sequence[float], receive_seconds: Sequence[float], message_seconds: float, latency: float
+) -> Edges:
     """Greedy broadcast of one whole message in the postal model (Bar-Noy and Kipnis 1992), hosts unequal.
 
-    Whoever can deliver first serves the next host, and fast senders are served before slow ones. `send_seconds` and `receive_seconds`
-    [hosts + 1] are what the message takes on each host's link.
-    """
+    Whoever can deliver first serves the next host, and fast senders are served before slow ones. `send_seconds` and
+    `receive_seconds` [hosts + 1] are what the message takes on each host's link."""
     waiting = deque(sorted(range(1, hosts + 1), key=lambda host: (send_seconds[host], host)))
     free = [(0.0, 0)]  # when a holder can begin its next send
     edges: Edges = []

@@ -1,9 +1,9 @@
 """Experience from a host's lanes to the trainer's host: rows as bytes, in blocks, each once and in order per lane.
 
-A relay's `UplinkSender` drains its host's lanes into a block and sends it in synchronous mode, two blocks at most on their way: a block is
-gone only when the root has taken it, and the root takes a host's next block only when the last one fits into that host's lane to the
-trainer. So a slow trainer fills that lane, then the blocks, then the host's lanes, and at last its rollouts wait: backpressure reaches them.
-"""
+A relay's `UplinkSender` drains its host's lanes into a block and sends it in synchronous mode, two blocks at most on
+their way: a block is gone only when the root has taken it, and the root takes a host's next block only when the last
+one fits into that host's lane to the trainer. So a slow trainer fills that lane, then the blocks, then the host's
+lanes, and at last its rollouts wait: backpressure reaches them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class UplinkSender:
     A block holds at most `block_bytes`, and no more rows than the lanes.
     """
 
-    def __init__(self, comm: MPI.Comm, tag: int, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float) -> None:
+    def __init__(
+        self, comm: MPI.Comm, tag: int, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float
+    ) -> None:
         from mpi4py import MPI
 
         self._comm, self._tag, self._lanes, self._mpi, self._period = comm, tag, lanes, MPI, period
@@ -79,13 +81,17 @@ class UplinkSender:
 class UplinkReceiver:
     """The root's end: one block at a time from each relay, rank i + 1 into `lanes[i]`, in order."""
 
-    def __init__(self, comm: MPI.Comm, tag: int, lanes: Sequence[Lane], row_dtype: np.dtype[Any], block_bytes: int) -> None:
+    def __init__(
+        self, comm: MPI.Comm, tag: int, lanes: Sequence[Lane], row_dtype: np.dtype[Any], block_bytes: int
+    ) -> None:
         from mpi4py import MPI
 
         self._comm, self._tag, self._lanes, self._mpi = comm, tag, list(lanes), MPI
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
-        self._requests: list[Any] = [comm.Irecv(block.view(np.uint8), index + 1, tag) for index, block in enumerate(self._blocks)]
+        self._requests: list[Any] = [
+            comm.Irecv(block.view(np.uint8), index + 1, tag) for index, block in enumerate(self._blocks)
+        ]
         self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block that found no room yet
         self.rows = self.bytes_received = self.discarded = self.placed = 0
 
@@ -128,7 +134,8 @@ class UplinkReceiver:
         return moved
 
     def discard(self) -> int:
-        """Give up rows that find no room, because nobody drains the lanes any more; returns how many, all told in `discarded`."""
+        """Give up rows that find no room, because nobody drains the lanes any more; returns how many, all told in
+        `discarded`."""
         lost = self.waiting
         self.discarded += lost
         for index in list(self._waiting):

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def rest(begun: float) -> None:
-    """Sleep a little of the time waited since `begun`: what is measured stays true to 2 %, and hundreds that wait leave the cores alone."""
+    """Sleep a little of the time waited since `begun`: what is measured stays true to 2 %, and hundreds that wait leave
+    the cores alone."""
     time.sleep(max(2e-5, 0.02 * (time.perf_counter() - begun)))
 
 

@@ -1,8 +1,9 @@
-"""Atari games of the Arcade Learning Environment with the preprocessing that is standard since Mnih et al. (2015), as Machado et al. (2018)
-fix it: 1 to noop_max no-ops at an episode's start, frame_skip frames per action with the maximum over the last two, gray, resized to
-screen_size by area, the last frame_stack of them as one observation. Sticky actions are the id's (v5: each frame repeats the previous
-action with probability 0.25). Frame by frame equal to Gymnasium's AtariPreprocessing and FrameStackObservation, but the emulator is driven
-directly: the color screens that env.step renders for each skipped frame are never made.
+"""Atari games of the Arcade Learning Environment with the preprocessing that is standard since Mnih et al. (2015), as
+Machado et al. (2018) fix it: 1 to noop_max no-ops at an episode's start, frame_skip frames per action with the maximum
+over the last two, gray, resized to screen_size by area, the last frame_stack of them as one observation. Sticky actions
+are the id's (v5: each frame repeats the previous action with probability 0.25). Frame by frame equal to Gymnasium's
+AtariPreprocessing and FrameStackObservation, but the emulator is driven directly: the color screens that env.step
+renders for each skipped frame are never made.
 
 Episodes end where the game ends; the loss of a life ends none.
 """
@@ -31,9 +32,15 @@ class AtariGame:
 
     def __init__(self, env: Any, config: EnvConfig) -> None:
         if env._frameskip != 1:
-            raise EnvError(f"env.id = {config.id}: the game's own frameskip is {env._frameskip}; leave it at 1 and set env.frame_skip")
+            raise EnvError(
+                f"env.id = {config.id}: the game's own frameskip is {env._frameskip}; leave it at 1 and set "
+                "env.frame_skip"
+            )
         if config.noop_max and env.get_action_meanings()[0] != "NOOP":
-            raise EnvError(f"env.id = {config.id}: its first action is {env.get_action_meanings()[0]}, not NOOP; set env.noop_max = 0")
+            raise EnvError(
+                f"env.id = {config.id}: its first action is {env.get_action_meanings()[0]}, not NOOP; set "
+                "env.noop_max = 0"
+            )
         self._env, self._ale = env, env.ale
         self.actions = list(env._action_set)
         self._skip, self._noop_max = config.frame_skip, config.noop_max
@@ -57,8 +64,8 @@ class AtariGame:
     def step(self, action: int, frame: NDArray[np.uint8]) -> tuple[float, bool, bool]:
         """Take one action for frame_skip frames and draw what is seen: (reward, terminated, truncated).
 
-        Where the game ends before the last two frames, the frame shows what was seen before: it is final, and nobody acts on it.
-        """
+        Where the game ends before the last two frames, the frame shows what was seen before: it is final, and nobody
+        acts on it."""
         ale, skip, (newest, before), button = self._ale, self._skip, self._screens, self.actions[action]
         reward, terminated, truncated = 0.0, False, False
         for count in range(skip):
@@ -85,10 +92,12 @@ class AtariGame:
 
 
 class AtariVectorEnv:
-    """Games of one kind, in turn; observations are uint8 [N, frame_stack, screen_size, screen_size], the newest frame last."""
+    """Games of one kind, in turn; observations are uint8 [N, frame_stack, screen_size, screen_size], the newest frame
+    last."""
 
     def __init__(self, games: Sequence[AtariGame], config: EnvConfig, max_episode_steps: int = 0) -> None:
-        """Take over `games`; `max_episode_steps` (actions; 0: none) cuts episodes beside the emulator's own limit on frames."""
+        """Take over `games`; `max_episode_steps` (actions; 0: none) cuts episodes beside the emulator's own limit on
+        frames."""
         self.num_envs = len(games)
         stack = (config.frame_stack, config.screen_size, config.screen_size)
         self.spec = EnvSpec(config.id, ArraySpec(stack, "uint8"), len(games[0].actions), frame_stack=config.frame_stack)

@@ -1,4 +1,5 @@
-"""A user's own VectorEnv, checked at every step: what breaks its spec is refused before it reaches a lane or a network."""
+"""A user's own VectorEnv, checked at every step: what breaks its spec is refused before it reaches a lane or a
+network."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ class CheckedVectorEnv:
         self._env, self._id = env, env_id
         n = (env.num_envs,)
         self._expected: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...] = (
-            ("observation", (*n, *env.spec.observation.shape), np.dtype(env.spec.observation.dtype)), ("reward", n, np.dtype(np.float32)),
-            ("terminated", n, np.dtype(np.bool_)), ("truncated", n, np.dtype(np.bool_)), ("raw_reward", n, np.dtype(np.float64)))
+            ("observation", (*n, *env.spec.observation.shape), np.dtype(env.spec.observation.dtype)),
+            ("reward", n, np.dtype(np.float32)),
+            ("terminated", n, np.dtype(np.bool_)),
+            ("truncated", n, np.dtype(np.bool_)),
+            ("raw_reward", n, np.dtype(np.float64)),
+        )
 
     def reset(self, seed: int) -> NDArray[Any]:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
@@ -34,7 +39,9 @@ class CheckedVectorEnv:
         try:
             step = EnvStep(*step)
         except TypeError:
-            raise EnvError(f"env.id = {self._id}: step must return an EnvStep (ddrl.core.specs), not {type(step).__name__}") from None
+            raise EnvError(
+                f"env.id = {self._id}: step must return an EnvStep (ddrl.core.specs), not {type(step).__name__}"
+            ) from None
         for value, expected in zip(step, self._expected, strict=True):
             self._check(value, *expected)
         return step
@@ -44,6 +51,13 @@ class CheckedVectorEnv:
         self._env.close()
 
     def _check(self, value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype or not value.flags.c_contiguous:
+        if (
+            not isinstance(value, np.ndarray)
+            or value.shape != shape
+            or value.dtype != dtype
+            or not value.flags.c_contiguous
+        ):
             given = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-            raise EnvError(f"env.id = {self._id}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {given}")
+            raise EnvError(
+                f"env.id = {self._id}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {given}"
+            )

@@ -1,8 +1,7 @@
 """Many environments stepped one after the other: the vector for every environment that brings none of its own.
 
-Follows `ddrl.core.specs.VectorEnv`. Lean where Gymnasium's SyncVectorEnv is general: it carries no info dicts, concatenates nothing, and
-copies each observation once, into the array it returns.
-"""
+Follows `ddrl.core.specs.VectorEnv`. Lean where Gymnasium's SyncVectorEnv is general: it carries no info dicts,
+concatenates nothing, and copies each observation once, into the array it returns."""
 
 from __future__ import annotations
 
@@ -28,12 +27,16 @@ class LoopVectorEnv:
         first = environments[0]
         self.num_envs = len(environments)
         if len({id(env) for env in environments}) != self.num_envs:
-            raise EnvError(f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call")
+            raise EnvError(
+                f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
+            )
         self.spec: EnvSpec = describe(env_id, first.observation_space, first.action_space)
         for other in environments[1:]:
             if other.observation_space != first.observation_space or other.action_space != first.action_space:
-                raise EnvError(f"env.id = {env_id}: its environments differ ({first.observation_space}, {first.action_space} and "
-                               f"{other.observation_space}, {other.action_space}); all of one run must have the same spaces")
+                raise EnvError(
+                    f"env.id = {env_id}: its environments differ ({first.observation_space}, {first.action_space} and "
+                    f"{other.observation_space}, {other.action_space}); all of one run must have the same spaces"
+                )
         self._environments = list(environments)
         self._write = observation_writer(env_id, first.observation_space)
         self._first_action = int(first.action_space.start) if isinstance(first.action_space, spaces.Discrete) else 0
@@ -44,7 +47,9 @@ class LoopVectorEnv:
     def reset(self, seed: int) -> NDArray[Any]:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         observation = self._empty()
-        for env, env_seed, row in zip(self._environments, environment_seeds(seed, self.num_envs), observation, strict=True):
+        for env, env_seed, row in zip(
+            self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
+        ):
             self._write(env.reset(seed=env_seed)[0], row)
         self._over = [False] * self.num_envs
         self._started = True
@@ -100,5 +105,7 @@ class LoopVectorEnv:
 
     def _refuse_result(self, result: Any) -> NoReturn:
         given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        raise EnvError(f"env.id = {self.spec.env_id}: step returned {given}, but Gymnasium's step returns the 5 values "
-                       "(observation, reward, terminated, truncated, info)") from None
+        raise EnvError(
+            f"env.id = {self.spec.env_id}: step returned {given}, but Gymnasium's step returns the 5 values "
+            "(observation, reward, terminated, truncated, info)"
+        ) from None

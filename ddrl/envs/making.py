@@ -1,9 +1,8 @@
 """From `env.*` settings to a vector of environments: Gymnasium ids, Atari games, and environments of the user.
 
-`env.id` is a registered id (CartPole-v1), a module that registers one (package.module:Env-v0, as Gymnasium writes it), or a factory of the
-user (package.module:factory) called as factory(**env.kwargs), with num_envs=... too where it takes that, which returns a gymnasium.Env, a
-Gymnasium vector, or a VectorEnv of `ddrl.core.specs`.
-"""
+`env.id` is a registered id (CartPole-v1), a module that registers one (package.module:Env-v0, as Gymnasium writes it),
+or a factory of the user (package.module:factory) called as factory(**env.kwargs), with num_envs=... too where it takes
+that, which returns a gymnasium.Env, a Gymnasium vector, or a VectorEnv of `ddrl.core.specs`."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ _ATARI_ID = re.compile(r"ALE/|.+NoFrameskip-v[04]$")
 def make_vector_env(config: EnvConfig, num_envs: int | None = None) -> VectorEnv:
     """`num_envs` (default: config.num_envs) environments that step together.
 
-    EnvError: unknown id, spaces that are not supported, arguments that the environment does not take. MissingExtraError: the id's package
-    is not installed. An exception inside the environment passes through with its traceback.
-    """
+    EnvError: unknown id, spaces that are not supported, arguments that the environment does not take.
+    MissingExtraError: the id's package is not installed. An exception inside the environment passes through with its
+    traceback."""
     count = config.num_envs if num_envs is None else num_envs
     if count < 1:
         raise EnvError(f"env.num_envs ({count}) must be at least 1")
@@ -71,9 +70,15 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
     factory = getattr(module, name, None)
     if factory is None:
         near = difflib.get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
-        raise EnvError(f"env.id = {env_id}: the module {module_name} has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        raise EnvError(
+            f"env.id = {env_id}: the module {module_name} has no '{name}'"
+            + (f"; did you mean '{near[0]}'?" if near else "")
+        )
     if not callable(factory):
-        raise EnvError(f"env.id = {env_id}: {name} is a {type(factory).__name__}, not a function or class that makes an environment")
+        raise EnvError(
+            f"env.id = {env_id}: {name} is a {type(factory).__name__}, not a function or class that makes an "
+            "environment"
+        )
     return factory
 
 
@@ -89,7 +94,10 @@ def _find_registered(env_id: str) -> Registered:
     lower = {known.lower(): known for known in gymnasium.registry}
     near = difflib.get_close_matches(env_id.lower(), list(lower), n=1, cutoff=0.4)
     hint = f"did you mean '{lower[near[0]]}'?" if near else "gymnasium.pprint_registry() lists all ids"
-    raise EnvError(f"env.id = {env_id}: Gymnasium knows no such environment; {hint} (an environment of your own: package.module:factory)")
+    raise EnvError(
+        f"env.id = {env_id}: Gymnasium knows no such environment; {hint} (an environment of your own: "
+        "package.module:factory)"
+    )
 
 
 def _import_module(env_id: str, module_name: str) -> Any:
@@ -98,7 +106,9 @@ def _import_module(env_id: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the user's module imports
-        raise EnvError(f"env.id = {env_id}: there is no module '{error.name}'; start where it can be imported, or install it") from None
+        raise EnvError(
+            f"env.id = {env_id}: there is no module '{error.name}'; start where it can be imported, or install it"
+        ) from None
 
 
 def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnasium.Env[Any, Any]:
@@ -107,23 +117,33 @@ def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnas
     lean.order_enforce, lean.disable_env_checker = False, True
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of the packages behind an environment, e.g. Box2D's bindings
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of the packages behind an environment, e.g. Box2D's bindings
             return gymnasium.make(lean, **{**config.kwargs, **overrides})
     except gymnasium.error.DependencyNotInstalled as error:
         if "box2d" in str(error).lower():
             raise MissingExtraError("box2d", "box2d", f"env.id = {config.id}") from None
         raise EnvError(f"env.id = {config.id}: {error}") from None
     except ModuleNotFoundError as error:
-        raise EnvError(f"env.id = {config.id} needs the package '{error.name}', which is not installed: install it") from error
+        raise EnvError(
+            f"env.id = {config.id} needs the package '{error.name}', which is not installed: install it"
+        ) from error
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        raise EnvError(f"env.kwargs = {config.kwargs}: {str(error).partition(' was raised from')[0]} ({config.id})") from error
+        raise EnvError(
+            f"env.kwargs = {config.kwargs}: {str(error).partition(' was raised from')[0]} ({config.id})"
+        ) from error
 
 
 def _native(config: EnvConfig, registered: Registered, count: int) -> NativeVectorEnv | None:
     """The environment's own vector form, where it has one that ddrl can use and that takes these arguments."""
-    if registered.vector_entry_point is None or registered.additional_wrappers or registered.entry_point == _ATARI_ENTRY_POINT:
+    if (
+        registered.vector_entry_point is None
+        or registered.additional_wrappers
+        or registered.entry_point == _ATARI_ENTRY_POINT
+    ):
         return None
     try:
         vector = gymnasium.make_vec(copy.deepcopy(registered), count, "vector_entry_point", **config.kwargs)
@@ -141,12 +161,20 @@ def _atari(config: EnvConfig, registered: Registered, count: int) -> VectorEnv:
     except ModuleNotFoundError:
         raise MissingExtraError("opencv-python-headless", "atari", f"env.id = {config.id}") from None
     if config.kwargs.get("frameskip", 1) != 1:
-        raise EnvError(f"env.kwargs.frameskip = {config.kwargs['frameskip']}: the game must run at frameskip 1; set env.frame_skip instead")
+        raise EnvError(
+            f"env.kwargs.frameskip = {config.kwargs['frameskip']}: the game must run at frameskip 1; set "
+            "env.frame_skip instead"
+        )
     kwargs = dict(config.kwargs)
     limit = kwargs.pop("max_episode_steps", registered.max_episode_steps) or 0
     if kwargs.get("continuous") or kwargs.get("sound_obs"):
-        raise EnvError(f"env.kwargs = {kwargs}: continuous actions and sound are not supported for Atari games; remove them")
-    games = [AtariGame(_make(replace(config, kwargs=kwargs), registered, frameskip=1).unwrapped, config) for _ in range(count)]
+        raise EnvError(
+            f"env.kwargs = {kwargs}: continuous actions and sound are not supported for Atari games; remove them"
+        )
+    games = [
+        AtariGame(_make(replace(config, kwargs=kwargs), registered, frameskip=1).unwrapped, config)
+        for _ in range(count)
+    ]
     return AtariVectorEnv(games, config, limit)
 
 
@@ -168,15 +196,22 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) ->
         return LoopVectorEnv(config.id, [made, *(factory(**kwargs) for _ in range(count - 1))], config.reward_clip)
     if isinstance(made, gymnasium.vector.VectorEnv):
         if not speaks_our_protocol(made):
-            raise EnvError(f"env.id = {config.id}: a Gymnasium vector needs autoreset mode NEXT_STEP and a Box of observations; "
-                           f"this one has {made.metadata.get('autoreset_mode')} and {made.single_observation_space}")
+            raise EnvError(
+                f"env.id = {config.id}: a Gymnasium vector needs autoreset mode NEXT_STEP and a Box of observations; "
+                f"this one has {made.metadata.get('autoreset_mode')} and {made.single_observation_space}"
+            )
         vector: VectorEnv = NativeVectorEnv(config.id, made, config.reward_clip)
     elif isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
         vector = CheckedVectorEnv(made, config.id)
     else:
-        raise EnvError(f"env.id = {config.id}: the factory returned a {type(made).__name__}; it must return a gymnasium.Env or a VectorEnv "
-                       "(ddrl.core.specs)")
+        raise EnvError(
+            f"env.id = {config.id}: the factory returned a {type(made).__name__}; it must return a gymnasium.Env or a "
+            "VectorEnv "
+            "(ddrl.core.specs)"
+        )
     if vector.num_envs != count:
-        raise EnvError(f"env.id = {config.id}: the factory made {vector.num_envs} environments where {count} are wanted; "
-                       "let it take the argument num_envs")
+        raise EnvError(
+            f"env.id = {config.id}: the factory made {vector.num_envs} environments where {count} are wanted; "
+            "let it take the argument num_envs"
+        )
     return vector

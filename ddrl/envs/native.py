@@ -1,8 +1,8 @@
-"""Environments that bring their own vector form (Gymnasium's vector entry point, e.g. CartPole-v1): one call steps all of them.
+"""Environments that bring their own vector form (Gymnasium's vector entry point, e.g. CartPole-v1): one call steps all
+of them.
 
-Such a vector computes all environments at once, several times faster than any loop. Only the next-step reset that ddrl's protocol has is
-taken; `making` turns to the loop where an entry point cannot do that.
-"""
+Such a vector computes all environments at once, several times faster than any loop. Only the next-step reset that
+ddrl's protocol has is taken; `making` turns to the loop where an entry point cannot do that."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ from ddrl.envs.spaces import broken_observation, describe
 
 def speaks_our_protocol(vector: gymnasium.vector.VectorEnv[Any, Any, Any]) -> bool:
     """Whether a vector resets on the next step and gives arrays (a Box), so that NativeVectorEnv can adapt it."""
-    return (vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP
-            and isinstance(vector.single_observation_space, spaces.Box))
+    return vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP and isinstance(
+        vector.single_observation_space, spaces.Box
+    )
 
 
 class NativeVectorEnv:
     """A Gymnasium vector environment in ddrl's protocol."""
 
-    def __init__(self, env_id: str, vector: gymnasium.vector.VectorEnv[Any, Any, Any], reward_clip: bool = False, *,
-                 trusted: bool = False) -> None:
-        """Take over `vector`, for which `speaks_our_protocol` holds; `trusted`: one of Gymnasium's own, with actions that ddrl chose."""
+    def __init__(
+        self,
+        env_id: str,
+        vector: gymnasium.vector.VectorEnv[Any, Any, Any],
+        reward_clip: bool = False,
+        *,
+        trusted: bool = False,
+    ) -> None:
+        """Take over `vector`, for which `speaks_our_protocol` holds; `trusted`: one of Gymnasium's own, with actions
+        that ddrl chose."""
         space, actions = vector.single_observation_space, vector.single_action_space
         assert isinstance(space, spaces.Box)
         self.num_envs = vector.num_envs
@@ -38,7 +46,10 @@ class NativeVectorEnv:
         self._vector = vector
         self._shape = (self.num_envs, *space.shape)
         self._dtype = space.dtype
-        self._out_shape, self._out_dtype = (self.num_envs, *self.spec.observation.shape), np.dtype(self.spec.observation.dtype)
+        self._out_shape, self._out_dtype = (
+            (self.num_envs, *self.spec.observation.shape),
+            np.dtype(self.spec.observation.dtype),
+        )
         self._first_action = int(actions.start) if isinstance(actions, spaces.Discrete) else 0
         self._reward_clip = reward_clip
         self._same_shape = self._shape == self._out_shape
@@ -64,14 +75,19 @@ class NativeVectorEnv:
 
     def _own(self, observation: Any) -> NDArray[Any]:
         """A C-contiguous copy: vectors may reuse their buffers, and CartPole's array is transposed."""
-        if not isinstance(observation, np.ndarray) or observation.shape != self._shape or observation.dtype != self._dtype:
+        if (
+            not isinstance(observation, np.ndarray)
+            or observation.shape != self._shape
+            or observation.dtype != self._dtype
+        ):
             raise broken_observation(self.spec.env_id, observation, self._shape, self._dtype)
         own = observation.astype(self._out_dtype, "C")
         return own if self._same_shape else own.reshape(self._out_shape)
 
 
 def _without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """`space`, saying yes to every action: CartPole looks each step whether it may be taken, which costs a sixth of the step."""
+    """`space`, saying yes to every action: CartPole looks each step whether it may be taken, which costs a sixth of the
+    step."""
     trusting = copy.copy(space)
     trusting.contains = lambda x: True  # type: ignore[method-assign]
     return trusting

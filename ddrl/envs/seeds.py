@@ -1,4 +1,5 @@
-"""Seeds of the environments of one vector: a pure function, so that a test can play the same episodes with plain Gymnasium."""
+"""Seeds of the environments of one vector: a pure function, so that a test can play the same episodes with plain
+Gymnasium."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """From Gymnasium's spaces to the shapes and dtypes that networks, lanes and replay see.
 
-A network sees uint8 (images) or float32 (everything else): a Box of another dtype is cast, a Discrete observation becomes one-hot, and
-whatever else Gymnasium can flatten (Tuple, Dict, MultiDiscrete, MultiBinary of those) becomes one flat vector. Actions are Discrete, or
-a Box of floats, which is described for algorithms that act continuously.
-"""
+A network sees uint8 (images) or float32 (everything else): a Box of another dtype is cast, a Discrete observation
+becomes one-hot, and whatever else Gymnasium can flatten (Tuple, Dict, MultiDiscrete, MultiBinary of those) becomes one
+flat vector. Actions are Discrete, or a Box of floats, which is described for algorithms that act continuously."""
 
 from __future__ import annotations
 
@@ -22,18 +21,27 @@ Writer = Callable[[Any, NDArray[Any]], None]
 
 
 def describe(env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> EnvSpec:
-    """The spec of an environment with these spaces; EnvError where a space is one that no network of ddrl can see or act in."""
+    """The spec of an environment with these spaces; EnvError where a space is one that no network of ddrl can see or
+    act in."""
     num_actions, action_spec = _describe_action(env_id, action)
     return EnvSpec(env_id, _describe_observation(env_id, observation), num_actions, action_spec)
 
 
 def _describe_observation(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
     if isinstance(space, spaces.Box):
-        if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(space.dtype, np.complexfloating):
-            raise EnvError(f"env.id = {env_id}: observations of dtype {space.dtype} cannot be fed to a network; declare a Box of numbers")
+        if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(
+            space.dtype, np.complexfloating
+        ):
+            raise EnvError(
+                f"env.id = {env_id}: observations of dtype {space.dtype} cannot be fed to a network; declare a Box of "
+                "numbers"
+            )
         return ArraySpec(space.shape or (1,), "uint8" if space.dtype == np.uint8 else "float32")
     if not space.is_np_flattenable:
-        raise EnvError(f"env.id = {env_id}: observations of {space} have no fixed size; wrap the environment so that it gives a Box")
+        raise EnvError(
+            f"env.id = {env_id}: observations of {space} have no fixed size; wrap the environment so that it gives a "
+            "Box"
+        )
     return ArraySpec((space_utils.flatdim(space),), "float32")
 
 
@@ -42,12 +50,16 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
         return int(space.n), ArraySpec((), "int64")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
-    raise EnvError(f"env.id = {env_id}: actions of {space} are not supported; wrap the environment so that its actions are Discrete "
-                   "(or a Box of floats)")
+    raise EnvError(
+        f"env.id = {env_id}: actions of {space} are not supported; wrap the environment so that its actions are "
+        "Discrete "
+        "(or a Box of floats)"
+    )
 
 
 def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
-    """A function (observation, row) that checks one observation against `space` and writes it into `row` [*spec.observation.shape]."""
+    """A function (observation, row) that checks one observation against `space` and writes it into `row`
+    [*spec.observation.shape]."""
     if isinstance(space, spaces.Box):
         return _box_writer(env_id, space)
     if isinstance(space, spaces.Discrete):
@@ -57,9 +69,16 @@ def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
 
 def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dtype: Any) -> EnvError:
     """The error for an observation that is not what its space says."""
-    given = f"{observation.dtype} {observation.shape}" if isinstance(observation, np.ndarray) else f"a {type(observation).__name__}"
-    return EnvError(f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an array of "
-                    f"{np.dtype(dtype)} {shape}; make them agree")
+    given = (
+        f"{observation.dtype} {observation.shape}"
+        if isinstance(observation, np.ndarray)
+        else f"a {type(observation).__name__}"
+    )
+    return EnvError(
+        f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an "
+        "array of "
+        f"{np.dtype(dtype)} {shape}; make them agree"
+    )
 
 
 def _box_writer(env_id: str, space: spaces.Box) -> Writer:
@@ -85,7 +104,9 @@ def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
         except (AttributeError, TypeError):
             place = -1
         if not 0 <= place < count:
-            raise EnvError(f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}")
+            raise EnvError(
+                f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}"
+            )
         row.fill(0)
         row[place] = 1
 
@@ -95,7 +116,9 @@ def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
 def _flattening_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
     def write(observation: Any, row: NDArray[Any]) -> None:
         if not space.contains(observation):
-            raise EnvError(f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}")
+            raise EnvError(
+                f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}"
+            )
         row[...] = space_utils.flatten(space, observation)
 
     return write

@@ -8,7 +8,8 @@ void bind_codecs(nb::module_& module);
 void bind_replay(nb::module_& module);
 
 NB_MODULE(_kernel, module) {
-    nb::set_leak_warnings(false);  // long-lived objects are frozen for the collector's sake, and live until the process ends
+    nb::set_leak_warnings(
+        false);  // long-lived objects are frozen for the collector's sake, and live until the process ends
     module.doc() = "C++ kernel of ddrl: channels in shared memory, codecs, and the replay store.";
     bind_channels(module);
     bind_codecs(module);

@@ -1,4 +1,5 @@
-// What the channels' binding files share: arrays as they cross the border, memory that is checked, and waiting without the GIL.
+// What the channels' binding files share: arrays as they cross the border, memory that is checked, and waiting without
+// the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,12 +25,15 @@ inline const std::byte* raw(const ConstBytes& memory) { return reinterpret_cast<
 inline std::byte* checked(const Bytes& memory, size_t needed, const char* what) {
     if (memory.size() < needed)
         throw nb::value_error((std::string(what) + " needs " + std::to_string(needed) + " bytes, the memory has " +
-                               std::to_string(memory.size())).c_str());
-    if (reinterpret_cast<uintptr_t>(memory.data()) % 64 != 0) throw nb::value_error((std::string(what) + " needs memory aligned to 64 bytes").c_str());
+                               std::to_string(memory.size()))
+                                  .c_str());
+    if (reinterpret_cast<uintptr_t>(memory.data()) % 64 != 0)
+        throw nb::value_error((std::string(what) + " needs memory aligned to 64 bytes").c_str());
     return raw(memory);
 }
 
-// Repeat attempt(seconds) without the GIL until it returns true, `timeout` (none: for ever) is over, or a signal's handler raises.
+// Repeat attempt(seconds) without the GIL until it returns true, `timeout` (none: for ever) is over, or a signal's
+// handler raises.
 template <class Attempt>
 bool wait_in_slices(std::optional<double> timeout, Attempt attempt) {
     constexpr double slice = 0.2;

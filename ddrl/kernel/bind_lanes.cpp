@@ -24,11 +24,13 @@ struct PyDoorbell {
     }
     uint32_t value() const { return bell->value.load(std::memory_order_acquire); }
     uint32_t wait(uint32_t seen, std::optional<double> timeout) {
-        wait_in_slices(timeout, [&](double seconds) { return bell->wait_until([&] { return value() != seen; }, seconds); });
+        wait_in_slices(timeout,
+                       [&](double seconds) { return bell->wait_until([&] { return value() != seen; }, seconds); });
         return value();
     }
     bool wait_at_least(uint32_t target, std::optional<double> timeout) {
-        return wait_in_slices(timeout, [&](double seconds) { return bell->wait_until([&] { return value() >= target; }, seconds); });
+        return wait_in_slices(
+            timeout, [&](double seconds) { return bell->wait_until([&] { return value() >= target; }, seconds); });
     }
 };
 
@@ -41,8 +43,9 @@ struct PyRing : ddrl::Ring {
     }
     size_t rows_of(size_t nbytes) const {
         if (nbytes % row_bytes() != 0)
-            throw nb::value_error((std::to_string(nbytes) + " bytes are no whole number of rows of " + std::to_string(row_bytes()) +
-                                   " bytes").c_str());
+            throw nb::value_error((std::to_string(nbytes) + " bytes are no whole number of rows of " +
+                                   std::to_string(row_bytes()) + " bytes")
+                                      .c_str());
         return nbytes / row_bytes();
     }
     size_t push(const ConstBytes& rows, std::optional<double> timeout) {
@@ -86,11 +89,13 @@ struct PyLaneSet : ddrl::LaneSet {
         std::vector<ddrl::Ring*> rings;
         for (const nb::object& object : objects) rings.push_back(nb::cast<PyRing*>(object));
         for (const ddrl::Ring* ring : rings) {
-            if (ring->row_bytes() != rings[0]->row_bytes()) throw nb::value_error("the lanes of a set must have rows of one size");
+            if (ring->row_bytes() != rings[0]->row_bytes())
+                throw nb::value_error("the lanes of a set must have rows of one size");
         }
         return rings;
     }
-    explicit PyLaneSet(std::vector<nb::object> objects) : ddrl::LaneSet(rings_of(objects)), owners(std::move(objects)) {}
+    explicit PyLaneSet(std::vector<nb::object> objects)
+        : ddrl::LaneSet(rings_of(objects)), owners(std::move(objects)) {}
 
     size_t drain_into(const Bytes& out) {
         if (owners.empty()) return 0;
@@ -116,7 +121,8 @@ struct ArrayForm {  // dtype and shape of one array without its leading N
         bool fits = array.dtype() == dtype && array.ndim() == shape.size() + 1 && array.shape(0) == num_envs;
         for (size_t i = 0; fits && i < shape.size(); ++i) fits = array.shape(i + 1) == shape[i];
         if (fits) return static_cast<const std::byte*>(array.data());
-        std::string words = std::string("StepWriter.write: ") + name + " must be a C-contiguous array of the environment's dtype with shape [" +
+        std::string words = std::string("StepWriter.write: ") + name +
+                            " must be a C-contiguous array of the environment's dtype with shape [" +
                             std::to_string(num_envs);
         for (const size_t extent : shape) words += ", " + std::to_string(extent);
         words += "], got shape [";
@@ -129,30 +135,50 @@ struct PyStepWriter : ddrl::StepWriter {
     nb::object ring_owner;
     ArrayForm state_form, action_form;
 
-    static ddrl::RowFormat format_of(size_t row_bytes, const std::array<size_t, 7>& offsets, size_t frame_bytes, const AnyArray& state,
-                                     const AnyArray& action) {
-        return {row_bytes, offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], ArrayForm(action).bytes(),
-                frame_bytes, ArrayForm(state).bytes()};
+    static ddrl::RowFormat format_of(size_t row_bytes, const std::array<size_t, 7>& offsets, size_t frame_bytes,
+                                     const AnyArray& state, const AnyArray& action) {
+        return {row_bytes,
+                offsets[0],
+                offsets[1],
+                offsets[2],
+                offsets[3],
+                offsets[4],
+                offsets[5],
+                offsets[6],
+                ArrayForm(action).bytes(),
+                frame_bytes,
+                ArrayForm(state).bytes()};
     }
-    PyStepWriter(nb::object ring, size_t row_bytes, const std::array<size_t, 7>& offsets, size_t frame_bytes, const AnyArray& state,
-                 const AnyArray& action, uint32_t first_stream)
-        : ddrl::StepWriter(nb::cast<PyRing*>(ring), format_of(row_bytes, offsets, frame_bytes, state, action), first_stream),
-          ring_owner(std::move(ring)), state_form(state), action_form(action) {
+    PyStepWriter(nb::object ring, size_t row_bytes, const std::array<size_t, 7>& offsets, size_t frame_bytes,
+                 const AnyArray& state, const AnyArray& action, uint32_t first_stream)
+        : ddrl::StepWriter(nb::cast<PyRing*>(ring), format_of(row_bytes, offsets, frame_bytes, state, action),
+                           first_stream),
+          ring_owner(std::move(ring)),
+          state_form(state),
+          action_form(action) {
         if (nb::cast<PyRing*>(ring_owner)->row_bytes() != row_bytes)
-            throw nb::value_error(("the lane's rows have " + std::to_string(nb::cast<PyRing*>(ring_owner)->row_bytes()) +
-                                   " bytes, this environment's have " + std::to_string(row_bytes)).c_str());
+            throw nb::value_error(("the lane's rows have " +
+                                   std::to_string(nb::cast<PyRing*>(ring_owner)->row_bytes()) +
+                                   " bytes, this environment's have " + std::to_string(row_bytes))
+                                      .c_str());
     }
-    size_t write(const AnyArray& state, const AnyArray& action, const Rewards& reward, const Flags& terminated, const Flags& truncated,
-                 const AnyArray& next_state, uint64_t policy_version, std::optional<double> timeout) {
+    size_t write(const AnyArray& state, const AnyArray& action, const Rewards& reward, const Flags& terminated,
+                 const Flags& truncated, const AnyArray& next_state, uint64_t policy_version,
+                 std::optional<double> timeout) {
         const size_t count = num_envs() ? num_envs() : reward.size();
         if (reward.size() != count || terminated.size() != count || truncated.size() != count)
-            throw nb::type_error(("StepWriter.write: reward, terminated and truncated must have shape [" + std::to_string(count) + "]").c_str());
+            throw nb::type_error(
+                ("StepWriter.write: reward, terminated and truncated must have shape [" + std::to_string(count) + "]")
+                    .c_str());
         const std::byte* from = state_form.check(state, count, "state");
         const std::byte* chosen = action_form.check(action, count, "action");
         const std::byte* to = state_form.check(next_state, count, "next_state");
-        if (pending() != 0) throw nb::value_error("StepWriter.write: rows of the step before still wait for room; call flush() until it is True");
+        if (pending() != 0)
+            throw nb::value_error(
+                "StepWriter.write: rows of the step before still wait for room; call flush() until it is True");
         if (num_envs() == 0) start(count);
-        const size_t rows = ddrl::StepWriter::write(from, chosen, reward.data(), terminated.data(), truncated.data(), to, policy_version);
+        const size_t rows = ddrl::StepWriter::write(from, chosen, reward.data(), terminated.data(), truncated.data(),
+                                                    to, policy_version);
         if (pending() != 0) flush_waiting(timeout);
         return rows;
     }
@@ -168,31 +194,43 @@ struct PyStepWriter : ddrl::StepWriter {
 
 void bind_lanes(nb::module_& module) {
     nb::class_<PyDoorbell>(module, "Doorbell", "64 bytes of shared memory that processes ring and wait on (futex).")
-        .def(nb::init<Bytes, bool>(), "memory"_a, "initialize"_a = false, "View of 64 aligned bytes; `initialize` makes a fresh one of value 0.")
-        .def("ring", [](PyDoorbell& self) { self.bell->ring(); }, "Add 1 to the value (modulo 2**32) and wake all who wait.")
-        .def("set", [](PyDoorbell& self, uint32_t value) { self.bell->set(value); }, "value"_a, "Store the value and wake all who wait.")
+        .def(nb::init<Bytes, bool>(), "memory"_a, "initialize"_a = false,
+             "View of 64 aligned bytes; `initialize` makes a fresh one of value 0.")
+        .def(
+            "ring", [](PyDoorbell& self) { self.bell->ring(); },
+            "Add 1 to the value (modulo 2**32) and wake all who wait.")
+        .def(
+            "set", [](PyDoorbell& self, uint32_t value) { self.bell->set(value); }, "value"_a,
+            "Store the value and wake all who wait.")
         .def_prop_ro("value", &PyDoorbell::value)
         .def("wait", &PyDoorbell::wait, "seen"_a, "timeout"_a.none(),
              "Wait until the value differs from `seen`, at most `timeout` [s] (None: for ever); returns the value.")
         .def("wait_at_least", &PyDoorbell::wait_at_least, "target"_a, "timeout"_a.none(),
              "Wait until the value is at least `target`; returns whether it is.");
 
-    nb::class_<PyRing>(module, "Ring", "Single-producer single-consumer ring of fixed-size rows in memory of the caller.")
+    nb::class_<PyRing>(module, "Ring",
+                       "Single-producer single-consumer ring of fixed-size rows in memory of the caller.")
         .def(nb::init<Bytes>(), "memory"_a, "View of a ring that `initialize` made.")
         .def_static("nbytes", &ddrl::Ring::bytes, "capacity"_a, "row_nbytes"_a, "Memory that a ring takes [bytes].")
-        .def_static("initialize",
-                    [](const Bytes& memory, size_t capacity, size_t row_nbytes, bool drop) {
-                        ddrl::Ring::initialize(checked(memory, ddrl::Ring::bytes(capacity, row_nbytes), "a ring"), capacity, row_nbytes, drop);
-                    },
-                    "memory"_a, "capacity"_a, "row_nbytes"_a, "drop"_a, "Make a fresh ring; `drop`: a full one drops new rows.")
+        .def_static(
+            "initialize",
+            [](const Bytes& memory, size_t capacity, size_t row_nbytes, bool drop) {
+                ddrl::Ring::initialize(checked(memory, ddrl::Ring::bytes(capacity, row_nbytes), "a ring"), capacity,
+                                       row_nbytes, drop);
+            },
+            "memory"_a, "capacity"_a, "row_nbytes"_a, "drop"_a, "Make a fresh ring; `drop`: a full one drops new rows.")
         .def("push", &PyRing::push, "rows"_a, "timeout"_a.none() = nb::none(),
-             "Append rows; waits for room at most `timeout` [s] (None: for ever) unless the ring drops. Returns rows written.")
+             "Append rows; waits for room at most `timeout` [s] (None: for ever) unless the ring drops. Returns rows "
+             "written.")
         .def("pop", &PyRing::pop_into, "out"_a, "Move the oldest rows to `out`; returns how many.")
         .def("close", &ddrl::Ring::close, "End all waiting, now and later.")
-        .def("set_bell", [](PyRing& self, std::optional<nb::object> bell) {
-                 self.set_bell(bell ? nb::cast<PyDoorbell*>(*bell)->bell : nullptr);
-                 self.bell_owner = std::move(bell);
-             }, "bell"_a.none(), "Ring this doorbell after each push; None: none.")
+        .def(
+            "set_bell",
+            [](PyRing& self, std::optional<nb::object> bell) {
+                self.set_bell(bell ? nb::cast<PyDoorbell*>(*bell)->bell : nullptr);
+                self.bell_owner = std::move(bell);
+            },
+            "bell"_a.none(), "Ring this doorbell after each push; None: none.")
         .def_prop_ro("size", &ddrl::Ring::size)
         .def_prop_ro("capacity", &ddrl::Ring::capacity)
         .def_prop_ro("row_nbytes", &ddrl::Ring::row_bytes)
@@ -210,12 +248,14 @@ void bind_lanes(nb::module_& module) {
         .def_prop_ro("pending", &ddrl::LaneSet::pending);
 
     nb::class_<PyStepWriter>(module, "StepWriter", "Turns vector steps into rows of a ring.")
-        .def(nb::init<nb::object, size_t, const std::array<size_t, 7>&, size_t, const AnyArray&, const AnyArray&, uint32_t>(), "ring"_a,
-             "row_nbytes"_a, "offsets"_a, "frame_nbytes"_a, "state"_a, "action"_a, "first_stream"_a)
-        .def("write", &PyStepWriter::write, "state"_a, "action"_a, "reward"_a, "terminated"_a, "truncated"_a, "next_state"_a,
-             "policy_version"_a, "timeout"_a.none() = nb::none(),
+        .def(nb::init<nb::object, size_t, const std::array<size_t, 7>&, size_t, const AnyArray&, const AnyArray&,
+                      uint32_t>(),
+             "ring"_a, "row_nbytes"_a, "offsets"_a, "frame_nbytes"_a, "state"_a, "action"_a, "first_stream"_a)
+        .def("write", &PyStepWriter::write, "state"_a, "action"_a, "reward"_a, "terminated"_a, "truncated"_a,
+             "next_state"_a, "policy_version"_a, "timeout"_a.none() = nb::none(),
              "Record one vector step; returns the rows made. Waits for room at most `timeout` [s] (None: for ever).")
-        .def("flush", &PyStepWriter::flush_waiting, "timeout"_a.none() = nb::none(), "Move waiting rows to the ring; True: none is left.")
+        .def("flush", &PyStepWriter::flush_waiting, "timeout"_a.none() = nb::none(),
+             "Move waiting rows to the ring; True: none is left.")
         .def("cut", &ddrl::StepWriter::cut, "Forget the running episodes; call it when the environments are reset.")
         .def_prop_ro("pending", &ddrl::StepWriter::pending);
 }

@@ -1,5 +1,5 @@
-// Python face of the replay kernel: ddrl._kernel.ReplayCore. Checks and converts arguments, hands out recycled output arrays, and releases
-// the GIL around everything that takes the replay's lock. ddrl.replay.experience is its only user.
+// Python face of the replay kernel: ddrl._kernel.ReplayCore. Checks and converts arguments, hands out recycled output
+// arrays, and releases the GIL around everything that takes the replay's lock. ddrl.replay.experience is its only user.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -23,14 +23,17 @@ using namespace ddrl::replay;
 namespace {
 
 class ReplayCore {
-  public:
-    ReplayCore(std::vector<std::pair<std::string, std::vector<Py_ssize_t>>> states, std::vector<u32> state_bytes, std::string action_format,
-               std::vector<Py_ssize_t> action_shape, u32 action_bytes, u32 memory_bytes, u64 capacity, u32 pick_len, bool short_picks, u32 n_step,
-               u32 frame_stack, u32 burn_in, const std::string& eviction, u64 seed, u32 shift, const std::string& file)
+public:
+    ReplayCore(std::vector<std::pair<std::string, std::vector<Py_ssize_t>>> states, std::vector<u32> state_bytes,
+               std::string action_format, std::vector<Py_ssize_t> action_shape, u32 action_bytes, u32 memory_bytes,
+               u64 capacity, u32 pick_len, bool short_picks, u32 n_step, u32 frame_stack, u32 burn_in,
+               const std::string& eviction, u64 seed, u32 shift, const std::string& file)
         : seed_(seed),
-          replay_(Options{Columns{state_bytes, memory_bytes, action_bytes}, capacity, pick_len, n_step, frame_stack, burn_in, short_picks, shift, file},
+          replay_(Options{Columns{state_bytes, memory_bytes, action_bytes}, capacity, pick_len, n_step, frame_stack,
+                          burn_in, short_picks, shift, file},
                   make_eviction(eviction)) {
-        for (std::size_t i = 0; i < states.size(); ++i) fields_.push_back({states[i].first, states[i].second, state_bytes[i]});
+        for (std::size_t i = 0; i < states.size(); ++i)
+            fields_.push_back({states[i].first, states[i].second, state_bytes[i]});
         if (memory_bytes) fields_.push_back({"f", {memory_bytes / 4}, memory_bytes});
         fields_.push_back({std::move(action_format), std::move(action_shape), action_bytes});
     }
@@ -41,7 +44,8 @@ class ReplayCore {
     }
 
     // One record. Every array must already fit its field: the Python side converts on TypeError and calls again.
-    u64 record(u64 handle, nb::handle state, nb::handle action, float reward, nb::handle final_state, int ending, u64 version, nb::handle memory) {
+    u64 record(u64 handle, nb::handle state, nb::handle action, float reward, nb::handle final_state, int ending,
+               u64 version, nb::handle memory) {
         View views[MOST_COLUMNS];
         const byte* data[MOST_COLUMNS];
         std::size_t stride[MOST_COLUMNS] = {};
@@ -50,7 +54,8 @@ class ReplayCore {
         if (columns > states + 3) data[states] = read(memory.ptr(), views[states], fields_[states], -1);
         long long integer;
         const Field& field = fields_.back();
-        if (field.bytes == 8 && field.shape.empty() && PyLong_CheckExact(action.ptr()) && (field.format == "l" || field.format == "q")) {
+        if (field.bytes == 8 && field.shape.empty() && PyLong_CheckExact(action.ptr()) &&
+            (field.format == "l" || field.format == "q")) {
             integer = PyLong_AsLongLong(action.ptr());
             if (integer == -1 && PyErr_Occurred()) throw nb::python_error();
             data[columns - 3] = reinterpret_cast<const byte*>(&integer);
@@ -68,8 +73,8 @@ class ReplayCore {
     }
 
     // Many records of one episode: arrays with a leading axis of `count`.
-    u64 record_steps(u64 handle, u32 count, nb::handle state, nb::handle action, nb::handle reward, nb::handle final_state, int ending,
-                     nb::handle version, nb::handle memory) {
+    u64 record_steps(u64 handle, u32 count, nb::handle state, nb::handle action, nb::handle reward,
+                     nb::handle final_state, int ending, nb::handle version, nb::handle memory) {
         View views[MOST_COLUMNS], last_views[MOST_COLUMNS];
         const byte *data[MOST_COLUMNS], *last[MOST_COLUMNS];
         std::size_t stride[MOST_COLUMNS];
@@ -99,8 +104,8 @@ class ReplayCore {
         nb::gil_scoped_release release;
         replay_.cut(handle);
     }
-    void set_row_layout(std::size_t row_bytes, std::size_t version, std::size_t stream, std::size_t step, std::size_t reward, std::size_t kind,
-                        std::size_t action, std::vector<std::size_t> states) {
+    void set_row_layout(std::size_t row_bytes, std::size_t version, std::size_t stream, std::size_t step,
+                        std::size_t reward, std::size_t kind, std::size_t action, std::vector<std::size_t> states) {
         rows_ = {row_bytes, version, stream, step, reward, kind, action, std::move(states)};
     }
     u32 record_rows(nb::handle rows) {
@@ -118,7 +123,8 @@ class ReplayCore {
     // The parameters of a kind of selector with their defaults.
     static Parameters selector_defaults(const std::string& kind) { return find_selector_kind(kind).defaults; }
     u32 add_selector(const std::string& kind, const Parameters& parameters) {
-        auto selector = find_selector_kind(kind).make(Random(seed_, 1 + replay_.selector_count()), replay_.options().capacity, parameters);
+        auto selector = find_selector_kind(kind).make(Random(seed_, 1 + replay_.selector_count()),
+                                                      replay_.options().capacity, parameters);
         nb::gil_scoped_release release;
         return replay_.add_selector(std::move(selector));
     }
@@ -139,10 +145,13 @@ class ReplayCore {
         byte* const* rest = out + states;  // after batch_state: action, reward, then batch_state_next
         const bool drawn = [&] {
             nb::gil_scoped_release release;
-            return replay_.draw(selector, size, at<u64>(rest[4 + states]), at<u32>(rest[5 + states]), nullptr, [&](std::span<const Window> windows) {
-                const WindowOutputs outputs{out, rest + 2, rest[0], rest[1], at<u32>(rest[2 + states]), at<u32>(rest[3 + states])};
-                gather(replay_, windows, [&](const auto& loops) { loops.windows(outputs); });
-            });
+            return replay_.draw(
+                selector, size, at<u64>(rest[4 + states]), at<u32>(rest[5 + states]), nullptr,
+                [&](std::span<const Window> windows) {
+                    const WindowOutputs outputs{
+                        out, rest + 2, rest[0], rest[1], at<u32>(rest[2 + states]), at<u32>(rest[3 + states])};
+                    gather(replay_, windows, [&](const auto& loops) { loops.windows(outputs); });
+                });
         }();
         if (!drawn) nothing_to_draw();
         return entry.batch;
@@ -156,10 +165,13 @@ class ReplayCore {
         byte* const* tail = rest + 3 + states;
         const bool drawn = [&] {
             nb::gil_scoped_release release;
-            return replay_.draw(selector, size, at<u64>(tail[0]), at<u32>(tail[1]), at<float>(tail[2]), [&](std::span<const Window> windows) {
-                const TransitionOutputs outputs{out, rest + 3, rest[0], at<float>(rest[1]), at<float>(rest[2]), tail[3]};
-                gather(replay_, windows, [&](const auto& loops) { loops.transitions(discount, outputs); });
-            });
+            return replay_.draw(selector, size, at<u64>(tail[0]), at<u32>(tail[1]), at<float>(tail[2]),
+                                [&](std::span<const Window> windows) {
+                                    const TransitionOutputs outputs{
+                                        out, rest + 3, rest[0], at<float>(rest[1]), at<float>(rest[2]), tail[3]};
+                                    gather(replay_, windows,
+                                           [&](const auto& loops) { loops.transitions(discount, outputs); });
+                                });
         }();
         if (!drawn) nothing_to_draw();
         return entry.batch;
@@ -169,14 +181,25 @@ class ReplayCore {
         const OutputPool::Entry entry = sequences_.take(size, make);
         const std::size_t states = replay_.store().state_count();
         byte* const* out = entry.data.data();
-        byte* const* rest = out + states;  // after state: action, reward, discount, ahead, burn, length, epi, pos, weight, version, memory
+        byte* const* rest =
+            out +
+            states;  // after state: action, reward, discount, ahead, burn, length, epi, pos, weight, version, memory
         const bool drawn = [&] {
             nb::gil_scoped_release release;
-            return replay_.draw(selector, size, at<u64>(rest[6]), at<u32>(rest[7]), at<float>(rest[8]), [&](std::span<const Window> windows) {
-                const SequenceOutputs outputs{out, rest[0], at<float>(rest[1]), at<float>(rest[2]), at<u32>(rest[3]), at<u32>(rest[4]),
-                                              at<u32>(rest[5]), rest[9], rest[10]};
-                gather(replay_, windows, [&](const auto& loops) { loops.sequences(discount, outputs); });
-            });
+            return replay_.draw(selector, size, at<u64>(rest[6]), at<u32>(rest[7]), at<float>(rest[8]),
+                                [&](std::span<const Window> windows) {
+                                    const SequenceOutputs outputs{out,
+                                                                  rest[0],
+                                                                  at<float>(rest[1]),
+                                                                  at<float>(rest[2]),
+                                                                  at<u32>(rest[3]),
+                                                                  at<u32>(rest[4]),
+                                                                  at<u32>(rest[5]),
+                                                                  rest[9],
+                                                                  rest[10]};
+                                    gather(replay_, windows,
+                                           [&](const auto& loops) { loops.sequences(discount, outputs); });
+                                });
         }();
         if (!drawn) nothing_to_draw();
         return entry.batch;
@@ -190,13 +213,15 @@ class ReplayCore {
         if (positions.shape(0) != count || priorities.shape(0) != count)
             throw std::invalid_argument("pick_epi, pick_pos and priority must be of one length");
         nb::gil_scoped_release release;
-        return replay_.set_priority(selector, {handles.data(), count}, {positions.data(), count}, {priorities.data(), count});
+        return replay_.set_priority(selector, {handles.data(), count}, {positions.data(), count},
+                                    {priorities.data(), count});
     }
 
     void list_picks(nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> handles,
                     nb::ndarray<u32, nb::ndim<1>, nb::c_contig, nb::device::cpu> positions) {
         nb::gil_scoped_release release;
-        replay_.list_picks(handles.data(), positions.data(), static_cast<u32>(std::min(handles.shape(0), positions.shape(0))));
+        replay_.list_picks(handles.data(), positions.data(),
+                           static_cast<u32>(std::min(handles.shape(0), positions.shape(0))));
     }
     void law(u32 selector, nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu> probability) {
         nb::gil_scoped_release release;
@@ -242,7 +267,8 @@ class ReplayCore {
     void save(const std::string& path, const std::string& configuration, bool increment, nb::object progress) {
         nb::gil_scoped_release release;
         FileSink sink(path);
-        Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink, Teller(progress));
+        Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink,
+                        Teller(progress));
     }
     void load(const std::vector<std::string>& paths, const std::string& configuration, nb::object progress) {
         nb::gil_scoped_release release;
@@ -252,16 +278,19 @@ class ReplayCore {
         Snapshot::read(replay_, configuration, sources, Teller(progress));
     }
 
-  private:
+private:
     template <class T>
     static T* at(byte* data) {
         return reinterpret_cast<T*>(data);
     }
     [[noreturn]] static void nothing_to_draw() {
-        throw std::invalid_argument("no pick can be drawn yet: record more steps, or episodes of at least pick_len (and some priority above 0)");
+        throw std::invalid_argument(
+            "no pick can be drawn yet: record more steps, or episodes of at least pick_len (and some priority above "
+            "0)");
     }
     const byte* read(PyObject* object, View& view, const Field& field, Py_ssize_t count) {
-        if (!view.open(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count)) throw nb::type_error("an array does not fit");
+        if (!view.open(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count))
+            throw nb::type_error("an array does not fit");
         return view.data();
     }
     void read_states(nb::handle state, View* views, const byte** data, Py_ssize_t count) {
@@ -271,7 +300,8 @@ class ReplayCore {
             data[0] = read(state.ptr(), views[0], fields_[0], count);
             return;
         }
-        if (static_cast<std::size_t>(PyTuple_GET_SIZE(state.ptr())) != states) throw nb::type_error("a state has another number of arrays");
+        if (static_cast<std::size_t>(PyTuple_GET_SIZE(state.ptr())) != states)
+            throw nb::type_error("a state has another number of arrays");
         for (std::size_t i = 0; i < states; ++i)
             data[i] = read(PyTuple_GET_ITEM(state.ptr(), static_cast<Py_ssize_t>(i)), views[i], fields_[i], count);
     }
@@ -287,19 +317,22 @@ class ReplayCore {
 
 void bind_replay(nb::module_& module) {
     nb::class_<ReplayCore>(module, "ReplayCore", "The replay kernel; ddrl.replay.ExperienceReplay is its face.")
-        .def(nb::init<std::vector<std::pair<std::string, std::vector<Py_ssize_t>>>, std::vector<u32>, std::string, std::vector<Py_ssize_t>, u32, u32,
-                      u64, u32, bool, u32, u32, u32, const std::string&, u64, u32, const std::string&>(),
-             nb::kw_only(), nb::arg("states"), nb::arg("state_bytes"), nb::arg("action_format"), nb::arg("action_shape"), nb::arg("action_bytes"),
-             nb::arg("memory_bytes"), nb::arg("capacity"), nb::arg("pick_len"), nb::arg("short_picks"), nb::arg("n_step"), nb::arg("frame_stack"),
-             nb::arg("burn_in"), nb::arg("eviction"), nb::arg("seed"), nb::arg("shift"), nb::arg("file"))
+        .def(nb::init<std::vector<std::pair<std::string, std::vector<Py_ssize_t>>>, std::vector<u32>, std::string,
+                      std::vector<Py_ssize_t>, u32, u32, u64, u32, bool, u32, u32, u32, const std::string&, u64, u32,
+                      const std::string&>(),
+             nb::kw_only(), nb::arg("states"), nb::arg("state_bytes"), nb::arg("action_format"),
+             nb::arg("action_shape"), nb::arg("action_bytes"), nb::arg("memory_bytes"), nb::arg("capacity"),
+             nb::arg("pick_len"), nb::arg("short_picks"), nb::arg("n_step"), nb::arg("frame_stack"), nb::arg("burn_in"),
+             nb::arg("eviction"), nb::arg("seed"), nb::arg("shift"), nb::arg("file"))
         .def("new_episode", &ReplayCore::new_episode)
-        .def("record", &ReplayCore::record, nb::arg("handle"), nb::arg("state"), nb::arg("action"), nb::arg("reward"), nb::arg("final_state").none(),
-             nb::arg("ending"), nb::arg("policy_version"), nb::arg("memory").none())
-        .def("record_steps", &ReplayCore::record_steps, nb::arg("handle"), nb::arg("count"), nb::arg("state"), nb::arg("action"), nb::arg("reward"),
+        .def("record", &ReplayCore::record, nb::arg("handle"), nb::arg("state"), nb::arg("action"), nb::arg("reward"),
              nb::arg("final_state").none(), nb::arg("ending"), nb::arg("policy_version"), nb::arg("memory").none())
+        .def("record_steps", &ReplayCore::record_steps, nb::arg("handle"), nb::arg("count"), nb::arg("state"),
+             nb::arg("action"), nb::arg("reward"), nb::arg("final_state").none(), nb::arg("ending"),
+             nb::arg("policy_version"), nb::arg("memory").none())
         .def("cut", &ReplayCore::cut, nb::arg("handle"))
-        .def("set_row_layout", &ReplayCore::set_row_layout, nb::arg("row_bytes"), nb::arg("version"), nb::arg("stream"), nb::arg("step"),
-             nb::arg("reward"), nb::arg("kind"), nb::arg("action"), nb::arg("states"))
+        .def("set_row_layout", &ReplayCore::set_row_layout, nb::arg("row_bytes"), nb::arg("version"), nb::arg("stream"),
+             nb::arg("step"), nb::arg("reward"), nb::arg("kind"), nb::arg("action"), nb::arg("states"))
         .def("record_rows", &ReplayCore::record_rows, nb::arg("rows"))
         .def("cut_streams", &ReplayCore::cut_streams)
         .def_static("selector_defaults", &ReplayCore::selector_defaults, nb::arg("kind"))
@@ -307,12 +340,18 @@ void bind_replay(nb::module_& module) {
         .def("keep_selectors", &ReplayCore::keep_selectors, nb::arg("count"))
         .def("set_importance_exponent", &ReplayCore::set_importance_exponent, nb::arg("selector"), nb::arg("exponent"))
         .def("get_batch", &ReplayCore::get_batch, nb::arg("batch_size"), nb::arg("selector"), nb::arg("make"),
-             nb::sig("def get_batch(self, batch_size: int, selector: int, make: typing.Callable[[int], object]) -> typing.Any"))
-        .def("sample", &ReplayCore::sample, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"), nb::arg("make"),
-             nb::sig("def sample(self, batch_size: int, selector: int, discount: float, make: typing.Callable[[int], object]) -> typing.Any"))
-        .def("sample_sequences", &ReplayCore::sample_sequences, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"), nb::arg("make"),
-             nb::sig("def sample_sequences(self, batch_size: int, selector: int, discount: float, make: typing.Callable[[int], object]) -> typing.Any"))
-        .def("set_priority", &ReplayCore::set_priority, nb::arg("selector"), nb::arg("pick_epi"), nb::arg("pick_pos"), nb::arg("priority"))
+             nb::sig("def get_batch(self, batch_size: int, selector: int, make: typing.Callable[[int], object]) -> "
+                     "typing.Any"))
+        .def("sample", &ReplayCore::sample, nb::arg("batch_size"), nb::arg("selector"), nb::arg("discount"),
+             nb::arg("make"),
+             nb::sig("def sample(self, batch_size: int, selector: int, discount: float, make: typing.Callable[[int], "
+                     "object]) -> typing.Any"))
+        .def("sample_sequences", &ReplayCore::sample_sequences, nb::arg("batch_size"), nb::arg("selector"),
+             nb::arg("discount"), nb::arg("make"),
+             nb::sig("def sample_sequences(self, batch_size: int, selector: int, discount: float, make: "
+                     "typing.Callable[[int], object]) -> typing.Any"))
+        .def("set_priority", &ReplayCore::set_priority, nb::arg("selector"), nb::arg("pick_epi"), nb::arg("pick_pos"),
+             nb::arg("priority"))
         .def("list_picks", &ReplayCore::list_picks, nb::arg("handles"), nb::arg("positions"))
         .def("law", &ReplayCore::law, nb::arg("selector"), nb::arg("probability"))
         .def_prop_ro("records", &ReplayCore::records)
@@ -321,7 +360,9 @@ void bind_replay(nb::module_& module) {
         .def_prop_ro("nbytes", &ReplayCore::nbytes)
         .def("check", &ReplayCore::check)
         .def("serialize", &ReplayCore::serialize, nb::arg("configuration"), nb::arg("progress").none())
-        .def("unserialize", &ReplayCore::unserialize, nb::arg("data"), nb::arg("configuration"), nb::arg("progress").none())
-        .def("save", &ReplayCore::save, nb::arg("path"), nb::arg("configuration"), nb::arg("increment"), nb::arg("progress").none())
+        .def("unserialize", &ReplayCore::unserialize, nb::arg("data"), nb::arg("configuration"),
+             nb::arg("progress").none())
+        .def("save", &ReplayCore::save, nb::arg("path"), nb::arg("configuration"), nb::arg("increment"),
+             nb::arg("progress").none())
         .def("load", &ReplayCore::load, nb::arg("paths"), nb::arg("configuration"), nb::arg("progress").none());
 }

@@ -1,4 +1,5 @@
-// Arrays on their way between Python and the replay kernel: buffers that are read in place, and recycled output batches. For bind_replay.cpp alone.
+// Arrays on their way between Python and the replay kernel: buffers that are read in place, and recycled output
+// batches. For bind_replay.cpp alone.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,7 +23,7 @@ struct Field {
 
 // The buffer of an object, held while it is read.
 class View {
-  public:
+public:
     View() = default;
     View(const View&) = delete;
     View& operator=(const View&) = delete;
@@ -38,7 +39,9 @@ class View {
     // Whether it is C-contiguous, of `field`'s dtype, and of `count` (none: a single one) times its shape.
     bool fits(const Field& field, Py_ssize_t count) const {
         const int lead = count >= 0;
-        if (buffer_.ndim != static_cast<int>(field.shape.size()) + lead || field.format != (buffer_.format ? buffer_.format : "B")) return false;
+        if (buffer_.ndim != static_cast<int>(field.shape.size()) + lead ||
+            field.format != (buffer_.format ? buffer_.format : "B"))
+            return false;
         if (lead && buffer_.shape[0] != count) return false;
         for (std::size_t axis = 0; axis < field.shape.size(); ++axis)
             if (buffer_.shape[axis + static_cast<std::size_t>(lead)] != field.shape[axis]) return false;
@@ -47,7 +50,7 @@ class View {
     const byte* data() const { return static_cast<const byte*>(buffer_.buf); }
     std::size_t bytes() const { return static_cast<std::size_t>(buffer_.len); }
 
-  private:
+private:
     void release() {
         if (held_) PyBuffer_Release(&buffer_);
         held_ = false;
@@ -56,9 +59,10 @@ class View {
     bool held_ = false;
 };
 
-// Output arrays that Python made, handed out again when nobody else holds them: fresh pages would cost as much as the copy into them.
+// Output arrays that Python made, handed out again when nobody else holds them: fresh pages would cost as much as the
+// copy into them.
 class OutputPool {
-  public:
+public:
     struct Entry {
         nb::object batch;  // a tuple of arrays, None, or dicts of arrays
         std::vector<byte*> data;
@@ -72,11 +76,13 @@ class OutputPool {
         each(fresh.batch.ptr(), [&](PyObject* array) {
             if (array == Py_None) return fresh.data.push_back(nullptr);
             View view;
-            if (!view.open(array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) throw nb::type_error("an output array is not writable and contiguous");
+            if (!view.open(array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS))
+                throw nb::type_error("an output array is not writable and contiguous");
             fresh.data.push_back(const_cast<byte*>(view.data()));
         });
         // Python ran meanwhile, perhaps another thread's call of this: look again.
-        if (by_size_.size() >= MOST_SIZES && !by_size_.contains(size)) by_size_.clear();  // what is held stays its holder's
+        if (by_size_.size() >= MOST_SIZES && !by_size_.contains(size))
+            by_size_.clear();  // what is held stays its holder's
         std::vector<Entry>& entries = by_size_[size];
         if (entries.size() >= MOST) entries.erase(entries.begin());
         entries.push_back(std::move(fresh));
@@ -93,7 +99,7 @@ class OutputPool {
         return bytes;
     }
 
-  private:
+private:
     static constexpr std::size_t MOST = 8;  // batches of one size that are remembered; more are simply the caller's
     static constexpr std::size_t MOST_SIZES = 16;
     template <class Visit>

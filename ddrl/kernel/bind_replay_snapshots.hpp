@@ -1,4 +1,5 @@
-// Snapshots on their way between Python and the replay kernel: bytes objects, and progress that is told. For bind_replay.cpp alone.
+// Snapshots on their way between Python and the replay kernel: bytes objects, and progress that is told. For
+// bind_replay.cpp alone.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +15,7 @@ namespace nb = nanobind;
 
 // Where a snapshot goes: a Python bytes object of its size.
 class BytesSink {
-  public:
+public:
     void begin(std::size_t bytes) {
         nb::gil_scoped_acquire acquire;
         bytes_ = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
@@ -28,14 +29,14 @@ class BytesSink {
     void finish() {}
     nb::object take() { return std::move(bytes_); }
 
-  private:
+private:
     nb::object bytes_;
     char* to_ = nullptr;
 };
 
 // A progress function for the kernel, which runs without the GIL: calls a Python one, or does nothing.
 class Teller {
-  public:
+public:
     explicit Teller(const nb::object& progress) : function_(progress.is_none() ? nullptr : progress.ptr()) {}
     void operator()(u64 done, u64 total) const {
         if (!function_) return;
@@ -43,7 +44,7 @@ class Teller {
         nb::borrow(function_)(done, total);
     }
 
-  private:
+private:
     PyObject* function_;
 };
 

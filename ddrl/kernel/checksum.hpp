@@ -1,9 +1,10 @@
 // A 64-bit checksum of bytes at the speed of memory, alone or fused with a copy.
 //
-// Eight lanes take 64 bytes at a time by the step of XXH3 (Yann Collet 2019): a 32 x 32 -> 64 bit multiplication, which every vector unit
-// has, and the bytes themselves added to the lane beside it. Keys differ by place within a block of 1 KiB, a block ends in a scramble, and
-// the end folds the lanes by 64 x 64 -> 128 bit multiplications (wyhash, Wang Yi 2019). It finds corruption and mixed versions; it is no
-// defence against an adversary. The value depends on the length, and is the same on every little-endian machine, whatever unit took it.
+// Eight lanes take 64 bytes at a time by the step of XXH3 (Yann Collet 2019): a 32 x 32 -> 64 bit multiplication, which
+// every vector unit has, and the bytes themselves added to the lane beside it. Keys differ by place within a block of 1
+// KiB, a block ends in a scramble, and the end folds the lanes by 64 x 64 -> 128 bit multiplications (wyhash, Wang Yi
+// 2019). It finds corruption and mixed versions; it is no defence against an adversary. The value depends on the
+// length, and is the same on every little-endian machine, whatever unit took it.
 #pragma once
 
 #include <array>
@@ -24,7 +25,8 @@ namespace checksum_detail {
 
 __extension__ using Wide = unsigned __int128;
 
-inline constexpr size_t num_lanes = 8, stripe_bytes = 8 * num_lanes, num_stripes = 16, block_bytes = num_stripes * stripe_bytes;
+inline constexpr size_t num_lanes = 8, stripe_bytes = 8 * num_lanes, num_stripes = 16,
+                        block_bytes = num_stripes * stripe_bytes;
 inline constexpr uint64_t prime = 0x9E3779B1;  // of the scramble, 32 bits
 
 // Stripe i of a block takes keys[i .. i + 8), the scramble keys[16 .. 24), the end both.
@@ -80,9 +82,11 @@ struct alignas(64) Lanes {
     }
 };
 
-// What happens to the bytes besides. `stream`: stores past the caches, which read nothing from the destination first (aligned to 64 bytes).
+// What happens to the bytes besides. `stream`: stores past the caches, which read nothing from the destination first
+// (aligned to 64 bytes).
 enum class To { nothing, copy, stream };
-inline constexpr size_t ahead = 2048;  // [bytes] a stream asks memory for data; the processor by itself asks to the end of a page
+inline constexpr size_t ahead =
+    2048;  // [bytes] a stream asks memory for data; the processor by itself asks to the end of a page
 
 template <To to>
 void blocks_plain(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
@@ -101,7 +105,8 @@ void blocks_plain(Lanes& lanes, std::byte* out, const std::byte* data, size_t bl
 #if defined(__x86_64__)
 
 template <To to>
-__attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
+__attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* out, const std::byte* data,
+                                                      size_t blocks) {
     constexpr __mmask8 all = 0xFF;  // GCC 12 warns of its own header where there is no mask
     __m512i lane = _mm512_load_si512(lanes.lane);
     const __m512i last_key = _mm512_loadu_si512(&keys[num_stripes]), factor = _mm512_set1_epi64(prime);
@@ -114,7 +119,8 @@ __attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* o
             if constexpr (to != To::nothing) out += stripe_bytes;
             const __m512i mixed = _mm512_xor_si512(bytes, _mm512_loadu_si512(&keys[i]));
             const __m512i product = _mm512_maskz_mul_epu32(all, mixed, _mm512_maskz_srli_epi64(all, mixed, 32));
-            lane = _mm512_add_epi64(lane, _mm512_add_epi64(product, _mm512_maskz_shuffle_epi32(0xFFFF, bytes, _MM_PERM_BADC)));
+            lane = _mm512_add_epi64(
+                lane, _mm512_add_epi64(product, _mm512_maskz_shuffle_epi32(0xFFFF, bytes, _MM_PERM_BADC)));
         }
         lane = _mm512_xor_si512(_mm512_xor_si512(lane, _mm512_maskz_srli_epi64(all, lane, 47)), last_key);
         const __m512i high = _mm512_maskz_mul_epu32(all, _mm512_maskz_srli_epi64(all, lane, 32), factor);
@@ -140,11 +146,13 @@ __attribute__((target("avx2"))) void blocks_avx2(Lanes& lanes, std::byte* out, c
                 if constexpr (to != To::nothing) out += 32;
                 const __m256i mixed = _mm256_xor_si256(bytes, *reinterpret_cast<const __m256i_u*>(&keys[i + 4 * half]));
                 const __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
-                lane[half] = _mm256_add_epi64(lane[half], _mm256_add_epi64(product, _mm256_shuffle_epi32(bytes, _MM_SHUFFLE(1, 0, 3, 2))));
+                lane[half] = _mm256_add_epi64(
+                    lane[half], _mm256_add_epi64(product, _mm256_shuffle_epi32(bytes, _MM_SHUFFLE(1, 0, 3, 2))));
             }
         }
         for (size_t half = 0; half < 2; ++half) {
-            lane[half] = _mm256_xor_si256(_mm256_xor_si256(lane[half], _mm256_srli_epi64(lane[half], 47)), last_key[half]);
+            lane[half] =
+                _mm256_xor_si256(_mm256_xor_si256(lane[half], _mm256_srli_epi64(lane[half], 47)), last_key[half]);
             const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(lane[half], 32), factor);
             lane[half] = _mm256_add_epi64(_mm256_mul_epu32(lane[half], factor), _mm256_slli_epi64(high, 32));
         }
@@ -177,15 +185,17 @@ inline uint64_t whole(Blocks blocks, std::byte* out, const std::byte* data, size
 
 }  // namespace checksum_detail
 
-inline constexpr size_t stream_bytes = 4 << 20;  // from here on a copy is no longer in a core's own cache when its readers come
+inline constexpr size_t stream_bytes =
+    4 << 20;  // from here on a copy is no longer in a core's own cache when its readers come
 
 inline uint64_t checksum(const std::byte* data, size_t bytes) {
     static const checksum_detail::Blocks blocks = checksum_detail::fastest_blocks<checksum_detail::To::nothing>();
     return checksum_detail::whole(blocks, nullptr, data, bytes);
 }
 
-// Copy and return the checksum of what was read, in one pass over memory. `out` and `data` must not overlap. Large copies to aligned places
-// (a mailbox's slots) go past the caches: nothing is read from `out` first, so it takes less than memcpy.
+// Copy and return the checksum of what was read, in one pass over memory. `out` and `data` must not overlap. Large
+// copies to aligned places (a mailbox's slots) go past the caches: nothing is read from `out` first, so it takes less
+// than memcpy.
 inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t bytes) {
     using checksum_detail::To;
     static const checksum_detail::Blocks copy = checksum_detail::fastest_blocks<To::copy>();

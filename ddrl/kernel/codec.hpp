@@ -1,8 +1,8 @@
-// Fewer bytes for a model's float32 values on their way: halves (bf16), bytes with a scale a block (int8), and the difference from another
-// version, byte plane by byte plane, for a general compressor to shorten.
+// Fewer bytes for a model's float32 values on their way: halves (bf16), bytes with a scale a block (int8), and the
+// difference from another version, byte plane by byte plane, for a general compressor to shorten.
 //
-// Every function reads and writes each byte once and knows no alignment. Decoding uses one multiplication or a shift, nothing that compilers
-// or machines may round differently, so the same bytes give the same values everywhere.
+// Every function reads and writes each byte once and knows no alignment. Decoding uses one multiplication or a shift,
+// nothing that compilers or machines may round differently, so the same bytes give the same values everywhere.
 #pragma once
 
 #include <cstddef>
@@ -45,10 +45,11 @@ inline void decode_bf16(std::byte* out, const std::byte* in, size_t values) {
     for (size_t i = 0; i < values; ++i) store(out + 4 * i, static_cast<uint32_t>(load<uint16_t>(in + 2 * i)) << 16);
 }
 
-// int8: blocks of 256 values of a tensor share one float32 scale, the largest magnitude / 127; value = scale * byte, off by half a scale at
-// most. Any stretch of a tensor can be coded by itself, and decodes to the same values as the whole: blocks count from the tensor's first
-// value, and one that reaches beyond the stretch keeps its scale. Bytes: the scales of all blocks touched, then the values. A block with a
-// number that is not finite decodes to NaN throughout; below 1e-35 everything is 0.
+// int8: blocks of 256 values of a tensor share one float32 scale, the largest magnitude / 127; value = scale * byte,
+// off by half a scale at most. Any stretch of a tensor can be coded by itself, and decodes to the same values as the
+// whole: blocks count from the tensor's first value, and one that reaches beyond the stretch keeps its scale. Bytes:
+// the scales of all blocks touched, then the values. A block with a number that is not finite decodes to NaN
+// throughout; below 1e-35 everything is 0.
 inline constexpr size_t int8_block = 256;
 
 inline size_t int8_blocks(size_t first, size_t count) {  // touched by values [first, first + count)
@@ -59,12 +60,14 @@ inline size_t int8_bytes(size_t first, size_t count) { return count + 4 * int8_b
 // Values [first, first + count) of `tensor`, which has `values` of them.
 inline void encode_int8(std::byte* out, const std::byte* tensor, size_t values, size_t first, size_t count) {
     using namespace codec_detail;
-    constexpr float round_to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+    constexpr float round_to_integer =
+        12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
     constexpr int32_t its_bits = 0x4b400000;
     const size_t blocks = int8_blocks(first, count);
     std::byte* bytes = out + 4 * blocks;
     for (size_t block = 0; block < blocks; ++block) {
-        const size_t begin = (first / int8_block + block) * int8_block, end = values - begin < int8_block ? values : begin + int8_block;
+        const size_t begin = (first / int8_block + block) * int8_block,
+                     end = values - begin < int8_block ? values : begin + int8_block;
         int32_t largest = 0;  // magnitudes of floats are ordered like their bits
         for (size_t i = begin; i < end; ++i) {
             const auto bits = static_cast<int32_t>(load<uint32_t>(tensor + 4 * i) & magnitude);
@@ -92,15 +95,18 @@ inline void decode_int8(std::byte* out, const std::byte* in, size_t first, size_
     const std::byte* bytes = in + 4 * blocks;
     size_t done = 0;
     for (size_t block = 0; block < blocks; ++block) {
-        const size_t end = (first / int8_block + block + 1) * int8_block, stop = end < first + count ? end - first : count;
+        const size_t end = (first / int8_block + block + 1) * int8_block,
+                     stop = end < first + count ? end - first : count;
         const float scale = load<float>(in + 4 * block);
-        for (size_t i = done; i < stop; ++i) store(out + 4 * i, scale * static_cast<float>(static_cast<int8_t>(bytes[i])));
+        for (size_t i = done; i < stop; ++i)
+            store(out + 4 * i, scale * static_cast<float>(static_cast<int8_t>(bytes[i])));
         done = stop;
     }
 }
 
-// The words of `in` XOR those of `base` (null: as they are), lowest bytes of all words first, highest last; up to 3 bytes that make no word
-// follow. What is alike in two versions, signs and exponents above all, becomes long runs of zeros.
+// The words of `in` XOR those of `base` (null: as they are), lowest bytes of all words first, highest last; up to 3
+// bytes that make no word follow. What is alike in two versions, signs and exponents above all, becomes long runs of
+// zeros.
 inline void split_planes(std::byte* out, const std::byte* in, const std::byte* base, size_t bytes) {
     using namespace codec_detail;
     const size_t words = bytes / 4;
@@ -124,8 +130,8 @@ inline void join_planes(std::byte* out, const std::byte* in, const std::byte* ba
     const size_t words = bytes / 4;
     const std::byte *plane0 = in, *plane1 = in + words, *plane2 = in + 2 * words, *plane3 = in + 3 * words;
     const auto word = [&](size_t i) {
-        return static_cast<uint32_t>(plane0[i]) | static_cast<uint32_t>(plane1[i]) << 8 | static_cast<uint32_t>(plane2[i]) << 16 |
-               static_cast<uint32_t>(plane3[i]) << 24;
+        return static_cast<uint32_t>(plane0[i]) | static_cast<uint32_t>(plane1[i]) << 8 |
+               static_cast<uint32_t>(plane2[i]) << 16 | static_cast<uint32_t>(plane3[i]) << 24;
     };
     if (base) {
         for (size_t i = 0; i < words; ++i) store(out + 4 * i, word(i) ^ load<uint32_t>(base + 4 * i));

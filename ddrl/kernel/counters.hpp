@@ -12,7 +12,9 @@ static_assert(std::atomic_ref<double>::is_always_lock_free);
 inline double read_value(const double* value) {
     return std::atomic_ref<double>(*const_cast<double*>(value)).load(std::memory_order_relaxed);
 }
-inline void store_value(double* value, double x) { std::atomic_ref<double>(*value).store(x, std::memory_order_relaxed); }
+inline void store_value(double* value, double x) {
+    std::atomic_ref<double>(*value).store(x, std::memory_order_relaxed);
+}
 
 // By the row's only writer, so a load and a store are enough. A fresh value counts from 0.
 inline void add_value(double* value, double x) {

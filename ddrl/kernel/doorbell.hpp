@@ -1,8 +1,9 @@
 // A doorbell: 64 bytes of shared memory that processes wait on and ring, by futex. Nobody polls, nobody sleeps.
 //
-// Written by whoever rings, read by whoever waits; any number of both. Who rings wakes a few, and each of these as many more before it goes on:
-// so a ring costs the one who rings next to nothing however many wait, and all cores take part in waking. A waiter takes no lock; one that is
-// killed before it has passed a ring on keeps the others waiting until the first of them looks by itself (Python's waits do, every 0.2 s).
+// Written by whoever rings, read by whoever waits; any number of both. Who rings wakes a few, and each of these as many
+// more before it goes on: so a ring costs the one who rings next to nothing however many wait, and all cores take part
+// in waking. A waiter takes no lock; one that is killed before it has passed a ring on keeps the others waiting until
+// the first of them looks by itself (Python's waits do, every 0.2 s).
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,8 @@
 
 namespace ddrl {
 
-static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4,
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free &&
+                  sizeof(std::atomic<uint32_t>) == 4,
               "shared memory needs lock-free atomics");
 
 using Clock = std::chrono::steady_clock;
@@ -51,7 +53,7 @@ inline void futex_wake(std::atomic<uint32_t>& word, int count) {
 
 // Lives in memory of the caller, 64-byte aligned; `new (memory) Doorbell` makes a fresh one.
 struct alignas(64) Doorbell {
-    std::atomic<uint32_t> value{0};    // how often it was rung, modulo 2^32, or what `set` stored
+    std::atomic<uint32_t> value{0};  // how often it was rung, modulo 2^32, or what `set` stored
     std::atomic<uint32_t> waiters{0};  // processes in `wait_until`; the killed stay counted
 
     void ring() {
@@ -76,8 +78,8 @@ struct alignas(64) Doorbell {
         bool held = ready();
         if (!held) {
             futex_wait(value, seen, seconds < max_seconds ? seconds : max_seconds);
-            // Only what was rung is passed on, or those who sleep again would keep each other awake. They stand behind all who still sleep
-            // through this ring, so no call is lost on them.
+            // Only what was rung is passed on, or those who sleep again would keep each other awake. They stand behind
+            // all who still sleep through this ring, so no call is lost on them.
             if (value.load(std::memory_order_seq_cst) != seen) wake_beside(1);
             held = ready();
         }

@@ -21,8 +21,9 @@ public:
         return rows;
     }
 
-    // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, what some leave free goes to the
-    // others, and the ring that is asked first changes with each call. O(rings + bytes): each round fills `out` or empties a ring.
+    // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, what some
+    // leave free goes to the others, and the ring that is asked first changes with each call. O(rings + bytes): each
+    // round fills `out` or empties a ring.
     size_t drain(std::byte* out, size_t count) {
         if (rings_.empty() || count == 0) return 0;
         const size_t row_bytes = rings_[0]->row_bytes();
@@ -50,7 +51,7 @@ public:
 private:
     std::vector<Ring*> rings_;
     std::vector<Ring*> holding_;  // rings with rows left, within one drain
-    size_t first_ = 0;            // who is asked first
+    size_t first_ = 0;  // who is asked first
 };
 
 }  // namespace ddrl

@@ -1,11 +1,12 @@
-// A mailbox: slots of bytes, one writer, many readers that use a slot in place. A reader gets one whole version or none; the writer never
-// waits.
+// A mailbox: slots of bytes, one writer, many readers that use a slot in place. A reader gets one whole version or
+// none; the writer never waits.
 //
-// Every sealing gives its slot a fresh ticket. `newest` holds ticket and slot of the newest version; a reader pins it by storing that word
-// in its own line (a hazard pointer) and then looking at `newest` again: unchanged means that the writer, who never takes the newest slot
-// and looks at all hazards after it has sealed a newer one, cannot miss the pin (all of these are sequentially consistent). Where every
-// other slot is pinned the writer takes the oldest one from its readers: it sets the ticket to 0 before it writes a byte, so the reader's
-// valid() is false from then on. Pins of `firm` readers (a network transfer reads the slot) are never taken away.
+// Every sealing gives its slot a fresh ticket. `newest` holds ticket and slot of the newest version; a reader pins it
+// by storing that word in its own line (a hazard pointer) and then looking at `newest` again: unchanged means that the
+// writer, who never takes the newest slot and looks at all hazards after it has sealed a newer one, cannot miss the pin
+// (all of these are sequentially consistent). Where every other slot is pinned the writer takes the oldest one from its
+// readers: it sets the ticket to 0 before it writes a byte, so the reader's valid() is false from then on. Pins of
+// `firm` readers (a network transfer reads the slot) are never taken away.
 #pragma once
 
 #include <array>
@@ -25,10 +26,10 @@ struct MailboxHeader {
     uint64_t data_bytes;
     uint64_t stride;  // bytes between the data of two slots
     alignas(64) std::atomic<uint64_t> newest;  // ticket * 256 + slot; 0: nothing sealed yet
-    std::atomic<int64_t> newest_version;       // -1: nothing sealed yet
-    std::atomic<uint64_t> next_ticket;         // the writer's alone
-    std::atomic<uint64_t> revoked;             // pins taken away
-    alignas(64) Doorbell sealed;               // rung when a newer version is there
+    std::atomic<int64_t> newest_version;  // -1: nothing sealed yet
+    std::atomic<uint64_t> next_ticket;  // the writer's alone
+    std::atomic<uint64_t> revoked;  // pins taken away
+    alignas(64) Doorbell sealed;  // rung when a newer version is there
 };
 
 struct alignas(64) SlotHeader {
@@ -41,9 +42,9 @@ struct alignas(64) SlotHeader {
 
 struct alignas(64) ReaderLine {
     std::atomic<uint64_t> hazard;  // the word of the pinned version; 0: none
-    std::atomic<uint64_t> start;   // start time of the process that reads, as the kernel counts it
-    std::atomic<uint32_t> pid;     // 0: no process
-    std::atomic<uint32_t> firm;    // 1: its pins may not be taken away
+    std::atomic<uint64_t> start;  // start time of the process that reads, as the kernel counts it
+    std::atomic<uint32_t> pid;  // 0: no process
+    std::atomic<uint32_t> firm;  // 1: its pins may not be taken away
 };
 
 struct Sealed {  // what is known of a pinned version
@@ -64,7 +65,9 @@ public:
         return (end + page - 1) / page * page;
     }
     static size_t stride(size_t data_bytes) { return (data_bytes + page - 1) / page * page; }
-    static size_t bytes(size_t slots, size_t readers, size_t data_bytes) { return data_offset(slots, readers) + slots * stride(data_bytes); }
+    static size_t bytes(size_t slots, size_t readers, size_t data_bytes) {
+        return data_offset(slots, readers) + slots * stride(data_bytes);
+    }
 
     // Make a fresh mailbox in `memory` (64-byte aligned, `bytes(...)` long); the slots' data stay as they are.
     static void initialize(std::byte* memory, size_t slots, size_t readers, size_t data_bytes) {
@@ -96,9 +99,11 @@ public:
     }
 
     explicit Mailbox(std::byte* memory)
-        : header_(reinterpret_cast<MailboxHeader*>(memory)), slots_(reinterpret_cast<SlotHeader*>(memory + sizeof(MailboxHeader))),
+        : header_(reinterpret_cast<MailboxHeader*>(memory)),
+          slots_(reinterpret_cast<SlotHeader*>(memory + sizeof(MailboxHeader))),
           readers_(reinterpret_cast<ReaderLine*>(memory + sizeof(MailboxHeader) + header_->slots * sizeof(SlotHeader))),
-          data_(memory + data_offset(header_->slots, header_->readers)), open_(header_->slots, 0) {}
+          data_(memory + data_offset(header_->slots, header_->readers)),
+          open_(header_->slots, 0) {}
 
     size_t slots() const { return header_->slots; }
     size_t readers() const { return header_->readers; }
@@ -108,8 +113,8 @@ public:
     std::byte* data(size_t slot) const { return data_ + slot * header_->stride; }
     static size_t slot_of(uint64_t word) { return word & 255; }
 
-    // Writer: take a slot to write into, or -1. A free one if there is one, the one sealed longest ago first; else, where `revoke`, the
-    // oldest that only ordinary readers pin. O(slots + readers), never waits.
+    // Writer: take a slot to write into, or -1. A free one if there is one, the one sealed longest ago first; else,
+    // where `revoke`, the oldest that only ordinary readers pin. O(slots + readers), never waits.
     int begin(bool revoke) {
         std::vector<uint8_t> pinned(slots(), 0);  // 1: by ordinary readers, 2: firmly
         for (size_t i = 0; i < readers(); ++i) {
@@ -127,11 +132,13 @@ public:
         const auto slot = static_cast<size_t>(chosen);
         open_[slot] = 1;
         slots_[slot].ticket.store(0, std::memory_order_seq_cst);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // no byte of the new version may be seen before the ticket is gone
+        std::atomic_thread_fence(
+            std::memory_order_seq_cst);  // no byte of the new version may be seen before the ticket is gone
         return chosen;
     }
 
-    // Writer: hand over a slot from begin(). Returns whether it is now the newest version (an older one never replaces a newer one).
+    // Writer: hand over a slot from begin(). Returns whether it is now the newest version (an older one never replaces
+    // a newer one).
     bool seal(size_t slot, int64_t version, uint64_t sum, int64_t time_ns, const std::array<double, 8>& values) {
         SlotHeader& header = slots_[slot];
         header.version.store(version, std::memory_order_relaxed);
@@ -152,8 +159,8 @@ public:
     void abandon(size_t slot) { open_[slot] = 0; }
     bool is_open(size_t slot) const { return open_[slot] != 0; }
 
-    // Reader: pin the newest version in place of what this reader pinned before; word 0 where there is none yet. Lock-free: repeats only
-    // when a newer version was sealed meanwhile.
+    // Reader: pin the newest version in place of what this reader pinned before; word 0 where there is none yet.
+    // Lock-free: repeats only when a newer version was sealed meanwhile.
     Sealed pin(size_t reader) {
         ReaderLine& line = readers_[reader];
         for (;;) {
@@ -166,7 +173,8 @@ public:
             pinned.version = header.version.load(std::memory_order_relaxed);
             pinned.checksum = header.checksum.load(std::memory_order_relaxed);
             pinned.time_ns = header.time_ns.load(std::memory_order_relaxed);
-            for (size_t i = 0; i < pinned.values.size(); ++i) pinned.values[i] = header.values[i].load(std::memory_order_relaxed);
+            for (size_t i = 0; i < pinned.values.size(); ++i)
+                pinned.values[i] = header.values[i].load(std::memory_order_relaxed);
             if (valid(pinned.word)) return pinned;
         }
     }

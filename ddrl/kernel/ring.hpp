@@ -1,7 +1,9 @@
-// A ring of fixed-size rows: one producer, one consumer, in memory that the caller supplies (heap or shared between processes).
+// A ring of fixed-size rows: one producer, one consumer, in memory that the caller supplies (heap or shared between
+// processes).
 //
-// The producer owns `tail`, the consumer owns `head`; both only grow, so their difference is the fill and no row is ever ambiguous.
-// Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the producer wait (futex) or drop new rows.
+// The producer owns `tail`, the consumer owns `head`; both only grow, so their difference is the fill and no row is
+// ever ambiguous. Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the
+// producer wait (futex) or drop new rows.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +22,11 @@ struct RingHeader {
     uint64_t row_bytes;
     uint64_t drop;  // 1: a full ring drops new rows; 0: its producer waits
     alignas(64) std::atomic<uint64_t> tail;  // rows ever pushed; the producer's line
-    std::atomic<uint64_t> dropped;           // rows that found the ring full (drop mode)
-    std::atomic<uint64_t> waits;             // times the producer waited
-    std::atomic<uint64_t> wait_ns;           // time it waited
+    std::atomic<uint64_t> dropped;  // rows that found the ring full (drop mode)
+    std::atomic<uint64_t> waits;  // times the producer waited
+    std::atomic<uint64_t> wait_ns;  // time it waited
     alignas(64) std::atomic<uint64_t> head;  // rows ever popped; the consumer's line
-    alignas(64) Doorbell room;               // where the producer waits
+    alignas(64) Doorbell room;  // where the producer waits
     alignas(64) std::atomic<uint32_t> closed;
 };
 
@@ -50,8 +52,12 @@ public:
     }
 
     explicit Ring(std::byte* memory)
-        : header_(reinterpret_cast<RingHeader*>(memory)), data_(memory + header_bytes), capacity_(header_->capacity),
-          row_bytes_(header_->row_bytes), drop_(header_->drop != 0), seen_head_(header_->head.load(std::memory_order_acquire)),
+        : header_(reinterpret_cast<RingHeader*>(memory)),
+          data_(memory + header_bytes),
+          capacity_(header_->capacity),
+          row_bytes_(header_->row_bytes),
+          drop_(header_->drop != 0),
+          seen_head_(header_->head.load(std::memory_order_acquire)),
           seen_tail_(header_->tail.load(std::memory_order_acquire)) {}
 
     size_t capacity() const { return capacity_; }
@@ -124,7 +130,8 @@ public:
         return held;
     }
 
-    // Consumer: rows that can be popped now, looking at the producer's line only when fewer than `wanted` are known to stand there.
+    // Consumer: rows that can be popped now, looking at the producer's line only when fewer than `wanted` are known to
+    // stand there.
     size_t filled(size_t wanted) {
         const uint64_t head = header_->head.load(std::memory_order_relaxed);
         if (seen_tail_ - head < wanted) seen_tail_ = header_->tail.load(std::memory_order_acquire);

@@ -1,7 +1,8 @@
 // The accumulator of one rollout: turns vector steps of N environments into rows of a ring, in one call.
 //
-// Written by the rollout alone. Rows go straight into the ring; only what does not fit is staged here, and must be flushed before the next
-// step. Environments follow next-step reset: after a step that ended an episode, the next step carries no transition.
+// Written by the rollout alone. Rows go straight into the ring; only what does not fit is staged here, and must be
+// flushed before the next step. Environments follow next-step reset: after a step that ended an episode, the next step
+// carries no transition.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ struct RowFormat {
     size_t row_bytes;
     size_t policy_version, stream, step, reward, kind, action, state;
     size_t action_bytes;
-    size_t state_bytes;        // of one frame
+    size_t state_bytes;  // of one frame
     size_t observation_bytes;  // of the stack of frames; its last frame is the newest
 };
 
@@ -26,7 +27,8 @@ enum class RowKind : uint32_t { step = 0, terminated = 1, truncated = 2 };
 
 class StepWriter {
 public:
-    StepWriter(Ring* ring, const RowFormat& format, uint32_t first_stream) : ring_(ring), format_(format), first_stream_(first_stream) {}
+    StepWriter(Ring* ring, const RowFormat& format, uint32_t first_stream)
+        : ring_(ring), format_(format), first_stream_(first_stream) {}
 
     size_t num_envs() const { return step_.size(); }
 
@@ -43,8 +45,8 @@ public:
     void cut() { start(num_envs()); }
 
     // Record one vector step; arrays are C-contiguous with N = num_envs() leading. Returns rows made. O(N * row_bytes).
-    size_t write(const std::byte* state, const std::byte* action, const float* reward, const bool* terminated, const bool* truncated,
-                 const std::byte* next_state, uint64_t policy_version) {
+    size_t write(const std::byte* state, const std::byte* action, const float* reward, const bool* terminated,
+                 const bool* truncated, const std::byte* next_state, uint64_t policy_version) {
         const size_t count = rows_of(terminated, truncated);
         const size_t room = ring_->room(count);
         const bool straight = pending() == 0 && room >= count && !ring_->closed();
@@ -130,7 +132,7 @@ private:
     RowFormat format_;
     uint32_t first_stream_;
     std::vector<uint32_t> step_;  // [N], step of each environment's episode
-    std::vector<uint8_t> done_;   // [N], 1: the next step is this environment's reset step
+    std::vector<uint8_t> done_;  // [N], 1: the next step is this environment's reset step
     std::vector<std::byte> staged_;
     size_t staged_begin_ = 0;  // bytes of staged_ that were moved already
 };

@@ -1,15 +1,15 @@
-"""Learning from batches of experience: networks, targets, algorithms, and the export that lets rollouts act without torch.
+"""Learning from batches of experience: networks, targets, algorithms, and the export that lets rollouts act without
+torch.
 
-The only package that imports torch; only the trainer's process imports it. It reads batches (numpy, from replay) and writes parameter
-vectors (into a mailbox's slot that `run` hands in). It imports no other stage.
-"""
+The only package that imports torch; only the trainer's process imports it. It reads batches (numpy, from replay) and
+writes parameter vectors (into a mailbox's slot that `run` hands in). It imports no other stage."""
 
 import gc
 
 from ddrl.core.errors import MissingExtraError
 
-# Importing torch makes some hundred thousand objects that live for ever: collecting garbage meanwhile finds none and costs a fifth of
-# the import.
+# Importing torch makes some hundred thousand objects that live for ever: collecting garbage meanwhile finds none and
+# costs a fifth of the import.
 _collecting = gc.isenabled()
 gc.disable()
 try:

@@ -1,8 +1,8 @@
 """Batches of experience: numpy arrays from replay become tensors on the learner's device.
 
-Read from replay's `Transitions` (or anything with its fields), written for `dqn`. On the CPU the tensors share the arrays' memory. On a GPU
-they travel through two pinned staging buffers in turn, so that filling one does not wait for the copy out of the other.
-"""
+Read from replay's `Transitions` (or anything with its fields), written for `dqn`. On the CPU the tensors share the
+arrays' memory. On a GPU they travel through two pinned staging buffers in turn, so that filling one does not wait for
+the copy out of the other."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class BatchLoader:
         """The batch as tensors; on the CPU they are views, so the batch must outlive them (torch holds the arrays)."""
         arrays = {name: getattr(batch, name) for name in TensorBatch._fields}
         if self._device.type == "cpu":
-            return TensorBatch(*(torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays.values()))
+            return TensorBatch(
+                *(torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays.values())
+            )
         self._turn ^= 1
         if self._copied[self._turn] is not None:
             self._copied[self._turn].synchronize()
@@ -79,7 +81,9 @@ class BatchLoader:
         for name, array in arrays.items():
             pinned = staging.get(name)
             if pinned is None or pinned.shape != array.shape:
-                pinned = staging[name] = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), pin_memory=True)
+                pinned = staging[name] = torch.empty(
+                    array.shape, dtype=getattr(torch, array.dtype.name), pin_memory=True
+                )
             np.copyto(pinned.numpy(), array)
             tensors.append(pinned.to(self._device, non_blocking=True))
         event = torch.cuda.Event()

@@ -1,9 +1,10 @@
-"""Deep Q-learning: one update of the action values towards their targets (Mnih et al. 2015), double (van Hasselt et al. 2016), with
-importance weights and priorities (Schaul et al. 2016). The dueling form is the network's own (`networks`), n-step is replay's.
+"""Deep Q-learning: one update of the action values towards their targets (Mnih et al. 2015), double (van Hasselt et al.
+2016), with importance weights and priorities (Schaul et al. 2016). The dueling form is the network's own (`networks`),
+n-step is replay's.
 
-Reads batches and gives back priorities; owns the online network, the target network and Adam's moments, all as flat vectors. Departures
-from the papers: the target network is copied every `target_period` updates, not frames; gradients are clipped by their global norm.
-"""
+Reads batches and gives back priorities; owns the online network, the target network and Adam's moments, all as flat
+vectors. Departures from the papers: the target network is copied every `target_period` updates, not frames; gradients
+are clipped by their global norm."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class UpdateResult(NamedTuple):
 class DQN:
     """The learner of one network. Deterministic on the CPU: equal parameters and batches give equal bits.
 
-    `network` must not be used elsewhere afterwards: it is moved to `config.device` and its parameters become views of `parameters.vector`.
-    """
+    `network` must not be used elsewhere afterwards: it is moved to `config.device` and its parameters become views of
+    `parameters.vector`."""
 
     def __init__(self, network: nn.Module, spec: EnvSpec, config: LearnerConfig) -> None:
         require_discrete(spec)
@@ -61,8 +62,11 @@ class DQN:
         self._target = FlatParameters(target, self.device)
         self._passes = make_passes(self.parameters, target)
         self._moments = torch.zeros((2, self.parameters.layout.nbytes), dtype=torch.uint8, device=self.device)
-        self._adam = Adam(*map(self._passes.learning, (self.parameters.vector, *self._moments)), epsilon=config.adam_epsilon,
-                          max_grad_norm=config.max_grad_norm)
+        self._adam = Adam(
+            *map(self._passes.learning, (self.parameters.vector, *self._moments)),
+            epsilon=config.adam_epsilon,
+            max_grad_norm=config.max_grad_norm,
+        )
         self._loader = BatchLoader(self.device)
 
     def anneal(self, progress: float) -> None:
@@ -74,7 +78,11 @@ class DQN:
         config = self.config
         s_tm1, a_tm1, r_t, discount_t, s_t, weight = self._loader.load(batch)
         q_tm1, q_t, q_t_selector = self._passes.forward(s_tm1, s_t, select_online=config.double)
-        target = double_q_target(r_t, discount_t, q_t, q_t_selector) if config.double else q_learning_target(r_t, discount_t, q_t)
+        target = (
+            double_q_target(r_t, discount_t, q_t, q_t_selector)
+            if config.double
+            else q_learning_target(r_t, discount_t, q_t)
+        )
         q_taken = q_tm1.gather(1, a_tm1.unsqueeze(1)).squeeze(1)
         td_error = target - q_taken  # [B]
         gradients = self._passes.backward(q_gradient(q_tm1, a_tm1, td_error, weight, config.loss))
@@ -85,10 +93,14 @@ class DQN:
         size = td_error.abs()
         if not statistics:
             return UpdateResult(size.cpu().numpy(), math.nan, math.nan, math.nan, math.nan)
-        figures = torch.stack([(weight * loss_of(td_error, config.loss)).mean(), size.mean(), q_taken.mean(), norm]).tolist()
+        figures = torch.stack(
+            [(weight * loss_of(td_error, config.loss)).mean(), size.mean(), q_taken.mean(), norm]
+        ).tolist()
         if not all(map(math.isfinite, figures)):
-            raise NetworkError(f"learning has diverged: after {self.updates} updates the loss is {figures[0]} and the gradient norm "
-                               f"{figures[3]}; lower learner.lr (now {self.lr:g}) or learner.max_grad_norm ({config.max_grad_norm:g})")
+            raise NetworkError(
+                f"learning has diverged: after {self.updates} updates the loss is {figures[0]} and the gradient norm "
+                f"{figures[3]}; lower learner.lr (now {self.lr:g}) or learner.max_grad_norm ({config.max_grad_norm:g})"
+            )
         return UpdateResult(size.cpu().numpy(), *figures)
 
     def values(self, observation: NDArray[Any]) -> NDArray[np.float32]:
@@ -100,7 +112,8 @@ class DQN:
         return q
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything that the next update depends on, as owned arrays: networks, moments, counts, step size, torch's generator."""
+        """Everything that the next update depends on, as owned arrays: networks, moments, counts, step size, torch's
+        generator."""
         state: dict[str, NDArray[Any]] = {}
         for kind, vector in self._vectors().items():
             host = vector.cpu().numpy().copy()
@@ -113,11 +126,16 @@ class DQN:
         return state
 
     def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
-        """Go on from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of another network."""
+        """Go on from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of another
+        network."""
         layout = self.parameters.layout
         hosts = {kind: np.zeros(layout.nbytes, np.uint8) for kind in self._vectors()}
         wanted = {f"{kind}.{name}": view for kind, host in hosts.items() for name, view in layout.views(host).items()}
-        wanted |= {"updates": np.zeros((), np.int64), "lr": np.zeros((), np.float64), "torch_rng": torch.get_rng_state().numpy()}
+        wanted |= {
+            "updates": np.zeros((), np.int64),
+            "lr": np.zeros((), np.float64),
+            "torch_rng": torch.get_rng_state().numpy(),
+        }
         snapshot.check_fits(state, wanted, optional=("cuda_rng",), source=source)
         for name, view in wanted.items():
             view[...] = state[name]
@@ -131,10 +149,13 @@ class DQN:
 
     def save(self, path: Path) -> None:
         """Write `state()` to `path` (.safetensors), whole or not at all."""
-        snapshot.write(path, self.state(), {"algorithm": "dqn", "updates": self.updates, "layout": self.parameters.layout.digest})
+        snapshot.write(
+            path, self.state(), {"algorithm": "dqn", "updates": self.updates, "layout": self.parameters.layout.digest}
+        )
 
     def load(self, path: Path) -> None:
-        """Go on from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another network."""
+        """Go on from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
+        network."""
         self.load_state(snapshot.read(path, algorithm="dqn"), source=str(path))
 
     def check(self) -> None:
@@ -146,8 +167,12 @@ class DQN:
         assert all(parameter.grad is None for parameter in self.network.parameters())
 
     def _vectors(self) -> dict[str, torch.Tensor]:
-        return {"online": self.parameters.vector, "target": self._target.vector, "first_moment": self._moments[0],
-                "second_moment": self._moments[1]}
+        return {
+            "online": self.parameters.vector,
+            "target": self._target.vector,
+            "first_moment": self._moments[0],
+            "second_moment": self._moments[1],
+        }
 
 
 def resolve_device(name: str) -> torch.device:
@@ -161,6 +186,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"learner.device = {name} is not a device: choose auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(f"learner.device = {name}: torch sees {torch.cuda.device_count()} CUDA device(s) here: choose auto or cpu, or "
-                          "install a torch with CUDA")
+        raise ConfigError(
+            f"learner.device = {name}: torch sees {torch.cuda.device_count()} CUDA device(s) here: choose auto or "
+            "cpu, or "
+            "install a torch with CUDA"
+        )
     return device

@@ -1,9 +1,8 @@
 """The acting network for rollouts: a torch module becomes an ONNX graph whose parameters are inputs.
 
-Written once by the trainer before training, read by rollouts, which run it with ONNX Runtime and feed parameters by manifest name
-straight from a mailbox's slot. The graph holds no parameter's value, so it never grows stale and weighs a few kilobytes. Every export is
-checked: ONNX Runtime must compute what torch computes.
-"""
+Written once by the trainer before training, read by rollouts, which run it with ONNX Runtime and feed parameters by
+manifest name straight from a mailbox's slot. The graph holds no parameter's value, so it never grows stale and weighs a
+few kilobytes. Every export is checked: ONNX Runtime must compute what torch computes."""
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ TRACED_BATCH = 2
 
 
 class ActingModel(NamedTuple):
-    """What a rollout needs to act: inputs "observation" [B, *observation.shape] and parameters by their names in `layout`; output "q".
+    """What a rollout needs to act: inputs "observation" [B, *observation.shape] and parameters by their names in
+    `layout`; output "q".
 
     A parameter that acting does not use is in `layout` but not among the graph's inputs.
     """
@@ -40,9 +40,8 @@ class ActingModel(NamedTuple):
 def export_acting(module: nn.Module, spec: EnvSpec, *, check: bool = True) -> ActingModel:
     """Export `module` in evaluation mode; it is left as it was, on whatever device.
 
-    Raises NetworkError where torch cannot export it, or where ONNX Runtime computes something else (a forward whose Python control flow
-    depends on the values it is given).
-    """
+    Raises NetworkError where torch cannot export it, or where ONNX Runtime computes something else (a forward whose
+    Python control flow depends on the values it is given)."""
     what = f"the network {type(module).__name__}"
     layout = layout_of(module)
     acting = copy.deepcopy(module).to("cpu").eval()
@@ -72,9 +71,18 @@ def _trace(acting: nn.Module, spec: EnvSpec, what: str) -> bytes:
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # what it warns of is what `_check` tests
         try:
             with torch.no_grad():
-                torch.onnx.export(acting, (example,), file, dynamo=False, keep_initializers_as_inputs=True, do_constant_folding=False,
-                                  opset_version=OPSET, input_names=["observation"], output_names=["q"],
-                                  dynamic_axes={"observation": {0: "batch"}, "q": {0: "batch"}})
+                torch.onnx.export(
+                    acting,
+                    (example,),
+                    file,
+                    dynamo=False,
+                    keep_initializers_as_inputs=True,
+                    do_constant_folding=False,
+                    opset_version=OPSET,
+                    input_names=["observation"],
+                    output_names=["q"],
+                    dynamic_axes={"observation": {0: "batch"}, "q": {0: "batch"}},
+                )
         except torch.onnx.OnnxExporterError as error:
             raise _export_error(what, error) from error
         except ModuleNotFoundError as error:
@@ -88,12 +96,16 @@ def _trace(acting: nn.Module, spec: EnvSpec, what: str) -> bytes:
 
 def _export_error(what: str, error: BaseException) -> NetworkError:
     first = next(iter(str(error).strip().splitlines()), "no message")
-    return NetworkError(f"{what} cannot be exported to ONNX, which rollouts act with: {type(error).__name__}: {first}; write its forward "
-                        "with operations that torch.onnx exports")
+    return NetworkError(
+        f"{what} cannot be exported to ONNX, which rollouts act with: {type(error).__name__}: {first}; write its "
+        "forward "
+        "with operations that torch.onnx exports"
+    )
 
 
 def _parameters_as_inputs(graph: bytes, acting: nn.Module, layout: ParameterLayout, what: str) -> bytes:
-    """Drop the parameters' values from the graph, and give tensors that submodules share the one name they have in the layout."""
+    """Drop the parameters' values from the graph, and give tensors that submodules share the one name they have in the
+    layout."""
     import onnx  # loads in 20 ms, and only the trainer's start needs it
 
     model = onnx.load_from_string(graph)
@@ -112,7 +124,9 @@ def _parameters_as_inputs(graph: bytes, acting: nn.Module, layout: ParameterLayo
         if value is not None:
             value.name = name
             kept_inputs[name] = value
-    constants = [tensor for tensor in model.graph.initializer if tensor.name not in names and tensor.name not in renamed]
+    constants = [
+        tensor for tensor in model.graph.initializer if tensor.name not in names and tensor.name not in renamed
+    ]
     used = {name for node in model.graph.node for name in node.input}
     order = ["observation", *(entry.name for entry in layout.entries)]
     inputs = [kept_inputs[name] for name in order if name in kept_inputs and name in used]
@@ -143,11 +157,16 @@ def _check(graph: bytes, acting: nn.Module, layout: ParameterLayout, spec: EnvSp
                 expected = acting(torch.from_numpy(observation)).numpy()
             scale = 1.0 + float(np.abs(expected).max())
             if q.shape != expected.shape or not np.allclose(q, expected, rtol=1e-3, atol=1e-4 * scale):
-                raise NetworkError(f"{what} computes something else after its export to ONNX (for {rows} observations torch gives "
-                                   f"{expected.ravel()[:3]}, ONNX Runtime {q.ravel()[:3]}): its forward must not branch in Python on the "
-                                   "values or the number of observations, nor draw random numbers in evaluation mode")
+                raise NetworkError(
+                    f"{what} computes something else after its export to ONNX (for {rows} observations torch gives "
+                    f"{expected.ravel()[:3]}, ONNX Runtime {q.ravel()[:3]}): its forward must not branch in Python on "
+                    "the "
+                    "values or the number of observations, nor draw random numbers in evaluation mode"
+                )
     except NetworkError:
         raise
     except Exception as error:
-        raise NetworkError(f"{what} was exported to ONNX, but ONNX Runtime cannot run it: "
-                           f"{next(iter(str(error).strip().splitlines()), type(error).__name__)}") from error
+        raise NetworkError(
+            f"{what} was exported to ONNX, but ONNX Runtime cannot run it: "
+            f"{next(iter(str(error).strip().splitlines()), type(error).__name__)}"
+        ) from error

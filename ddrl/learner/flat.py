@@ -1,8 +1,8 @@
 """One flat vector that holds a whole network: what is published, saved, and copied into the target network.
 
-Written by the learner's updates (parameters are views of the vector), read by a mailbox's slot through one copy. The vector holds the
-module's state_dict: parameters, then persistent buffers, each at a 64-byte boundary, described by a `ParameterLayout`.
-"""
+Written by the learner's updates (parameters are views of the vector), read by a mailbox's slot through one copy. The
+vector holds the module's state_dict: parameters, then persistent buffers, each at a 64-byte boundary, described by a
+`ParameterLayout`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     Raises NetworkError for a dtype that numpy (and so a rollout) does not have, and for parameters other than float32.
     """
     by_name: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
-    ordered = sorted(by_name.items(), key=lambda item: not isinstance(item[1], nn.Parameter))  # stable: parameters first
+    ordered = sorted(
+        by_name.items(), key=lambda item: not isinstance(item[1], nn.Parameter)
+    )  # stable: parameters first
     seen: set[int] = set()
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in ordered:
@@ -34,7 +36,9 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
         if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
             raise NetworkError(f"parameter {name} of the network is {dtype}: parameters must be float32")
         if dtype == "bfloat16" or tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
-            raise NetworkError(f"buffer {name} of the network is {dtype}, which rollouts cannot read: use float32 or an integer type")
+            raise NetworkError(
+                f"buffer {name} of the network is {dtype}, which rollouts cannot read: use float32 or an integer type"
+            )
         tensors[name] = tensor
     if not any(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
         raise NetworkError(f"the network {type(module).__name__} has no parameters to learn")
@@ -43,16 +47,19 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def layout_of(module: nn.Module) -> ParameterLayout:
     """The manifest of the module's flat vector."""
-    return ParameterLayout.of({name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                               for name, tensor in named_tensors(module).items()})
+    return ParameterLayout.of(
+        {
+            name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in named_tensors(module).items()
+        }
+    )
 
 
 class FlatParameters:
     """Re-homes a module's parameters and buffers as views of `vector` (uint8 [layout.nbytes], on `device`).
 
-    The module must not be moved or cast afterwards. Copies in and out are one memory copy (plus one through a pinned buffer where the
-    vector lives on a GPU).
-    """
+    The module must not be moved or cast afterwards. Copies in and out are one memory copy (plus one through a pinned
+    buffer where the vector lives on a GPU)."""
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         module.to(device)
@@ -78,16 +85,22 @@ class FlatParameters:
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Every tensor of the layout as a view of `vector` (uint8 [layout.nbytes])."""
-        return [vector[entry.offset : entry.offset + entry.nbytes].view(getattr(torch, entry.dtype)).view(entry.shape)
-                for entry in self.layout.entries]
+        return [
+            vector[entry.offset : entry.offset + entry.nbytes].view(getattr(torch, entry.dtype)).view(entry.shape)
+            for entry in self.layout.entries
+        ]
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that learn, by manifest name."""
-        return {name: tensor for name, tensor in named_tensors(self.module).items()
-                if isinstance(tensor, nn.Parameter) and tensor.requires_grad}
+        return {
+            name: tensor
+            for name, tensor in named_tensors(self.module).items()
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        }
 
     def copy_to(self, vector: NDArray[np.uint8]) -> None:
-        """Write the whole vector into `vector` (uint8 [layout.nbytes], e.g. a mailbox's slot); returns when it is there."""
+        """Write the whole vector into `vector` (uint8 [layout.nbytes], e.g. a mailbox's slot); returns when it is
+        there."""
         self._check(vector)
         np.copyto(vector, self.host_view())
 
@@ -102,7 +115,8 @@ class FlatParameters:
         torch.cuda.current_stream(self.vector.device).synchronize()  # the pinned buffer is free for the next caller
 
     def host_view(self) -> NDArray[np.uint8]:
-        """The vector in host memory, without a further copy (on a GPU: the pinned buffer, refilled); read it before the next update."""
+        """The vector in host memory, without a further copy (on a GPU: the pinned buffer, refilled); read it before the
+        next update."""
         if self._pinned is None:
             return self.vector.numpy()
         self._pinned.copy_(self.vector, non_blocking=True)
@@ -126,5 +140,7 @@ class FlatParameters:
 
     def _check(self, vector: NDArray[Any]) -> None:
         if vector.dtype != np.uint8 or vector.shape != (self.layout.nbytes,):
-            raise CheckpointError(f"a parameter vector of {vector.dtype} {list(vector.shape)} does not fit the network's manifest of "
-                                  f"uint8 [{self.layout.nbytes}]: it was written for another network")
+            raise CheckpointError(
+                f"a parameter vector of {vector.dtype} {list(vector.shape)} does not fit the network's manifest of "
+                f"uint8 [{self.layout.nbytes}]: it was written for another network"
+            )

@@ -1,13 +1,14 @@
 """Networks: an observation in, one action value for each action out.
 
-Written by users as ordinary torch modules, read by `dqn` (which trains them) and `export` (which turns them into what rollouts act with).
-A network takes observations as the environment gives them, [B, *observation.shape] in their own dtype, and returns q [B, num_actions]
-float32: scaling bytes and converting integers is the network's own first step, so that learner and rollout cannot disagree on it.
+Written by users as ordinary torch modules, read by `dqn` (which trains them) and `export` (which turns them into what
+rollouts act with). A network takes observations as the environment gives them, [B, *observation.shape] in their own
+dtype, and returns q [B, num_actions] float32: scaling bytes and converting integers is the network's own first step, so
+that learner and rollout cannot disagree on it.
 
-Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016). With pi uniform this is their eq. 9 ("mean"); with
-pi = softmax(A(s, .)) it is "policy". In both, E_pi[Q(s, a)] = V(s). Departure from the paper: the mlp's two streams share all hidden
-layers, and its V and A are rows of one linear layer, which costs one matrix product instead of two.
-"""
+Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016). With pi uniform this is their eq. 9
+("mean"); with pi = softmax(A(s, .)) it is "policy". In both, E_pi[Q(s, a)] = V(s). Departure from the paper: the mlp's
+two streams share all hidden layers, and its V and A are rows of one linear layer, which costs one matrix product
+instead of two."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ CNN_KINDS = {
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str) -> torch.Tensor:
-    """Q [B, A] from V [B, 1] and A [B, A]; `form` is "mean" (pi uniform) or "policy" (pi = softmax of the advantages)."""
+    """Q [B, A] from V [B, 1] and A [B, A]; `form` is "mean" (pi uniform) or "policy" (pi = softmax of the
+    advantages)."""
     if form == "mean":
         return value + (advantage - advantage.mean(dim=1, keepdim=True))
     expected = (torch.softmax(advantage, dim=1) * advantage).sum(dim=1, keepdim=True)  # E_pi[A]
@@ -49,7 +51,8 @@ def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str) -> t
 
 
 class ValueHead(nn.Module):
-    """Features [B, F] -> q [B, num_actions]; with `stream_width` each stream has a hidden layer of its own (Wang et al. 2016, fig. 1)."""
+    """Features [B, F] -> q [B, num_actions]; with `stream_width` each stream has a hidden layer of its own (Wang et al.
+    2016, fig. 1)."""
 
     def __init__(self, features: int, num_actions: int, form: str, stream_width: int = 0) -> None:
         super().__init__()
@@ -118,9 +121,8 @@ class MLP(nn.Module):
 class CNN(nn.Module):
     """Convolutions over [C, H, W] (or [H, W, C], or [H, W]), then a stream each for V and A. Bytes become [0, 1].
 
-    `nature_cnn` is the network of Mnih et al. (2015); `small_cnn` that of van Hasselt et al. (2019, data-efficient Rainbow), which costs
-    a seventh of it: what a trainer without an accelerator can afford.
-    """
+    `nature_cnn` is the network of Mnih et al. (2015); `small_cnn` that of van Hasselt et al. (2019, data-efficient
+    Rainbow), which costs a seventh of it: what a trainer without an accelerator can afford."""
 
     def __init__(self, observation: ArraySpec, num_actions: int, form: str, kind: str = "nature_cnn") -> None:
         super().__init__()
@@ -129,12 +131,18 @@ class CNN(nn.Module):
         self.channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
         self.add_channel = len(shape) == 2
         if len(shape) not in (2, 3):
-            raise NetworkError(f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
-                               "set learner.network = mlp, or name a module of your own")
-        channels, height, width = (1, *shape) if self.add_channel else ((shape[2], *shape[:2]) if self.channels_last else shape)
+            raise NetworkError(
+                f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
+                "set learner.network = mlp, or name a module of your own"
+            )
+        channels, height, width = (
+            (1, *shape) if self.add_channel else ((shape[2], *shape[:2]) if self.channels_last else shape)
+        )
         if min(height, width) < chosen.smallest:
-            raise NetworkError(f"learner.network = {kind} needs at least {chosen.smallest} x {chosen.smallest} pixels, but the "
-                               f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size")
+            raise NetworkError(
+                f"learner.network = {kind} needs at least {chosen.smallest} x {chosen.smallest} pixels, but the "
+                f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size"
+            )
         layers: list[nn.Module] = []
         for outputs, kernel, stride in chosen.layers:
             layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
@@ -160,16 +168,17 @@ class CNN(nn.Module):
 def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = None) -> nn.Module:
     """The network that `config.network` names, checked on a batch of observations; `seed` sets torch's generator first.
 
-    Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns something other
-    than action values [B, num_actions] float32.
-    """
+    Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns
+    something other than action values [B, num_actions] float32."""
     require_discrete(spec)
     if seed is not None:
         torch.manual_seed(seed)
     name = config.network
     if name == "auto":
         shape = spec.observation.shape
-        image = (len(shape) == 3 and min(sorted(shape)[1:]) >= SMALLEST_SCREEN) or (len(shape) == 2 and min(shape) >= SMALLEST_SCREEN)
+        image = (len(shape) == 3 and min(sorted(shape)[1:]) >= SMALLEST_SCREEN) or (
+            len(shape) == 2 and min(shape) >= SMALLEST_SCREEN
+        )
         name = "nature_cnn" if image else "mlp"
     if name == "mlp":
         network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling)
@@ -184,12 +193,16 @@ def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = Non
 def require_discrete(spec: EnvSpec) -> None:
     """Raise ConfigError unless actions are integers."""
     if not spec.discrete:
-        raise ConfigError(f"env.id = {spec.env_id}: its actions are continuous ({spec.action.dtype} {list(spec.action.shape)}), but DQN "
-                          "chooses among discrete actions: choose an environment with a discrete action space")
+        raise ConfigError(
+            f"env.id = {spec.env_id}: its actions are continuous ({spec.action.dtype} {list(spec.action.shape)}), but "
+            "DQN "
+            "chooses among discrete actions: choose an environment with a discrete action space"
+        )
 
 
 def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
-    """Run `network` on two blank observations, leaving its mode as it was; NetworkError unless q is [2, num_actions] float32."""
+    """Run `network` on two blank observations, leaving its mode as it was; NetworkError unless q is [2, num_actions]
+    float32."""
     training = network.training
     blank = torch.zeros((2, *spec.observation.shape), dtype=getattr(torch, _torch_name(spec.observation)))
     network.eval()
@@ -197,28 +210,39 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
         with torch.no_grad():
             q = network(blank)
     except Exception as error:
-        raise NetworkError(f"{what} fails on observations {list(blank.shape)} {spec.observation.dtype} as {spec.env_id} gives them: "
-                           f"{type(error).__name__}: {_first_line(error)}") from error
+        raise NetworkError(
+            f"{what} fails on observations {list(blank.shape)} {spec.observation.dtype} as {spec.env_id} gives them: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from error
     finally:
         network.train(training)
     wanted = [2, spec.num_actions]
     if not isinstance(q, torch.Tensor):
-        raise NetworkError(f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action values "
-                           f"{wanted} float32")
+        raise NetworkError(
+            f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action "
+            "values "
+            f"{wanted} float32"
+        )
     if list(q.shape) != wanted or q.dtype != torch.float32:
-        raise NetworkError(f"{what} returns {list(q.shape)} {str(q.dtype).removeprefix('torch.')} for a batch of 2 observations of "
-                           f"{spec.env_id}: its forward must return action values {wanted} float32")
+        raise NetworkError(
+            f"{what} returns {list(q.shape)} {str(q.dtype).removeprefix('torch.')} for a batch of 2 observations of "
+            f"{spec.env_id}: its forward must return action values {wanted} float32"
+        )
 
 
 def _user_network(name: str, spec: EnvSpec) -> nn.Module:
     what = f"learner.network = {name}"
     module_name, colon, class_name = name.partition(":")
     if not colon or not module_name or not class_name:
-        raise NetworkError(f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class")
+        raise NetworkError(
+            f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise NetworkError(f"{what}: cannot import {module_name}: {_first_line(error)}; is it installed, or on PYTHONPATH?") from error
+        raise NetworkError(
+            f"{what}: cannot import {module_name}: {_first_line(error)}; is it installed, or on PYTHONPATH?"
+        ) from error
     made: Any = getattr(module, class_name, None)
     if made is None:
         raise NetworkError(f"{what}: {module_name} has no {class_name}")
@@ -238,7 +262,10 @@ def _input_scale(observation: ArraySpec) -> float:
 def _torch_name(observation: ArraySpec) -> str:
     name = observation.dtype
     if not hasattr(torch, name) or math.prod(observation.shape) == 0:
-        raise NetworkError(f"observations {list(observation.shape)} {name} cannot go into a torch network: convert them in the environment")
+        raise NetworkError(
+            f"observations {list(observation.shape)} {name} cannot go into a torch network: convert them in the "
+            "environment"
+        )
     return name
 
 

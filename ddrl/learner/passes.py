@@ -1,9 +1,13 @@
-"""The passes of one Q-learning update through its two networks: action values forward, gradients of the parameters backward.
+"""The passes of one Q-learning update through its two networks: action values forward, gradients of the parameters
+backward.
 
-Read by `dqn`, which knows targets and losses but not how a network is differentiated. Two ways, chosen by `make_passes`:
+Read by `dqn`, which knows targets and losses but not how a network is differentiated. Two ways, chosen by
+`make_passes`:
 - `AutogradPasses` for any module;
-- `MLPPasses` for the library's own mlp on the CPU, written out as matrix products into buffers that are allocated once. It computes the
-  same numbers (to rounding) in two thirds of the time: at these sizes autograd's bookkeeping and fresh memory cost as much as a layer.
+- `MLPPasses` for the library's own mlp on the CPU, written out as matrix products into buffers that are allocated once.
+  It computes the
+  same numbers (to rounding) in two thirds of the time: at these sizes autograd's bookkeeping and fresh memory cost as
+  much as a layer.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ class Passes(Protocol):
         ...
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a flat vector (uint8, in the online network's layout) that the gradients of `backward` belong to, in their order."""
+        """The parts of a flat vector (uint8, in the online network's layout) that the gradients of `backward` belong
+        to, in their order."""
         ...
 
 
@@ -46,7 +51,12 @@ def make_passes(online: FlatParameters, target: nn.Module) -> Passes:
     """The faster of the passes that can serve these networks."""
     network = online.module
     plain = type(network) is MLP and network.head.form != "policy" and not _has_hooks(network)
-    if plain and isinstance(target, MLP) and not online.vector.is_cuda and all(part.requires_grad for part in network.parameters()):
+    if (
+        plain
+        and isinstance(target, MLP)
+        and not online.vector.is_cuda
+        and all(part.requires_grad for part in network.parameters())
+    ):
         return MLPPasses(online, target)
     return AutogradPasses(online, target)
 
@@ -70,12 +80,13 @@ class AutogradPasses:
 
     def backward(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
         """See `Passes`."""
-        # A scalar whose gradient by q_tm1 is `gradient`: handing autograd the gradient itself would import sympy (0.4 s).
+        # A scalar whose gradient by q_tm1 is `gradient`: handing autograd the gradient itself would import sympy (0.4
+        # s).
         surrogate = torch.dot(self._q_tm1.reshape(-1), gradient.reshape(-1))
         del self._q_tm1
         gradients = torch.autograd.grad(surrogate, self._parameters, allow_unused=True)
-        # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may return it transposed,
-        # expanded or with channels last, and None for a parameter that was not used.
+        # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may
+        # return it transposed, expanded or with channels last, and None for a parameter that was not used.
         pairs = zip(self._parameters, gradients, strict=True)
         return [torch.zeros_like(parameter) if found is None else found.contiguous() for parameter, found in pairs]
 
@@ -86,7 +97,8 @@ class AutogradPasses:
 
 
 class _Buffers(NamedTuple):
-    """Memory of one batch size: layer outputs of the online network (both states) and the target network, and gradients by layer outputs."""
+    """Memory of one batch size: layer outputs of the online network (both states) and the target network, and gradients
+    by layer outputs."""
 
     inputs: torch.Tensor
     online: list[torch.Tensor]
@@ -95,18 +107,20 @@ class _Buffers(NamedTuple):
 
 
 class MLPPasses:
-    """Passes through two networks of class `MLP` with the same layers; `online` must learn all its parameters. Gradients form one flat vector.
+    """Passes through two networks of class `MLP` with the same layers; `online` must learn all its parameters.
+    Gradients form one flat vector.
 
-    Layer l of a net: h_l = relu(h_{l-1} W_l^T + b_l), the last one without relu; then Q = h_L M^T with M the mean dueling form as a matrix
-    (rows: actions; columns: V, then the advantages), or the identity for a single head.
-    """
+    Layer l of a net: h_l = relu(h_{l-1} W_l^T + b_l), the last one without relu; then Q = h_L M^T with M the mean
+    dueling form as a matrix (rows: actions; columns: V, then the advantages), or the identity for a single head."""
 
     def __init__(self, online: FlatParameters, target: MLP) -> None:
         network: MLP = online.module
         self._inputs = network.inputs
         self._online, self._target = _tensors(network), _tensors(target)
         gradient = torch.zeros_like(online.vector)
-        views = dict(zip((id(parameter) for parameter in online.parameters().values()), online.split(gradient), strict=True))
+        views = dict(
+            zip((id(parameter) for parameter in online.parameters().values()), online.split(gradient), strict=True)
+        )
         self._gradient = self.learning(gradient)
         self._gradients = [(views[id(layer.weight)], views[id(layer.bias)]) for layer in network.layers()]
         actions = self._online[-1][0].shape[0] - (network.head.form == "mean")
@@ -147,7 +161,9 @@ class MLPPasses:
         """See `Passes`: the whole vector, whose padding stays zero."""
         return [vector.view(torch.float32)]
 
-    def _run(self, layers: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor, outputs: list[torch.Tensor]) -> torch.Tensor:
+    def _run(
+        self, layers: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor, outputs: list[torch.Tensor]
+    ) -> torch.Tensor:
         rows, last = x.shape[0], len(layers) - 1
         for place, (weight, bias) in enumerate(layers):
             x = torch.addmm(bias, x, weight.t(), out=outputs[place][:rows])
@@ -158,8 +174,12 @@ class MLPPasses:
     def _allocate(self, size: int) -> _Buffers:
         with torch.inference_mode():
             widths = [weight.shape[0] for weight, _ in self._online]
-            buffers = _Buffers(torch.empty(2 * size, self._online[0][0].shape[1]), [torch.empty(2 * size, width) for width in widths],
-                               [torch.empty(size, width) for width in widths], [torch.empty(size, width) for width in widths[:-1]])
+            buffers = _Buffers(
+                torch.empty(2 * size, self._online[0][0].shape[1]),
+                [torch.empty(2 * size, width) for width in widths],
+                [torch.empty(size, width) for width in widths],
+                [torch.empty(size, width) for width in widths[:-1]],
+            )
         self._buffers[size] = buffers
         return buffers
 
@@ -169,5 +189,7 @@ def _tensors(network: MLP) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-               for part in module.modules())
+    return any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in module.modules()
+    )

@@ -1,8 +1,8 @@
-"""A learner's state on disk: one safetensors file whose header carries JSON that says what it is. No pickle is ever read.
+"""A learner's state on disk: one safetensors file whose header carries JSON that says what it is. No pickle is ever
+read.
 
-Written and read by the algorithms; `run` puts the file into a checkpoint. The header holds a checksum of the tensors, because safetensors
-itself notices a truncated file but not a flipped bit.
-"""
+Written and read by the algorithms; `run` puts the file into a checkpoint. The header holds a checksum of the tensors,
+because safetensors itself notices a truncated file but not a flipped bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any
 
 
 def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
-    """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another algorithm."""
+    """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another
+    algorithm."""
     if not path.is_file():
         raise CheckpointError(f"there is no learner's state at {path}: name a checkpoint of ddrl")
     try:
@@ -44,29 +45,40 @@ def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
             header = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors ({error}): it is corrupt or was not written by ddrl; use an older "
-                              "checkpoint") from None
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors ({error}): it is corrupt or was not written by ddrl; use an older "
+            "checkpoint"
+        ) from None
     try:
         about = json.loads(header["ddrl"])
         written = (about["format"], about["algorithm"], about["checksum"])
     except (KeyError, TypeError, json.JSONDecodeError):
-        raise CheckpointError(f"{path} is a safetensors file that ddrl's learner did not write: name a checkpoint of ddrl") from None
+        raise CheckpointError(
+            f"{path} is a safetensors file that ddrl's learner did not write: name a checkpoint of ddrl"
+        ) from None
     if written[0] != FORMAT or written[1] != algorithm:
-        raise CheckpointError(f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}")
+        raise CheckpointError(
+            f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}"
+        )
     if written[2] != _checksum(state):
         raise CheckpointError(f"{path} is corrupt: its checksum does not match; use an older checkpoint")
     return state
 
 
-def check_fits(state: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], *, optional: tuple[str, ...], source: str) -> None:
-    """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones aside."""
+def check_fits(
+    state: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], *, optional: tuple[str, ...], source: str
+) -> None:
+    """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones
+    aside."""
     for name, array in wanted.items():
         if name not in state:
             raise CheckpointError(f"{source} was written for another network: it lacks {name}")
         found = np.asarray(state[name])
         if found.shape != array.shape or found.dtype != array.dtype:
-            raise CheckpointError(f"{source} was written for another network: {name} is {found.dtype} {list(found.shape)} there and "
-                                  f"{array.dtype} {list(array.shape)} here")
+            raise CheckpointError(
+                f"{source} was written for another network: {name} is {found.dtype} {list(found.shape)} there and "
+                f"{array.dtype} {list(array.shape)} here"
+            )
     unknown = sorted(set(state) - set(wanted) - set(optional))
     if unknown:
         raise CheckpointError(f"{source} was written for another network: it has {unknown[0]}, which this one lacks")

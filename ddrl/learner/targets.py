@@ -1,8 +1,8 @@
 """Targets and losses of Q-learning as pure functions of tensors.
 
-Symbols: r_t is the discounted sum of the rewards after s_tm1 (n of them, fewer at an episode's end), discount_t the discount of what
-follows s_t: gamma ** n, and 0 where s_t is terminal. Replay forms both, so nothing here knows n or termination.
-"""
+Symbols: r_t is the discounted sum of the rewards after s_tm1 (n of them, fewer at an episode's end), discount_t the
+discount of what follows s_t: gamma ** n, and 0 where s_t is terminal. Replay forms both, so nothing here knows n or
+termination."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ def q_learning_target(r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Te
     return torch.addcmul(r_t, discount_t, q_t.amax(dim=1))
 
 
-def double_q_target(r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tensor, q_t_selector: torch.Tensor) -> torch.Tensor:
-    """r_t + discount_t q_t(argmax_a q_t_selector(a)) (van Hasselt et al. 2016, eq. 4): [B] from [B], [B], [B, A], [B, A].
+def double_q_target(
+    r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tensor, q_t_selector: torch.Tensor
+) -> torch.Tensor:
+    """r_t + discount_t q_t(argmax_a q_t_selector(a)) (van Hasselt et al. 2016, eq. 4): [B] from [B], [B], [B, A], [B,
+    A].
 
     `q_t` is the target network's, `q_t_selector` the online network's.
     """
@@ -24,7 +27,8 @@ def double_q_target(r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tens
 
 
 def loss_of(td_error: torch.Tensor, kind: str) -> torch.Tensor:
-    """Elementwise loss of the TD error, [B]: "huber" (delta 1) is d^2 / 2 within [-1, 1] and |d| - 1/2 beyond, "mse" is d^2 / 2."""
+    """Elementwise loss of the TD error, [B]: "huber" (delta 1) is d^2 / 2 within [-1, 1] and |d| - 1/2 beyond, "mse" is
+    d^2 / 2."""
     if kind == "mse":
         return 0.5 * td_error.square()
     size = td_error.abs()
@@ -37,8 +41,11 @@ def loss_gradient(td_error: torch.Tensor, kind: str) -> torch.Tensor:
     return td_error.clamp(-1.0, 1.0) if kind == "huber" else td_error
 
 
-def q_gradient(q_tm1: torch.Tensor, a_tm1: torch.Tensor, td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """Derivative of mean_b weight_b loss(td_error_b) by q_tm1, [B, A], where td_error = target - q_tm1(a_tm1) and the target is constant.
+def q_gradient(
+    q_tm1: torch.Tensor, a_tm1: torch.Tensor, td_error: torch.Tensor, weight: torch.Tensor, kind: str
+) -> torch.Tensor:
+    """Derivative of mean_b weight_b loss(td_error_b) by q_tm1, [B, A], where td_error = target - q_tm1(a_tm1) and the
+    target is constant.
 
     Handed to autograd in place of a loss: the same numbers for a third of the operations.
     """
@@ -47,6 +54,7 @@ def q_gradient(q_tm1: torch.Tensor, a_tm1: torch.Tensor, td_error: torch.Tensor,
 
 
 def linear_lr(lr: float, end_fraction: float, progress: float) -> float:
-    """lr falling linearly from `lr` at progress 0 to `lr * end_fraction` at progress 1; progress is clipped to [0, 1]."""
+    """lr falling linearly from `lr` at progress 0 to `lr * end_fraction` at progress 1; progress is clipped to [0,
+    1]."""
     progress = min(max(progress, 0.0), 1.0)
     return lr * (1.0 + (end_fraction - 1.0) * progress)

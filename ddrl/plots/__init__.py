@@ -1,4 +1,5 @@
-"""The figures that dashboard and notebooks share. Each is pure: tables in (`ddrl.telemetry.Run` gives them), a plotly figure out.
+"""The figures that dashboard and notebooks share. Each is pure: tables in (`ddrl.telemetry.Run` gives them), a plotly
+figure out.
 
 One module per subject. Nothing here reads a file, keeps state, or imports a stage.
 """
@@ -31,8 +32,34 @@ from ddrl.plots.settings import settings_table
 from ddrl.plots.sketch import sketch
 
 __all__ = [
-    "bytes_against_bound", "cost_against_limit", "cost_against_size", "cpu_by_role", "draws_against_law", "gantt", "gpu_use",
-    "heartbeat_ages", "learning_curve", "measured_gantt", "measured_schemes", "memory_by_role", "operations_beside_peers", "priority_law",
-    "rank_table", "recording_rates", "relay_bandwidth", "replay_fill", "sample_balance", "seal_times", "series_over", "set_up_notebook",
-    "settings_table", "sketch", "survivors", "times_against_hosts", "trainer_time", "version_age_heatmap", "version_flow", "who_waits",
+    "bytes_against_bound",
+    "cost_against_limit",
+    "cost_against_size",
+    "cpu_by_role",
+    "draws_against_law",
+    "gantt",
+    "gpu_use",
+    "heartbeat_ages",
+    "learning_curve",
+    "measured_gantt",
+    "measured_schemes",
+    "memory_by_role",
+    "operations_beside_peers",
+    "priority_law",
+    "rank_table",
+    "recording_rates",
+    "relay_bandwidth",
+    "replay_fill",
+    "sample_balance",
+    "seal_times",
+    "series_over",
+    "set_up_notebook",
+    "settings_table",
+    "sketch",
+    "survivors",
+    "times_against_hosts",
+    "trainer_time",
+    "version_age_heatmap",
+    "version_flow",
+    "who_waits",
 ]

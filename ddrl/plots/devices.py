@@ -15,7 +15,11 @@ def _by_role(processes: Processes) -> list[tuple[int, str, np.ndarray]]:
     if not len(processes):
         return []
     codes = processes.column("role")[-1]
-    return [(index, role.value, np.flatnonzero(codes == index)) for index, role in enumerate(ROLES) if (codes == index).any()]
+    return [
+        (index, role.value, np.flatnonzero(codes == index))
+        for index, role in enumerate(ROLES)
+        if (codes == index).any()
+    ]
 
 
 def cpu_by_role(processes: Processes, *, height: int = 280) -> go.Figure:

@@ -1,4 +1,5 @@
-"""How the model reaches every host: bandwidth of the relays, versions in flight, their age at every rank, bytes against the bound."""
+"""How the model reaches every host: bandwidth of the relays, versions in flight, their age at every rank, bytes against
+the bound."""
 
 from __future__ import annotations
 
@@ -12,17 +13,21 @@ from ddrl.plots.frame import COLORS, SCALE, add_line, minutes, new_figure, rates
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES
 
-_MOST_LINES = 14  # more relays than this are shown as a heatmap, or as median and extremes: lines that nobody can tell apart tell nothing
+# more relays than this are shown as a heatmap, or as median and extremes: lines that nobody can tell apart tell nothing
+_MOST_LINES = 14
 _TABLE_SECONDS = 1.0  # counters of other hosts arrive four times a second: rates over less than this jump
 
 
 def _of_role(processes: Processes, role: Role) -> np.ndarray:
     """Indices of the processes that have that role at the newest moment."""
-    return np.flatnonzero(processes.column("role")[-1] == ROLES.index(role)) if len(processes) else np.zeros(0, np.int64)
+    return (
+        np.flatnonzero(processes.column("role")[-1] == ROLES.index(role)) if len(processes) else np.zeros(0, np.int64)
+    )
 
 
 def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: int = 300) -> go.Figure:
-    """MB/s that each relay sends or receives (`direction`), all its MPI bytes: a line each, or a heatmap where they are many. Root is host 0."""
+    """MB/s that each relay sends or receives (`direction`), all its MPI bytes: a line each, or a heatmap where they are
+    many. Root is host 0."""
     x, label = minutes(processes.wall_seconds)
     figure = new_figure(f"MPI bytes {direction} by each relay", label, "MB/s", height=height)
     relays = _of_role(processes, Role.RELAY)
@@ -34,11 +39,24 @@ def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: in
         if len(relays) > 3:
             figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
         for index, column in enumerate(np.argsort(hosts)):
-            add_line(figure, x[1:], values[:, column], f"host {hosts[column]:.0f}" + (" (root)" if hosts[column] == 0 else ""), index)
+            add_line(
+                figure,
+                x[1:],
+                values[:, column],
+                f"host {hosts[column]:.0f}" + (" (root)" if hosts[column] == 0 else ""),
+                index,
+            )
         return figure
     order = np.argsort(hosts)
-    figure.add_heatmap(x=x[1:], y=hosts[order], z=values[:, order].T.astype(np.float32), colorscale=SCALE, zmin=0,
-                       colorbar={"title": {"text": "MB/s"}, "thickness": 12}, hovertemplate="host %{y:.0f}: %{z:.3g} MB/s<extra></extra>")
+    figure.add_heatmap(
+        x=x[1:],
+        y=hosts[order],
+        z=values[:, order].T.astype(np.float32),
+        colorscale=SCALE,
+        zmin=0,
+        colorbar={"title": {"text": "MB/s"}, "thickness": 12},
+        hovertemplate="host %{y:.0f}: %{z:.3g} MB/s<extra></extra>",
+    )
     figure.update_layout(hovermode="closest", yaxis={"title": {"text": "host (0: root)"}})
     return figure
 
@@ -56,9 +74,16 @@ def version_age_heatmap(processes: Processes, *, height: int = 460) -> go.Figure
         return say_nothing_yet(figure, "no rollout has taken a version yet")
     ranks = processes.column("rank")[-1, rollouts]
     top = max(float(np.nanquantile(ages, 0.99)), 1.0)
-    figure.add_heatmap(x=x, y=ranks, z=ages.T.astype(np.float32), colorscale=SCALE, zmin=0, zmax=top,
-                       colorbar={"title": {"text": "versions<br>behind"}, "thickness": 12},
-                       hovertemplate="rank %{y:.0f}: %{z:.0f} behind<extra></extra>")
+    figure.add_heatmap(
+        x=x,
+        y=ranks,
+        z=ages.T.astype(np.float32),
+        colorscale=SCALE,
+        zmin=0,
+        zmax=top,
+        colorbar={"title": {"text": "versions<br>behind"}, "thickness": 12},
+        hovertemplate="rank %{y:.0f}: %{z:.0f} behind<extra></extra>",
+    )
     figure.update_layout(hovermode="closest")
     return figure
 
@@ -73,17 +98,23 @@ def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: 
     for name, table in runs.items():
         position, label = minutes(table["wall_seconds"]) if x == "wall_seconds" else (table[x], x)
         figure.update_xaxes(title_text=label)
-        for series, words in (("versions_in_flight", "in flight"), ("version_age_p50", "median age"),
-                              ("version_age_max", "oldest")):
+        for series, words in (
+            ("versions_in_flight", "in flight"),
+            ("version_age_p50", "median age"),
+            ("version_age_max", "oldest"),
+        ):
             if len(table) and np.isfinite(table[series]).any():
-                add_line(figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, len(figure.data))
+                add_line(
+                    figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, len(figure.data)
+                )
                 shown = True
     figure.update_yaxes(rangemode="tozero")
     return figure if shown else say_nothing_yet(figure, "no version has been published yet")
 
 
 def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure:
-    """Bytes that leave the trainer's host and that each host receives a version, as shares of the least possible (S each).
+    """Bytes that leave the trainer's host and that each host receives a version, as shares of the least possible (S
+    each).
 
     1.0 is the bound: every byte crosses each wire once (with the direct scheme the root sends n times S).
     """
@@ -113,7 +144,9 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
             colors.append(COLORS[0])
     finite = np.isfinite(values)
     if not finite.any() or len(relays) < 2:
-        return say_nothing_yet(figure, "one host: nothing travels" if len(relays) < 2 else "no version has been sent yet")
+        return say_nothing_yet(
+            figure, "one host: nothing travels" if len(relays) < 2 else "no version has been sent yet"
+        )
     if len(names) > _MOST_LINES + 1:
         others = np.array(values[1:])[finite[1:]]
         names, colors = ["root out", "least", "median", "most"], [COLORS[1], *[COLORS[0]] * 3]
@@ -124,10 +157,11 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
 
 
 def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
-    """Milliseconds from the trainer's publish to the sealing on each host, median and slowest, against the least possible.
+    """Milliseconds from the trainer's publish to the sealing on each host, median and slowest, against the least
+    possible.
 
-    The bound is that of the measured links (cluster.scheme = "auto" measures them); efficiency is bound / slowest, the median of the last ones.
-    """
+    The bound is that of the measured links (cluster.scheme = "auto" measures them); efficiency is bound / slowest, the
+    median of the last ones."""
     x, label = minutes(processes.wall_seconds)
     figure = new_figure("From publish to sealed", label, "ms", height=height)
     relays = _of_role(processes, Role.RELAY)
@@ -142,7 +176,12 @@ def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
     bound = bound[np.isfinite(bound)]
     if bound.size:
         share = float(bound[0] / max(np.median(slowest[-10:]), 1e-9))
-        figure.add_scatter(x=x[kept][[0, -1]], y=np.repeat(bound[:1], 2), mode="lines", line={"dash": "dash", "color": COLORS[2]},
-                           name=f"bound {bound[0]:.3g} ms: {min(share, 1.0):.0%} efficient")
+        figure.add_scatter(
+            x=x[kept][[0, -1]],
+            y=np.repeat(bound[:1], 2),
+            mode="lines",
+            line={"dash": "dash", "color": COLORS[2]},
+            name=f"bound {bound[0]:.3g} ms: {min(share, 1.0):.0%} efficient",
+        )
     figure.update_yaxes(rangemode="tozero")
     return figure

@@ -1,8 +1,8 @@
-"""What every figure has in common: size, margins, colors that color-blind readers can tell apart, and words on the axes.
+"""What every figure has in common: size, margins, colors that color-blind readers can tell apart, and words on the
+axes.
 
-Colors are Okabe and Ito's (2008), of equal weight on light and dark; lines that must be told apart also differ in dash. Background and text
-are left to the page's theme.
-"""
+Colors are Okabe and Ito's (2008), of equal weight on light and dark; lines that must be told apart also differ in dash.
+Background and text are left to the page's theme."""
 
 from __future__ import annotations
 
@@ -28,10 +28,23 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
     """An empty figure with a title and named axes."""
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
     layout: dict[str, Any] = {
-        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-                  "pad": {"t": 8}},
+        "title": {
+            "text": title,
+            "font": {"size": 15},
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 8},
+        },
         "height": height,
-        "margin": {"l": 60, "r": 16, "t": 66 if legend else 44, "b": 48},  # a legend of two rows must not reach the title
+        "margin": {
+            "l": 60,
+            "r": 16,
+            "t": 66 if legend else 44,
+            "b": 48,
+        },  # a legend of two rows must not reach the title
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
         "showlegend": legend,
@@ -45,7 +58,9 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
 def add_line(figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, index: int = 0, **options: Any) -> None:
     """One line; `index` chooses its color and dash."""
     style = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)], "width": 2}
-    figure.add_scatter(x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options)
+    figure.add_scatter(
+        x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options
+    )
 
 
 def set_up_notebook() -> str:
@@ -72,16 +87,17 @@ def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     """Words in place of data."""
     figure.update_xaxes(showticklabels=False, zeroline=False, title_text="")
     figure.update_yaxes(showticklabels=False, zeroline=False)
-    figure.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": "#808080"})
+    figure.add_annotation(
+        text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": "#808080"}
+    )
     return figure
 
 
 def rates(values: NDArray[np.float64], times: NDArray[np.float64], over: float = 0.0) -> NDArray[np.float64]:
     """Growth per second up to each moment but the first: [T - 1, ...] of counters [T, ...] at `times` [T].
 
-    `over`: since the last moment at least so many seconds earlier (the first, where there is none), for counters that are written less often
-    than they are read. A restarted counter gives NaN, never less than 0.
-    """
+    `over`: since the last moment at least so many seconds earlier (the first, where there is none), for counters that
+    are written less often than they are read. A restarted counter gives NaN, never less than 0."""
     later = np.arange(1, len(times))
     earlier = np.clip(np.searchsorted(times, times[1:] - over, side="right") - 1, 0, later - 1) if over else later - 1
     seconds = times[later] - times[earlier]

@@ -13,9 +13,17 @@ from ddrl.telemetry.series import SERIES
 
 _SERIES = {series.name: series for series in SERIES}
 _TITLES = {
-    "env_steps_per_s": "Environment steps per second", "updates_per_s": "Updates per second", "loss": "Loss", "td_error": "TD error",
-    "q_mean": "Mean Q of a batch", "lag_p50": "Policy lag, median", "lag_p99": "Policy lag, 99th percentile", "return_mean": "Return",
-    "epsilon": "Share of random actions", "replay_fill": "Replay fill", "model_mb_per_s": "Parameters sent between hosts",
+    "env_steps_per_s": "Environment steps per second",
+    "updates_per_s": "Updates per second",
+    "loss": "Loss",
+    "td_error": "TD error",
+    "q_mean": "Mean Q of a batch",
+    "lag_p50": "Policy lag, median",
+    "lag_p99": "Policy lag, 99th percentile",
+    "return_mean": "Return",
+    "epsilon": "Share of random actions",
+    "replay_fill": "Replay fill",
+    "model_mb_per_s": "Parameters sent between hosts",
 }
 _X_NAMES = {"env_steps": "environment steps", "updates": "updates", "samples": "transitions learned from"}
 
@@ -31,12 +39,17 @@ def _x_axis(runs: Mapping[str, Table], x: str) -> tuple[dict[str, np.ndarray], s
     return {name: table[x] * factor for name, table in runs.items()}, unit
 
 
-def learning_curve(runs: Mapping[str, Table], evaluations: Mapping[str, Table] | None = None, *, x: str = "env_steps",
-                   height: int = 360) -> go.Figure:
+def learning_curve(
+    runs: Mapping[str, Table],
+    evaluations: Mapping[str, Table] | None = None,
+    *,
+    x: str = "env_steps",
+    height: int = 360,
+) -> go.Figure:
     """Mean return of training episodes (line) and of greedy evaluations (markers) of one run or several.
 
-    `runs`: name -> Run.series() with return_mean and `x` (env_steps, updates or wall_seconds); `evaluations`: name -> Run.evaluations().
-    """
+    `runs`: name -> Run.series() with return_mean and `x` (env_steps, updates or wall_seconds); `evaluations`: name ->
+    Run.evaluations()."""
     several = len(runs) > 1
     positions, label = _x_axis(runs, x)
     figure = new_figure("Return", label, "return per episode", height=height)
@@ -52,15 +65,21 @@ def learning_curve(runs: Mapping[str, Table], evaluations: Mapping[str, Table] |
             if x == "wall_seconds" and len(table) and table[x][-1]:
                 scale = positions[name][-1] / table[x][-1]
             figure.add_scatter(
-                x=judged[x] * scale, y=judged["mean"], name=prefix + "evaluation", mode="lines+markers",
+                x=judged[x] * scale,
+                y=judged["mean"],
+                name=prefix + "evaluation",
+                mode="lines+markers",
                 error_y={"type": "data", "array": judged["std"], "thickness": 1, "width": 3},
                 line={"color": COLORS[index % len(COLORS)] if several else COLORS[1], "width": 1.5, "dash": "dot"},
-                marker={"symbol": "diamond", "size": 8})
+                marker={"symbol": "diamond", "size": 8},
+            )
             shown = True
     return figure if shown else say_nothing_yet(figure, "no episode has ended yet")
 
 
-def series_over(runs: Mapping[str, Table], name: str, *, x: str = "env_steps", height: int = 240, log: bool = False) -> go.Figure:
+def series_over(
+    runs: Mapping[str, Table], name: str, *, x: str = "env_steps", height: int = 240, log: bool = False
+) -> go.Figure:
     """One run-level series of one run or several. `runs`: name -> Run.series() with `name` and `x`."""
     series = _SERIES[name]
     positions, label = _x_axis(runs, x)
@@ -70,14 +89,24 @@ def series_over(runs: Mapping[str, Table], name: str, *, x: str = "env_steps", h
         if len(table) and np.isfinite(table[name]).any():
             add_line(figure, positions[run], table[name], run, index, connectgaps=True)
             shown = True
-    figure.update_yaxes(rangemode="tozero" if np.all([np.nanmin(t[name], initial=0) >= 0 for t in runs.values() if len(t)]) else "normal")
+    figure.update_yaxes(
+        rangemode="tozero"
+        if np.all([np.nanmin(t[name], initial=0) >= 0 for t in runs.values() if len(t)])
+        else "normal"
+    )
     if log:
         figure.update_yaxes(type="log")
     return figure if shown else say_nothing_yet(figure, "not reported yet")
 
 
-_SHARES = (("learn_share", "learning"), ("sample_share", "drawing"), ("record_share", "recording"),
-           ("publish_share", "publishing"), ("checkpoint_share", "checkpoints"), ("trainer_wait_share", "waiting"))
+_SHARES = (
+    ("learn_share", "learning"),
+    ("sample_share", "drawing"),
+    ("record_share", "recording"),
+    ("publish_share", "publishing"),
+    ("checkpoint_share", "checkpoints"),
+    ("trainer_wait_share", "waiting"),
+)
 
 
 def trainer_time(table: Table, *, height: int = 260) -> go.Figure:
@@ -93,7 +122,14 @@ def trainer_time(table: Table, *, height: int = 260) -> go.Figure:
         shown = True
         color = COLORS[index]
         pattern = {"shape": patterns[index], "fgcolor": color, "size": 6, "solidity": 0.25} if patterns[index] else None
-        figure.add_scatter(x=x, y=np.nan_to_num(values), name=words, mode="lines", stackgroup="shares", line={"width": 0.5, "color": color},
-                           fillpattern=pattern)
+        figure.add_scatter(
+            x=x,
+            y=np.nan_to_num(values),
+            name=words,
+            mode="lines",
+            stackgroup="shares",
+            line={"width": 0.5, "color": color},
+            fillpattern=pattern,
+        )
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     return figure if shown else say_nothing_yet(figure, "not reported yet")

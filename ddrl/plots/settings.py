@@ -15,12 +15,14 @@ from ddrl.core.settings import describe_settings
 _ABSENT = "-"
 
 
-def settings_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, differing: bool = False) -> dict[str, NDArray[Any]]:
+def settings_table(
+    runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, differing: bool = False
+) -> dict[str, NDArray[Any]]:
     """One row a setting: its name, its value in every run, the default, unit and meaning.
 
-    `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not all alike (with one
-    run: in which it departs from the defaults). Settings that this version does not know are listed last.
-    """
+    `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not
+    all alike (with one run: in which it departs from the defaults). Settings that this version does not know are listed
+    last."""
     default = _flat(asdict(Config()))
     meanings = {info.name: info for info in describe_settings()}
     values = {name: _flat(tree) for name, tree in runs.items()}
@@ -32,8 +34,15 @@ def settings_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, diffe
         unlike = len(set(texts.values())) > 1 or (len(texts) == 1 and usual not in texts.values())
         if unlike or not differing:
             info = meanings.get(setting)
-            rows.append({"setting": setting, **texts, "default": usual, "unit": info.unit if info else "",
-                         "meaning": info.doc if info else "not known to this version of ddrl"})
+            rows.append(
+                {
+                    "setting": setting,
+                    **texts,
+                    "default": usual,
+                    "unit": info.unit if info else "",
+                    "meaning": info.doc if info else "not known to this version of ddrl",
+                }
+            )
     names = ["setting", *runs, "default", "unit", "meaning"]
     return {name: np.array([row[name] for row in rows], object) for name in names}
 

@@ -1,4 +1,5 @@
-"""Experience replay: episodes kept in a C++ store, drawn by pluggable selectors, and the rate at which they may be drawn."""
+"""Experience replay: episodes kept in a C++ store, drawn by pluggable selectors, and the rate at which they may be
+drawn."""
 
 from ddrl.replay.batches import Sequences, Transitions, Windows
 from ddrl.replay.experience import ExperienceReplay

@@ -1,8 +1,7 @@
 """What replay hands out: the batches as named tuples of arrays, and the fresh arrays behind them.
 
-Written by the kernel, read by learners. A batch owns its memory; once nobody holds the tuple or any of its arrays (views included), the
-arrays are used again for a later batch.
-"""
+Written by the kernel, read by learners. A batch owns its memory; once nobody holds the tuple or any of its arrays
+(views included), the arrays are used again for a later batch."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ class Windows(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """n-step transitions: r_t = sum of discount^j r_{t+j} over k steps, discount_t = discount^k, or 0 where s_t is terminal.
+    """n-step transitions: r_t = sum of discount^j r_{t+j} over k steps, discount_t = discount^k, or 0 where s_t is
+    terminal.
 
     k = n_step, less where the episode ends sooner.
     """
@@ -49,11 +49,11 @@ class Transitions(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Sequences for recurrent learners: up to burn_in records before the pick, its L = pick_len records, and n_step states after.
+    """Sequences for recurrent learners: up to burn_in records before the pick, its L = pick_len records, and n_step
+    states after.
 
-    Row b uses states 0 .. burn_len + length + (states after) - 1 of its axis; position t of the pick (t < length) stands at index
-    burn_len + t, its bootstrap state at index burn_len + t + ahead[t]. What lies past is zero.
-    """
+    Row b uses states 0 .. burn_len + length + (states after) - 1 of its axis; position t of the pick (t < length)
+    stands at index burn_len + t, its bootstrap state at index burn_len + t + ahead[t]. What lies past is zero."""
 
     state: Any  # [B, burn_in + L + n_step, *observation]
     action: NDArray[Any]  # [B, burn_in + L, *action]
@@ -72,8 +72,17 @@ class Sequences(NamedTuple):
 class BatchShapes:
     """Makes fresh arrays for the batches of one replay; called by the kernel when no used batch is free."""
 
-    def __init__(self, state: ArraySpec | Mapping[str, ArraySpec], action: ArraySpec, memory: ArraySpec | None, *, pick_len: int,
-                 n_step: int, frame_stack: int, burn_in: int) -> None:
+    def __init__(
+        self,
+        state: ArraySpec | Mapping[str, ArraySpec],
+        action: ArraySpec,
+        memory: ArraySpec | None,
+        *,
+        pick_len: int,
+        n_step: int,
+        frame_stack: int,
+        burn_in: int,
+    ) -> None:
         self._state = state
         self._action = action
         self._memory = memory
@@ -85,22 +94,48 @@ class BatchShapes:
     def windows(self, size: int) -> Windows:
         """Arrays for get_batch."""
         lead = (size, self._pick_len)
-        return Windows(self._observation(lead), _array(lead, self._action), np.empty(lead, np.float32), self._observation(lead),
-                       np.empty(size, np.uint32), np.empty(size, np.uint32), np.empty(size, np.uint64), np.empty(size, np.uint32))
+        return Windows(
+            self._observation(lead),
+            _array(lead, self._action),
+            np.empty(lead, np.float32),
+            self._observation(lead),
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint64),
+            np.empty(size, np.uint32),
+        )
 
     def transitions(self, size: int) -> Transitions:
         """Arrays for sample."""
-        return Transitions(self._observation((size,)), _array((size,), self._action), np.empty(size, np.float32),
-                           np.empty(size, np.float32), self._observation((size,)), np.empty(size, np.uint64),
-                           np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(size, np.uint64))
+        return Transitions(
+            self._observation((size,)),
+            _array((size,), self._action),
+            np.empty(size, np.float32),
+            np.empty(size, np.float32),
+            self._observation((size,)),
+            np.empty(size, np.uint64),
+            np.empty(size, np.uint32),
+            np.empty(size, np.float32),
+            np.empty(size, np.uint64),
+        )
 
     def sequences(self, size: int) -> Sequences:
         """Arrays for sample_sequences."""
         room, lead = self._burn_in + self._pick_len, (size, self._pick_len)
-        return Sequences(self._observation((size, room + self._n_step)), _array((size, room), self._action), np.empty(lead, np.float32),
-                         np.empty(lead, np.float32), np.empty(lead, np.uint32), np.empty(size, np.uint32), np.empty(size, np.uint32),
-                         np.empty(size, np.uint64), np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(size, np.uint64),
-                         None if self._memory is None else _array((size,), self._memory))
+        return Sequences(
+            self._observation((size, room + self._n_step)),
+            _array((size, room), self._action),
+            np.empty(lead, np.float32),
+            np.empty(lead, np.float32),
+            np.empty(lead, np.uint32),
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint64),
+            np.empty(size, np.uint32),
+            np.empty(size, np.float32),
+            np.empty(size, np.uint64),
+            None if self._memory is None else _array((size,), self._memory),
+        )
 
     def _observation(self, lead: tuple[int, ...]) -> Any:
         if isinstance(self._state, ArraySpec):

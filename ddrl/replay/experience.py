@@ -1,11 +1,10 @@
 """ExperienceReplay: the replay kernel's face in Python.
 
-Written by whoever records (drains of lanes, or a loop by hand), read by the learner. Any thread may call any method; the kernel locks, and
-the GIL is released while it works. Follows "Design of experience replay module with high performance" (J. Computer Applications 39(11),
-2019): whole episodes of (state, action, reward), picks checked when they are recorded, drawing in time that does not grow with the records
-held. Beyond it: n-step windows, frame stacking, sequences with burn-in, the version of the policy that acted, snapshots.
-Must not import torch or another stage.
-"""
+Written by whoever records (drains of lanes, or a loop by hand), read by the learner. Any thread may call any method;
+the kernel locks, and the GIL is released while it works. Follows "Design of experience replay module with high
+performance" (J. Computer Applications 39(11), 2019): whole episodes of (state, action, reward), picks checked when they
+are recorded, drawing in time that does not grow with the records held. Beyond it: n-step windows, frame stacking,
+sequences with burn-in, the version of the policy that acted, snapshots. Must not import torch or another stage."""
 
 from __future__ import annotations
 
@@ -32,28 +31,50 @@ Progress = Callable[[int, int], object]
 class ExperienceReplay:
     """Experience of many episodes, at most `capacity` records, drawn by any number of pick selectors.
 
-    state: shape and dtype of what is recorded a step (one frame where frame_stack > 1), or a dict of them by name. action: integer or
-    continuous. A pick is `pick_len` consecutive records of one episode; with short_picks also fewer at an episode's end. n_step: rewards
-    summed by `sample` before the bootstrap; a pick of a running episode waits until its bootstrap state is recorded. n_step = 0: picks need
-    no state after their last record (then only get_batch draws). eviction: which episode goes when full: fifo, second_chance, lru, lfu.
-    memory: a recurrent state stored with each record, float32; burn_in: records before a pick that `sample_sequences` adds. file: a new
-    file that holds the records instead of RAM (it is deleted with the replay). The same seed and calls give the same draws.
+    state: shape and dtype of what is recorded a step (one frame where frame_stack > 1), or a dict of them by name.
+    action: integer or continuous. A pick is `pick_len` consecutive records of one episode; with short_picks also fewer
+    at an episode's end. n_step: rewards summed by `sample` before the bootstrap; a pick of a running episode waits
+    until its bootstrap state is recorded. n_step = 0: picks need no state after their last record (then only get_batch
+    draws). eviction: which episode goes when full: fifo, second_chance, lru, lfu. memory: a recurrent state stored with
+    each record, float32; burn_in: records before a pick that `sample_sequences` adds. file: a new file that holds the
+    records instead of RAM (it is deleted with the replay). The same seed and calls give the same draws.
 
     Raises ValueError for what cannot be.
     """
 
-    def __init__(self, state: ArraySpec | Mapping[str, ArraySpec], action: ArraySpec, capacity: int, *, pick_len: int = 1,
-                 short_picks: bool = False, n_step: int = 1, frame_stack: int = 1, eviction: str = "fifo", seed: int = 0,
-                 memory: ArraySpec | None = None, burn_in: int = 0, file: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        state: ArraySpec | Mapping[str, ArraySpec],
+        action: ArraySpec,
+        capacity: int,
+        *,
+        pick_len: int = 1,
+        short_picks: bool = False,
+        n_step: int = 1,
+        frame_stack: int = 1,
+        eviction: str = "fifo",
+        seed: int = 0,
+        memory: ArraySpec | None = None,
+        burn_in: int = 0,
+        file: str | Path | None = None,
+    ) -> None:
         states = {"": state} if isinstance(state, ArraySpec) else dict(state)
-        for name, value, least in (("capacity", capacity, 1), ("pick_len", pick_len, 1), ("n_step", n_step, 0),
-                                   ("frame_stack", frame_stack, 1), ("burn_in", burn_in, 0), ("seed", seed, 0)):
+        for name, value, least in (
+            ("capacity", capacity, 1),
+            ("pick_len", pick_len, 1),
+            ("n_step", n_step, 0),
+            ("frame_stack", frame_stack, 1),
+            ("burn_in", burn_in, 0),
+            ("seed", seed, 0),
+        ):
             if value < least:
                 raise ValueError(f"{name} ({value}) must be at least {least}")
         if capacity > 1 << 30:
             raise ValueError(f"capacity ({capacity}) must be at most 2**30 records")
         if pick_len + n_step > capacity:
-            raise ValueError(f"pick_len + n_step ({pick_len + n_step}) exceeds capacity ({capacity}): no pick could ever be drawn")
+            raise ValueError(
+                f"pick_len + n_step ({pick_len + n_step}) exceeds capacity ({capacity}): no pick could ever be drawn"
+            )
         if not states or len(states) > 16 or any(spec.nbytes == 0 for spec in (*states.values(), action)):
             raise ValueError("a state is one to sixteen arrays, and neither a state nor an action can be empty")
         if memory is not None and (memory.dtype != "float32" or memory.nbytes == 0):
@@ -66,52 +87,109 @@ class ExperienceReplay:
         self._memory = memory
         self._pick_len = pick_len
         self._n_step = n_step
-        record_bytes = sum(spec.nbytes for spec in states.values()) + action.nbytes + (memory.nbytes if memory else 0) + 12
+        record_bytes = (
+            sum(spec.nbytes for spec in states.values()) + action.nbytes + (memory.nbytes if memory else 0) + 12
+        )
         self._core = ReplayCore(
-            states=[(_format(spec), list(spec.shape)) for spec in states.values()], state_bytes=[spec.nbytes for spec in states.values()],
-            action_format=_format(action), action_shape=list(action.shape), action_bytes=action.nbytes,
-            memory_bytes=memory.nbytes if memory else 0, capacity=capacity, pick_len=pick_len, short_picks=short_picks, n_step=n_step,
-            frame_stack=frame_stack, burn_in=burn_in, eviction=eviction, seed=seed, shift=_chunk_shift(record_bytes, capacity, pick_len),
-            file="" if file is None else str(file))
-        shapes = BatchShapes(state, action, memory, pick_len=pick_len, n_step=n_step, frame_stack=frame_stack, burn_in=burn_in)
-        self._make_windows, self._make_transitions, self._make_sequences = shapes.windows, shapes.transitions, shapes.sequences
+            states=[(_format(spec), list(spec.shape)) for spec in states.values()],
+            state_bytes=[spec.nbytes for spec in states.values()],
+            action_format=_format(action),
+            action_shape=list(action.shape),
+            action_bytes=action.nbytes,
+            memory_bytes=memory.nbytes if memory else 0,
+            capacity=capacity,
+            pick_len=pick_len,
+            short_picks=short_picks,
+            n_step=n_step,
+            frame_stack=frame_stack,
+            burn_in=burn_in,
+            eviction=eviction,
+            seed=seed,
+            shift=_chunk_shift(record_bytes, capacity, pick_len),
+            file="" if file is None else str(file),
+        )
+        shapes = BatchShapes(
+            state, action, memory, pick_len=pick_len, n_step=n_step, frame_stack=frame_stack, burn_in=burn_in
+        )
+        self._make_windows, self._make_transitions, self._make_sequences = (
+            shapes.windows,
+            shapes.transitions,
+            shapes.sequences,
+        )
         self._row_dtype = self._lay_out_rows(frame_stack) if self._keys is None else None
         self._selectors: list[dict[str, Any]] = []
         self._configuration = {
-            "states": {name: [list(spec.shape), spec.dtype] for name, spec in states.items()}, "action": [list(action.shape), action.dtype],
-            "memory": None if memory is None else list(memory.shape), "capacity": capacity, "pick_len": pick_len,
-            "short_picks": short_picks, "n_step": n_step, "frame_stack": frame_stack, "burn_in": burn_in, "eviction": eviction}
+            "states": {name: [list(spec.shape), spec.dtype] for name, spec in states.items()},
+            "action": [list(action.shape), action.dtype],
+            "memory": None if memory is None else list(memory.shape),
+            "capacity": capacity,
+            "pick_len": pick_len,
+            "short_picks": short_picks,
+            "n_step": n_step,
+            "frame_stack": frame_stack,
+            "burn_in": burn_in,
+            "eviction": eviction,
+        }
 
     @classmethod
     def for_env(cls, spec: EnvSpec, capacity: int, **options: Any) -> ExperienceReplay:
-        """A replay of what an environment's rows hold; the options are those of the constructor, frame_stack comes from the spec."""
+        """A replay of what an environment's rows hold; the options are those of the constructor, frame_stack comes from
+        the spec."""
         return cls(spec.frame, spec.action, capacity, frame_stack=spec.frame_stack, **options)
 
-    # -- recording --------------------------------------------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------------------------
 
     def new_episode(self) -> int:
         """Begin an episode; its handle: unique, and greater than all before."""
         return self._core.new_episode()
 
-    def record(self, handle: int, state: Any, action: Any, reward: float, final_state: Any = None, *, truncated: bool = False,
-               policy_version: int = 0, memory: ArrayLike | None = None) -> int:
-        """Append one record to a live episode; with `final_state` the episode ends after it (terminal, or merely truncated).
+    def record(
+        self,
+        handle: int,
+        state: Any,
+        action: Any,
+        reward: float,
+        final_state: Any = None,
+        *,
+        truncated: bool = False,
+        policy_version: int = 0,
+        memory: ArrayLike | None = None,
+    ) -> int:
+        """Append one record to a live episode; with `final_state` the episode ends after it (terminal, or merely
+        truncated).
 
-        Returns the handle to go on with: a new one when the episode had been evicted. Amortized O(1), evictions included. Raises
-        ValueError for a handle that never was or has ended, TypeError or ValueError for an array that does not fit.
-        """
+        Returns the handle to go on with: a new one when the episode had been evicted. Amortized O(1), evictions
+        included. Raises ValueError for a handle that never was or has ended, TypeError or ValueError for an array that
+        does not fit."""
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
         if self._keys is None and self._memory is None:
             try:
                 return self._core.record(handle, state, action, reward, final_state, ending, policy_version, None)
             except TypeError:
                 pass
-        return self._core.record(handle, self._state(state, ()), _conform(action, self._action, (), "action"), float(reward),
-                                 None if final_state is None else self._state(final_state, ()), ending, policy_version,
-                                 self._recurrent(memory, ()))
+        return self._core.record(
+            handle,
+            self._state(state, ()),
+            _conform(action, self._action, (), "action"),
+            float(reward),
+            None if final_state is None else self._state(final_state, ()),
+            ending,
+            policy_version,
+            self._recurrent(memory, ()),
+        )
 
-    def record_steps(self, handle: int, states: Any, actions: ArrayLike, rewards: ArrayLike, final_state: Any = None, *,
-                     truncated: bool = False, policy_version: ArrayLike = 0, memory: ArrayLike | None = None) -> int:
+    def record_steps(
+        self,
+        handle: int,
+        states: Any,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        final_state: Any = None,
+        *,
+        truncated: bool = False,
+        policy_version: ArrayLike = 0,
+        memory: ArrayLike | None = None,
+    ) -> int:
         """Append [n, ..] records to one episode in one call; otherwise as `record`."""
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
         rewards = np.ascontiguousarray(rewards, np.float32)
@@ -121,16 +199,24 @@ class ExperienceReplay:
         versions = policy_version
         if not isinstance(versions, int):
             versions = _conform(versions, ArraySpec((), "uint64"), lead, "policy_version")
-        return self._core.record_steps(handle, lead[0], self._state(states, lead), _conform(actions, self._action, lead, "action"), rewards,
-                                       None if final_state is None else self._state(final_state, ()), ending, versions,
-                                       self._recurrent(memory, lead))
+        return self._core.record_steps(
+            handle,
+            lead[0],
+            self._state(states, lead),
+            _conform(actions, self._action, lead, "action"),
+            rewards,
+            None if final_state is None else self._state(final_state, ()),
+            ending,
+            versions,
+            self._recurrent(memory, lead),
+        )
 
     def record_rows(self, rows: NDArray[Any]) -> int:
-        """Record rows of many interleaved streams (structured, [n] of `row_dtype`), in their order; the number of steps recorded.
+        """Record rows of many interleaved streams (structured, [n] of `row_dtype`), in their order; the number of steps
+        recorded.
 
-        Step 0 of a stream begins an episode. A gap in `step` closes the old episode without a final state and begins another. Rows of kind
-        TERMINATED and TRUNCATED end the episode with their state.
-        """
+        Step 0 of a stream begins an episode. A gap in `step` closes the old episode without a final state and begins
+        another. Rows of kind TERMINATED and TRUNCATED end the episode with their state."""
         if rows.dtype is not self._row_dtype and rows.dtype != self._row_dtype:
             raise TypeError(f"rows of dtype {rows.dtype} do not fit this replay's row dtype {self._row_dtype}")
         return self._core.record_rows(rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
@@ -150,18 +236,20 @@ class ExperienceReplay:
             raise ValueError("rows hold one state array; record states of several arrays with record")
         return self._row_dtype
 
-    # -- drawing ----------------------------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------------------------
 
     def new_pick_selector(self, kind: str, **options: Any) -> int:
         """Make a way of drawing picks; its handle. It sees all picks, those recorded before it too.
 
-        "uniform": each alike. "prioritized": P = p^alpha / sum (priority_exponent=0.6). "rank_based": P = rank^-alpha / sum
-        (priority_exponent=0.7). "recency": P halves with every half_life=10000 picks made later. All but uniform take importance_exponent
-        (beta of the weights (N P)^-beta / max, 0.4, 0.5 and 0) and stratified=False.
-        """
+        "uniform": each alike. "prioritized": P = p^alpha / sum (priority_exponent=0.6). "rank_based": P = rank^-alpha /
+        sum (priority_exponent=0.7). "recency": P halves with every half_life=10000 picks made later. All but uniform
+        take importance_exponent (beta of the weights (N P)^-beta / max, 0.4, 0.5 and 0) and stratified=False."""
         defaults = dict(self._core.selector_defaults(kind))
         if unknown := set(options) - set(defaults):
-            raise ValueError(f"a {kind} selector takes no {', '.join(sorted(unknown))}; it takes {', '.join(defaults) or 'no options'}")
+            raise ValueError(
+                f"a {kind} selector takes no {', '.join(sorted(unknown))}; "
+                f"it takes {', '.join(defaults) or 'no options'}"
+            )
         chosen = {name: float(options.get(name, default)) for name, default in defaults.items()}
         for name, value in chosen.items():
             least = 1e-6 if name == "half_life" else 0.0
@@ -182,12 +270,15 @@ class ExperienceReplay:
     def sample(self, batch_size: int, selector: int, discount: float) -> Transitions:
         """Draw n-step transitions (needs pick_len = 1 and n_step >= 1). ValueError where nothing can be drawn."""
         if self._pick_len != 1 or self._n_step == 0:
-            raise ValueError(f"sample draws single transitions: it needs pick_len = 1 (not {self._pick_len}) and n_step >= 1 "
-                             f"(not {self._n_step}); draw windows with get_batch or sample_sequences")
+            raise ValueError(
+                f"sample draws single transitions: it needs pick_len = 1 (not {self._pick_len}) and n_step >= 1 "
+                f"(not {self._n_step}); draw windows with get_batch or sample_sequences"
+            )
         return self._core.sample(batch_size, selector, discount, self._make_transitions)
 
     def sample_sequences(self, batch_size: int, selector: int, discount: float) -> Sequences:
-        """Draw sequences of pick_len positions with n-step sums, burn-in and the stored recurrent state (needs n_step >= 1)."""
+        """Draw sequences of pick_len positions with n-step sums, burn-in and the stored recurrent state (needs n_step
+        >= 1)."""
         if self._n_step == 0:
             raise ValueError("sample_sequences needs n_step >= 1; draw windows with get_batch")
         return self._core.sample_sequences(batch_size, selector, discount, self._make_sequences)
@@ -195,12 +286,16 @@ class ExperienceReplay:
     def set_priority(self, selector: int, pick_epi: ArrayLike, pick_pos: ArrayLike, priority: ArrayLike) -> int:
         """Set the priorities [B] of picks; picks of evicted episodes are passed over. Returns how many were set.
 
-        Priority 0: not drawn (proportionally) until raised. NaN, infinite or negative priorities raise ValueError, with nothing changed.
-        """
-        return self._core.set_priority(selector, np.ascontiguousarray(pick_epi, np.uint64), np.ascontiguousarray(pick_pos, np.uint32),
-                                       np.ascontiguousarray(priority, np.float32))
+        Priority 0: not drawn (proportionally) until raised. NaN, infinite or negative priorities raise ValueError, with
+        nothing changed."""
+        return self._core.set_priority(
+            selector,
+            np.ascontiguousarray(pick_epi, np.uint64),
+            np.ascontiguousarray(pick_pos, np.uint32),
+            np.ascontiguousarray(priority, np.float32),
+        )
 
-    # -- looking ----------------------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Records held."""
@@ -239,26 +334,28 @@ class ExperienceReplay:
         self._core.law(selector, probability)
         return probability
 
-    # -- snapshots --------------------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def serialize(self, progress: Progress | None = None) -> bytes:
-        """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may go on meanwhile."""
+        """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may
+        go on meanwhile."""
         return cast(bytes, self._core.serialize(self._describe(self._selectors), progress))
 
     def unserialize(self, data: bytes, progress: Progress | None = None) -> None:
         """Become the replay that `serialize` wrote; the same draws follow.
 
-        A replay without selectors gets the snapshot's. Raises CheckpointError, with nothing changed, for input that is truncated, corrupt,
-        foreign, or of another configuration. `progress` is called with bytes done and in all.
-        """
-        self._restore(data[:1 << 16], "the snapshot", lambda configuration: self._core.unserialize(data, configuration, progress))
+        A replay without selectors gets the snapshot's. Raises CheckpointError, with nothing changed, for input that is
+        truncated, corrupt, foreign, or of another configuration. `progress` is called with bytes done and in all."""
+        self._restore(
+            data[: 1 << 16], "the snapshot", lambda configuration: self._core.unserialize(data, configuration, progress)
+        )
 
     def save(self, path: str | Path, progress: Progress | None = None, *, increment: bool = False) -> None:
         """A snapshot in a file, whole or not at all (a temporary file is renamed).
 
-        With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and is loaded after it:
-        load(first, *increments). Raises CheckpointError where it cannot be written, or there is nothing to build on.
-        """
+        With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and
+        is loaded after it: load(first, *increments). Raises CheckpointError where it cannot be written, or there is
+        nothing to build on."""
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
         try:
@@ -270,13 +367,18 @@ class ExperienceReplay:
             partial.unlink(missing_ok=True)
 
     def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
-        """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as `unserialize`."""
+        """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as
+        `unserialize`."""
         try:
             with Path(path).open("rb") as file:
                 head = file.read(1 << 16)
         except OSError as error:
             raise CheckpointError(f"cannot read the snapshot {path}: {error.strerror or error}") from None
-        self._restore(head, str(path), lambda configuration: self._core.load([str(each) for each in (path, *increments)], configuration, progress))
+        self._restore(
+            head,
+            str(path),
+            lambda configuration: self._core.load([str(each) for each in (path, *increments)], configuration, progress),
+        )
 
     def _restore(self, head: bytes, source: str, read: Callable[[str], None]) -> None:
         before = len(self._selectors)
@@ -284,7 +386,9 @@ class ExperienceReplay:
             selectors: list[dict[str, Any]] = []
             if not self._selectors:
                 length = int.from_bytes(head[8:12], "little")
-                described = msgspec.json.decode(head[12:12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
+                described = (
+                    msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
+                )
                 selectors = described.get("selectors", [])
             for selector in selectors:
                 self.new_pick_selector(**selector)
@@ -297,7 +401,7 @@ class ExperienceReplay:
     def _describe(self, selectors: list[dict[str, Any]]) -> str:
         return msgspec.json.encode({**self._configuration, "selectors": selectors}).decode()
 
-    # -- arrays in --------------------------------------------------------------------------------------------------------------------
+    # -- arrays in ---------------------------------------------------------------------------------------------------
 
     def _state(self, state: Any, lead: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
         if self._keys is None:
@@ -319,9 +423,16 @@ class ExperienceReplay:
         rows = row_dtype(EnvSpec("", observation, 0, self._action, frame_stack))
         if self._memory is None:
             offset = {name: place[1] for name, place in (rows.fields or {}).items()}
-            self._core.set_row_layout(row_bytes=rows.itemsize, version=offset["policy_version"], stream=offset["stream"],
-                                      step=offset["step"], reward=offset["reward"], kind=offset["kind"], action=offset["action"],
-                                      states=[offset["state"]])
+            self._core.set_row_layout(
+                row_bytes=rows.itemsize,
+                version=offset["policy_version"],
+                stream=offset["stream"],
+                step=offset["step"],
+                reward=offset["reward"],
+                kind=offset["kind"],
+                action=offset["action"],
+                states=[offset["state"]],
+            )
         return rows
 
 
@@ -330,8 +441,19 @@ def _format(spec: ArraySpec) -> str:
 
 
 def _chunk_shift(record_bytes: int, capacity: int, pick_len: int) -> int:
-    """log2 of the records in a chunk: long runs for small records and long windows, little waste at an episode's end for others."""
-    shift = 8 if record_bytes <= 64 and pick_len > 1 else 7 if record_bytes <= 64 else 6 if record_bytes <= 256 else 5 if record_bytes <= 2048 else 4
+    """log2 of the records in a chunk: long runs for small records and long windows, little waste at an episode's end
+    for others."""
+    shift = (
+        8
+        if record_bytes <= 64 and pick_len > 1
+        else 7
+        if record_bytes <= 64
+        else 6
+        if record_bytes <= 256
+        else 5
+        if record_bytes <= 2048
+        else 4
+    )
     return max(0, min(shift, capacity.bit_length() - 1))
 
 

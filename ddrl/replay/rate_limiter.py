@@ -1,13 +1,14 @@
-"""How many transitions may be drawn for each one recorded: one flow equation, kept by whoever records and whoever draws.
+"""How many transitions may be drawn for each one recorded: one flow equation, kept by whoever records and whoever
+draws.
 
-Pure: it answers questions and counts; nobody is blocked here. With error = samples - samples_per_insert * (inserts - min_size):
+Pure: it answers questions and counts; nobody is blocked here. With error = samples - samples_per_insert * (inserts -
+min_size):
 
     draw up to n samples   while  error + n <= tolerance * samples_per_insert     (the learner is not too far ahead)
     insert n transitions   while  error - samples_per_insert * n >= -tolerance * samples_per_insert   (nor the rollouts)
 
-One of the two always holds for n small beside the tolerance, so nobody waits for ever (Cassirer et al. 2021, "Reverb", has the same
-equation in other words). Before min_size inserts nothing may be drawn and everything may be inserted.
-"""
+One of the two always holds for n small beside the tolerance, so nobody waits for ever (Cassirer et al. 2021, "Reverb",
+has the same equation in other words). Before min_size inserts nothing may be drawn and everything may be inserted."""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ class RateLimiter:
 
     def __init__(self, samples_per_insert: float, min_size: int, tolerance: float) -> None:
         if samples_per_insert < 0 or min_size < 1 or tolerance <= 0:
-            raise ConfigError(f"samples_per_insert ({samples_per_insert}) must be at least 0, min_size ({min_size}) at least 1 and "
-                              f"tolerance ({tolerance}) above 0")
+            raise ConfigError(
+                f"samples_per_insert ({samples_per_insert}) must be at least 0, min_size ({min_size}) at least 1 and "
+                f"tolerance ({tolerance}) above 0"
+            )
         self.samples_per_insert = float(samples_per_insert)
         self.min_size = int(min_size)
         self.tolerance = float(tolerance)
@@ -43,8 +46,8 @@ class RateLimiter:
     def can_insert(self, count: int = 1) -> bool:
         """Whether `count` more transitions may be recorded now.
 
-        More at once than the tolerance spans both ways may be recorded whenever one could: blocks of any size get through.
-        """
+        More at once than the tolerance spans both ways may be recorded whenever one could: blocks of any size get
+        through."""
         if self.samples_per_insert == 0 or self.inserts + count <= self.min_size:
             return True
         band = self.tolerance * self.samples_per_insert

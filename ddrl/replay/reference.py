@@ -1,7 +1,7 @@
 """The replay's law in plain Python: the oracle that tests compare the kernel with, record by record and pick by pick.
 
-Slow on purpose: lists and dicts, no cleverness, every quantity computed from its definition. Knows nothing of the kernel.
-"""
+Slow on purpose: lists and dicts, no cleverness, every quantity computed from its definition. Knows nothing of the
+kernel."""
 
 from __future__ import annotations
 
@@ -39,8 +39,16 @@ class ReferenceEpisode:
 class ReferenceReplay:
     """As ExperienceReplay, without snapshots and speed; priorities are kept by pick."""
 
-    def __init__(self, capacity: int, *, pick_len: int = 1, short_picks: bool = False, n_step: int = 1, frame_stack: int = 1,
-                 eviction: str = "fifo") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        pick_len: int = 1,
+        short_picks: bool = False,
+        n_step: int = 1,
+        frame_stack: int = 1,
+        eviction: str = "fifo",
+    ) -> None:
         self.capacity = capacity
         self.pick_len = pick_len
         self.short_picks = short_picks
@@ -65,8 +73,17 @@ class ReferenceReplay:
         self.episodes[handle] = ReferenceEpisode(handle)
         return handle
 
-    def record(self, handle: int, state: NDArray[Any], action: Any, reward: float, final_state: NDArray[Any] | None = None, *,
-               truncated: bool = False, policy_version: int = 0) -> int:
+    def record(
+        self,
+        handle: int,
+        state: NDArray[Any],
+        action: Any,
+        reward: float,
+        final_state: NDArray[Any] | None = None,
+        *,
+        truncated: bool = False,
+        policy_version: int = 0,
+    ) -> int:
         """As ExperienceReplay.record."""
         if handle not in self.episodes:
             handle = self.new_episode()
@@ -103,7 +120,9 @@ class ReferenceReplay:
         episode.last_use = episode.uses = self.clock
         self.make_picks(episode)
 
-    def record_row(self, stream: int, step: int, kind: int, state: NDArray[Any], action: Any, reward: float, policy_version: int) -> None:
+    def record_row(
+        self, stream: int, step: int, kind: int, state: NDArray[Any], action: Any, reward: float, policy_version: int
+    ) -> None:
         """As one row of ExperienceReplay.record_rows."""
         handle, next_step = self.streams.get(stream, (None, 0))
         if handle is not None and step != next_step:
@@ -111,7 +130,9 @@ class ReferenceReplay:
                 self.finish(self.episodes[handle], None, False)
             handle = None
         if kind == 0:
-            handle = self.record(self.new_episode() if handle is None else handle, state, action, reward, policy_version=policy_version)
+            handle = self.record(
+                self.new_episode() if handle is None else handle, state, action, reward, policy_version=policy_version
+            )
             self.streams[stream] = (handle, step + 1)
             return
         if handle is not None and handle in self.episodes:
@@ -136,7 +157,8 @@ class ReferenceReplay:
             episode.picks += 1
 
     def available(self, episode: ReferenceEpisode, position: int) -> bool:
-        """L records of one episode; n-step windows need the state n steps after the last, or at the end any state after it."""
+        """L records of one episode; n-step windows need the state n steps after the last, or at the end any state after
+        it."""
         last = position + self.pick_len - 1
         if not episode.ended:
             return last < episode.records and (self.n_step == 0 or last + self.n_step < len(episode.states))
@@ -209,9 +231,12 @@ class ReferenceReplay:
         episode, position = self.episodes[pick[0]], pick[1]
         length = min(self.pick_len, episode.records - position)
         length_next = min(length, len(episode.states) - 1 - position)
-        return {"state": [self.observation(episode, position + t) for t in range(length)],
-                "action": episode.actions[position : position + length], "reward": episode.rewards[position : position + length],
-                "next": [self.observation(episode, position + 1 + t) for t in range(length_next)]}
+        return {
+            "state": [self.observation(episode, position + t) for t in range(length)],
+            "action": episode.actions[position : position + length],
+            "reward": episode.rewards[position : position + length],
+            "next": [self.observation(episode, position + 1 + t) for t in range(length_next)],
+        }
 
     def transition(self, pick: Pick, discount: float) -> dict[str, Any]:
         """The n-step transition of one pick."""
@@ -219,14 +244,21 @@ class ReferenceReplay:
         steps = min(self.n_step, len(episode.states) - 1 - position)
         assert steps >= 1
         ends = episode.ended and episode.terminal and position + steps == len(episode.states) - 1
-        return {"s_tm1": self.observation(episode, position), "a_tm1": episode.actions[position],
-                "r_t": sum(discount**j * episode.rewards[position + j] for j in range(steps)), "steps": steps,
-                "discount_t": 0.0 if ends else discount**steps, "s_t": self.observation(episode, position + steps),
-                "policy_version": episode.versions[position]}
+        return {
+            "s_tm1": self.observation(episode, position),
+            "a_tm1": episode.actions[position],
+            "r_t": sum(discount**j * episode.rewards[position + j] for j in range(steps)),
+            "steps": steps,
+            "discount_t": 0.0 if ends else discount**steps,
+            "s_t": self.observation(episode, position + steps),
+            "policy_version": episode.versions[position],
+        }
 
     def proportional_law(self, priority_exponent: float) -> NDArray[np.float64]:
         """P of each pick of the table."""
-        mass = np.array([self.priority[pick] ** priority_exponent if self.priority[pick] > 0 else 0.0 for pick in self.table])
+        mass = np.array(
+            [self.priority[pick] ** priority_exponent if self.priority[pick] > 0 else 0.0 for pick in self.table]
+        )
         return mass / mass.sum()
 
     def rank_law(self, priority_exponent: float) -> NDArray[np.float64]:

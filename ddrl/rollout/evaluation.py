@@ -1,7 +1,8 @@
-"""Greedy episodes: how good a policy is, without the bias to short episodes that counting the first ones to end would have.
+"""Greedy episodes: how good a policy is, without the bias to short episodes that counting the first ones to end would
+have.
 
-Each of N environments plays a fixed share of the episodes and then no more, so that which episodes count does not depend on their lengths.
-"""
+Each of N environments plays a fixed share of the episodes and then no more, so that which episodes count does not
+depend on their lengths."""
 
 from __future__ import annotations
 
@@ -39,13 +40,19 @@ def episode_quotas(episodes: int, num_envs: int) -> list[int]:
     return [episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)]
 
 
-def play_episodes(env: VectorEnv | Callable[[], VectorEnv], policy: ActingPolicy, vector: NDArray[np.uint8], episodes: int, seed: int,
-                  stop: Callable[[], bool] | None = None) -> EvaluationResult:
+def play_episodes(
+    env: VectorEnv | Callable[[], VectorEnv],
+    policy: ActingPolicy,
+    vector: NDArray[np.uint8],
+    episodes: int,
+    seed: int,
+    stop: Callable[[], bool] | None = None,
+) -> EvaluationResult:
     """Play `episodes` greedily with the parameters `vector`; the same seed plays the same.
 
-    `env` may be a factory; what it makes is closed again. `vector` must not change meanwhile: pass a copy of a mailbox's slot. `stop` is
-    asked at each vector step; where it says yes, InterruptedError is raised, for a result of the episodes ended so far would be biased.
-    """
+    `env` may be a factory; what it makes is closed again. `vector` must not change meanwhile: pass a copy of a
+    mailbox's slot. `stop` is asked at each vector step; where it says yes, InterruptedError is raised, for a result of
+    the episodes ended so far would be biased."""
     if episodes < 1:
         raise ValueError(f"episodes ({episodes}) must be at least 1")
     if callable(env):

@@ -1,4 +1,5 @@
-"""Exploration: how often actions are random, and which. Pure schedules, and a source of choices with its numbers drawn ahead."""
+"""Exploration: how often actions are random, and which. Pure schedules, and a source of choices with its numbers drawn
+ahead."""
 
 from __future__ import annotations
 
@@ -11,20 +12,23 @@ BLOCK = 256  # vector steps whose random numbers are drawn at once: a draw costs
 
 
 def epsilon_at(config: RolloutConfig, env_steps: float) -> float:
-    """Share of random actions after `env_steps` of all rollouts: linear from epsilon_start to epsilon_end, then constant."""
+    """Share of random actions after `env_steps` of all rollouts: linear from epsilon_start to epsilon_end, then
+    constant."""
     progress = min(env_steps / config.epsilon_decay_steps, 1.0)
     return config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)
 
 
 def epsilon_of(config: RolloutConfig, epsilon: float, index: int, count: int) -> float:
-    """Rollout `index` of `count`: epsilon ** (1 + alpha i / (n - 1)) with alpha = epsilon_spread (Horgan et al. 2018, eq. 1)."""
+    """Rollout `index` of `count`: epsilon ** (1 + alpha i / (n - 1)) with alpha = epsilon_spread (Horgan et al. 2018,
+    eq. 1)."""
     if count <= 1:
         return epsilon
     return float(epsilon ** (1.0 + config.epsilon_spread * index / (count - 1)))
 
 
 class EpsilonGreedy:
-    """Choices for `num_envs` environments: one row of numbers for each vector step, whatever is asked, so a seed gives one stream."""
+    """Choices for `num_envs` environments: one row of numbers for each vector step, whatever is asked, so a seed gives
+    one stream."""
 
     def __init__(self, num_actions: int, num_envs: int, seed: int) -> None:
         self._generator = np.random.default_rng(seed)

@@ -1,8 +1,8 @@
 """The acting policy: the network's exported graph in ONNX Runtime, its parameters read in place from a flat vector.
 
-The vector is usually a pinned slot of a mailbox. ONNX Runtime is given the addresses of its tensors, so a new version is used by pointing
-at another slot: nothing is copied, deserialized or compiled again. One thread, no memory arena, no spinning: a host runs many of these.
-"""
+The vector is usually a pinned slot of a mailbox. ONNX Runtime is given the addresses of its tensors, so a new version
+is used by pointing at another slot: nothing is copied, deserialized or compiled again. One thread, no memory arena, no
+spinning: a host runs many of these."""
 
 from __future__ import annotations
 
@@ -23,21 +23,28 @@ _KEPT_BINDINGS = 16  # more than a mailbox has slots
 def forbid_torch() -> None:
     """Refuse to act in a process that has loaded torch: with hundreds of them the machine's memory would not do."""
     if "torch" in sys.modules:
-        raise NetworkError("torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the environment "
-                           "imports does that (env.id); import it only where it is needed, or run with --serial")
+        raise NetworkError(
+            "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
+            "environment "
+            "imports does that (env.id); import it only where it is needed, or run with --serial"
+        )
 
 
 class ActingPolicy:
     """Action values of a network whose parameters lie in a flat vector. Not for several threads at once."""
 
     def __init__(self, onnx: bytes, layout: ParameterLayout, spec: EnvSpec) -> None:
-        """Load the graph: inputs "observation" [N, *observation.shape] and tensors of `layout` by name, output "q" [N, num_actions].
+        """Load the graph: inputs "observation" [N, *observation.shape] and tensors of `layout` by name, output "q" [N,
+        num_actions].
 
         NetworkError where the graph cannot be loaded or wants or gives something else.
         """
         if not spec.discrete:
-            raise NetworkError(f"{spec.env_id} has continuous actions, and action values choose among discrete ones; use an environment "
-                               "with a Discrete action space")
+            raise NetworkError(
+                f"{spec.env_id} has continuous actions, and action values choose among discrete ones; use an "
+                "environment "
+                "with a Discrete action space"
+            )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_cpu_mem_arena = False
@@ -54,8 +61,10 @@ class ActingPolicy:
         known = {entry.name: entry for entry in layout.entries}
         missing = [name for name in inputs if name != "observation" and name not in known]
         if "observation" not in inputs or "q" not in outputs or missing:
-            raise NetworkError(f"the acting network takes {', '.join(inputs)} and gives {', '.join(outputs)}, but it must take "
-                               "'observation' and parameters of its manifest, and give 'q'")
+            raise NetworkError(
+                f"the acting network takes {', '.join(inputs)} and gives {', '.join(outputs)}, but it must take "
+                "'observation' and parameters of its manifest, and give 'q'"
+            )
         self._parameters = [known[name] for name in inputs if name != "observation"]
         self._observation: NDArray[Any] = np.empty((0, *spec.observation.shape), spec.observation.dtype)
         self._q = np.empty((0, spec.num_actions), np.float32)
@@ -64,7 +73,8 @@ class ActingPolicy:
         self._binding: Any = None
 
     def values(self, observation: NDArray[Any], vector: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Action values q [N, num_actions] of `observation` [N, *observation.shape] with the parameters `vector` [layout.nbytes]."""
+        """Action values q [N, num_actions] of `observation` [N, *observation.shape] with the parameters `vector`
+        [layout.nbytes]."""
         return self._run(observation, vector).copy()
 
     def greedy(self, observation: NDArray[Any], vector: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -84,18 +94,23 @@ class ActingPolicy:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             self.release()
-            raise NetworkError(f"the acting network does not give {self._q.shape} action values for {self.spec.env_id}: "
-                               f"{_first_line(error)}") from None
+            raise NetworkError(
+                f"the acting network does not give {self._q.shape} action values for {self.spec.env_id}: "
+                f"{_first_line(error)}"
+            ) from None
         return self._q
 
     def _bind(self, count: int, vector: NDArray[np.uint8]) -> None:
-        """Point the runtime at `vector`, for `count` observations. Bindings are kept by address: slots of a mailbox come round again."""
+        """Point the runtime at `vector`, for `count` observations. Bindings are kept by address: slots of a mailbox
+        come round again."""
         if count != len(self._q):
             self._observation = np.zeros((count, *self.spec.observation.shape), self.spec.observation.dtype)
             self._q = np.zeros((count, self.spec.num_actions), np.float32)
             self._bindings.clear()
         if vector.nbytes != self.layout.nbytes or vector.dtype != np.uint8 or not vector.flags.c_contiguous:
-            raise NetworkError(f"parameters of {vector.nbytes} bytes do not fit the acting network's {self.layout.nbytes}")
+            raise NetworkError(
+                f"parameters of {vector.nbytes} bytes do not fit the acting network's {self.layout.nbytes}"
+            )
         address = vector.ctypes.data
         if address not in self._bindings:
             if len(self._bindings) == _KEPT_BINDINGS:
@@ -104,7 +119,9 @@ class ActingPolicy:
             seen = self._observation
             binding.bind_input("observation", "cpu", 0, seen.dtype.type, seen.shape, seen.ctypes.data)
             for entry in self._parameters:
-                binding.bind_input(entry.name, "cpu", 0, np.dtype(entry.dtype).type, entry.shape, address + entry.offset)
+                binding.bind_input(
+                    entry.name, "cpu", 0, np.dtype(entry.dtype).type, entry.shape, address + entry.offset
+                )
             binding.bind_output("q", "cpu", 0, np.float32, self._q.shape, self._q.ctypes.data)
             self._bindings[address] = binding
         self._binding, self._vector = self._bindings[address], vector

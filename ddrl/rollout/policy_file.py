@@ -1,8 +1,9 @@
-"""The policy on disk: RUN/policy.onnx (the acting graph), policy.safetensors (its parameters), policy.json (manifest, environment, hashes).
+"""The policy on disk: RUN/policy.onnx (the acting graph), policy.safetensors (its parameters), policy.json (manifest,
+environment, hashes).
 
-Written by the trainer, read by `ddrl.evaluate`, notebooks and whoever serves it; no torch and no pickle on either side. Each file is
-replaced as a whole and policy.json last; it names the hashes of the other two, so a mixture of two policies is noticed and refused.
-"""
+Written by the trainer, read by `ddrl.evaluate`, notebooks and whoever serves it; no torch and no pickle on either side.
+Each file is replaced as a whole and policy.json last; it names the hashes of the other two, so a mixture of two
+policies is noticed and refused."""
 
 from __future__ import annotations
 
@@ -50,16 +51,27 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluation: dict[str, Any]
 
 
-def save_policy(run_dir: Path, onnx: bytes, layout: ParameterLayout, spec: EnvSpec, vector: NDArray[np.uint8], *,
-                env: EnvConfig | Mapping[str, Any] | None = None, evaluation: Mapping[str, Any] | None = None) -> None:
-    """Write the policy with the parameters `vector` [layout.nbytes] into `run_dir`; RunDirError where that cannot be written.
+def save_policy(
+    run_dir: Path,
+    onnx: bytes,
+    layout: ParameterLayout,
+    spec: EnvSpec,
+    vector: NDArray[np.uint8],
+    *,
+    env: EnvConfig | Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the policy with the parameters `vector` [layout.nbytes] into `run_dir`; RunDirError where that cannot be
+    written.
 
     `env` makes the environment again (default: the spec's id with default settings); `evaluation` is kept as it is.
     """
     env_config = env if isinstance(env, EnvConfig) else EnvConfig(**({"id": spec.env_id} if env is None else env))
     tensors = {name: np.ascontiguousarray(view) for name, view in layout.views(vector).items()}
     parameters = safetensors.numpy.save(tensors, {"format": FORMAT})
-    manifest = _Manifest(FORMAT, time.time(), _hash(onnx), _hash(parameters), layout, spec, env_config, dict(evaluation or {}))
+    manifest = _Manifest(
+        FORMAT, time.time(), _hash(onnx), _hash(parameters), layout, spec, env_config, dict(evaluation or {})
+    )
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     try:
         for name, data in ((GRAPH, onnx), (PARAMETERS, parameters), (MANIFEST, document)):
@@ -76,8 +88,8 @@ def save_policy(run_dir: Path, onnx: bytes, layout: ParameterLayout, spec: EnvSp
 def load_policy(run_dir: Path) -> SavedPolicy:
     """Read a policy that `save_policy` wrote.
 
-    RunDirError: no such directory. CheckpointError: no policy in it, or files that are corrupt, of two different policies, or not ddrl's.
-    """
+    RunDirError: no such directory. CheckpointError: no policy in it, or files that are corrupt, of two different
+    policies, or not ddrl's."""
     if not run_dir.is_dir():
         raise RunDirError(f"there is no run directory {run_dir}")
     files: dict[str, bytes] = {}
@@ -85,7 +97,9 @@ def load_policy(run_dir: Path) -> SavedPolicy:
         try:
             files[name] = (run_dir / name).read_bytes()
         except FileNotFoundError:
-            raise CheckpointError(f"{run_dir} holds no {name}: the run has saved no policy yet, or this is not a run directory") from None
+            raise CheckpointError(
+                f"{run_dir} holds no {name}: the run has saved no policy yet, or this is not a run directory"
+            ) from None
         except OSError as error:
             raise CheckpointError(f"cannot read {run_dir / name}: {error.strerror or error}") from None
     place = run_dir / MANIFEST
@@ -94,10 +108,14 @@ def load_policy(run_dir: Path) -> SavedPolicy:
     except (msgspec.DecodeError, ValueError) as error:
         raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {error}") from None
     if manifest.format != FORMAT:
-        raise CheckpointError(f"{place} has the format {manifest.format!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it")
+        raise CheckpointError(
+            f"{place} has the format {manifest.format!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
+        )
     for name, expected in ((GRAPH, manifest.graph_hash), (PARAMETERS, manifest.parameters_hash)):
         if _hash(files[name]) != expected:
-            raise CheckpointError(f"{run_dir / name} is not the file that {MANIFEST} was saved with: it is corrupt or of another policy")
+            raise CheckpointError(
+                f"{run_dir / name} is not the file that {MANIFEST} was saved with: it is corrupt or of another policy"
+            )
     vector = _vector_of(files[PARAMETERS], manifest.layout, run_dir / PARAMETERS)
     return SavedPolicy(files[GRAPH], manifest.layout, manifest.spec, vector, manifest.env, manifest.evaluation)
 
@@ -110,9 +128,13 @@ def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.
     vector = np.zeros(layout.nbytes, np.uint8)
     views = layout.views(vector)
     wrong = sorted(tensors.keys() ^ views.keys()) or [
-        name for name, view in views.items() if (tensors[name].shape, tensors[name].dtype) != (view.shape, view.dtype)]
+        name for name, view in views.items() if (tensors[name].shape, tensors[name].dtype) != (view.shape, view.dtype)
+    ]
     if wrong:
-        raise CheckpointError(f"{place} does not hold the tensors that {MANIFEST} names ({', '.join(wrong[:3])}): it is of another network")
+        raise CheckpointError(
+            f"{place} does not hold the tensors that {MANIFEST} names ({', '.join(wrong[:3])}): it is of another "
+            "network"
+        )
     for name, view in views.items():
         view[...] = tensors[name]
     return vector

@@ -1,7 +1,7 @@
 """The rollout's loop: act with the newest parameters, step the environments, record every step in the lane.
 
-Reads a mailbox and the board; writes a lane and its own row of counters. A vector step takes tens of microseconds, so whatever can be done
-for many at once is: random numbers are drawn ahead, and counters are stored some times a second.
+Reads a mailbox and the board; writes a lane and its own row of counters. A vector step takes tens of microseconds, so
+whatever can be done for many at once is: random numbers are drawn ahead, and counters are stored some times a second.
 """
 
 from __future__ import annotations
@@ -31,19 +31,43 @@ ENV_STEPS, EPSILON = 0, 1  # where a published version's values say how far all 
 class RolloutWorker:
     """Rollout `index` of `count`: N environments, one policy, one lane."""
 
-    def __init__(self, env: VectorEnv, policy: ActingPolicy, reader: MailboxReader, writer: StepWriter, counters: CounterRow,
-                 config: RolloutConfig, index: int, count: int, seed: int, board: Board) -> None:
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: ActingPolicy,
+        reader: MailboxReader,
+        writer: StepWriter,
+        counters: CounterRow,
+        config: RolloutConfig,
+        index: int,
+        count: int,
+        seed: int,
+        board: Board,
+    ) -> None:
         """Take over `env` and `writer`; the first step resets the environments with `seed`."""
         if not env.spec.discrete:
-            raise EnvError(f"env.id = {env.spec.env_id} has continuous actions; choose an environment whose actions are Discrete")
+            raise EnvError(
+                f"env.id = {env.spec.env_id} has continuous actions; choose an environment whose actions are Discrete"
+            )
         self.env = env
         self._policy, self._reader, self._writer, self._board, self._config = policy, reader, writer, board, config
         self._index, self._count, self._seed = index, count, seed
         self._by_step = config.refresh == "step"
         self._nbytes = policy.layout.nbytes
-        self._columns = {name: counters[name] for name in (
-            "env_steps", "episodes", "return_sum", "episode_steps_sum", "env_seconds", "act_seconds", "wait_seconds", "rows_dropped",
-            "fetches")}
+        self._columns = {
+            name: counters[name]
+            for name in (
+                "env_steps",
+                "episodes",
+                "return_sum",
+                "episode_steps_sum",
+                "env_seconds",
+                "act_seconds",
+                "wait_seconds",
+                "rows_dropped",
+                "fetches",
+            )
+        }
         self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon")}
         self._counts = dict.fromkeys(self._columns, 0.0)
         self._env_seconds = self._act_seconds = self._env_steps = 0.0
@@ -56,7 +80,8 @@ class RolloutWorker:
         self._observation: NDArray[Any] | None = None
 
     def reset(self, seed: int) -> None:
-        """Begin new episodes everywhere. From here on the worker depends on `seed` and what is published, and on nothing before."""
+        """Begin new episodes everywhere. From here on the worker depends on `seed` and what is published, and on
+        nothing before."""
         self._begin(seed)
 
     def _begin(self, seed: int) -> NDArray[Any]:
@@ -72,7 +97,8 @@ class RolloutWorker:
         return observation
 
     def step(self) -> int:
-        """One vector step: act, step, record. Returns the environment steps taken (environments that only reset take none)."""
+        """One vector step: act, step, record. Returns the environment steps taken (environments that only reset take
+        none)."""
         observation = self._observation
         if observation is None:
             observation = self._begin(self._seed)

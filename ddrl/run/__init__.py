@@ -1,1 +1,2 @@
-"""Wires the stages into a run: one process, local processes, or ranks under mpirun. The only package that imports several stages."""
+"""Wires the stages into a run: one process, local processes, or ranks under mpirun. The only package that imports
+several stages."""

@@ -1,4 +1,5 @@
-"""`python -m ddrl.run`: under mpirun each rank takes its role; without it local processes do the same job, or one process with --serial."""
+"""`python -m ddrl.run`: under mpirun each rank takes its role; without it local processes do the same job, or one
+process with --serial."""
 
 from __future__ import annotations
 
@@ -37,8 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def mpi_environment() -> tuple[int, int]:
-    """(ranks that mpirun started, this one's rank); (0, 0) without mpirun. From the environment, before MPI is loaded."""
-    for size, rank in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"), ("SLURM_NTASKS", "PMIX_RANK")):
+    """(ranks that mpirun started, this one's rank); (0, 0) without mpirun. From the environment, before MPI is
+    loaded."""
+    for size, rank in (
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("PMI_SIZE", "PMI_RANK"),
+        ("SLURM_NTASKS", "PMIX_RANK"),
+    ):
         if size in os.environ and rank in os.environ:
             try:
                 return int(os.environ[size]), int(os.environ[rank])
@@ -96,10 +102,16 @@ def _prepare(arguments: list[str], run_id: str) -> Preparation:
 def _conclude(document: dict[str, Any], directory: RunDirectory) -> int:
     """Say how it ended and what to do next; the exit status (130 after an interrupt, as shells expect)."""
     lag, evaluation = document["policy_lag"], document["evaluation"]
-    print(f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, {document['updates']:,} updates, "
-          f"policy lag {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)")
+    print(
+        f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, "
+        f"{document['updates']:,} updates, "
+        f"policy lag {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
+    )
     if evaluation is not None:
-        print(f"policy: mean return {evaluation['mean']:.1f} +- {evaluation['std']:.1f} over {evaluation['episodes']} episodes")
+        print(
+            f"policy: mean return {evaluation['mean']:.1f} +- {evaluation['std']:.1f} over {evaluation['episodes']} "
+            "episodes"
+        )
     print(f"play it:  python -m ddrl.evaluate {directory.path}")
     print(f"go on:    python -m ddrl.run --resume {directory.path}", flush=True)
     return 130 if document["reason"] == "interrupted" else 0

@@ -20,7 +20,9 @@ from ddrl.telemetry import Evaluation
 class BestPolicy:
     """Judges evaluations and keeps the best policy in the run directory `path`."""
 
-    def __init__(self, path: Path, topology: Topology, model: ActingModel, judged: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, topology: Topology, model: ActingModel, judged: dict[str, Any] | None = None
+    ) -> None:
         self._path = path
         self._topology = topology
         self._model = model
@@ -34,7 +36,13 @@ class BestPolicy:
         """
         env_steps, mean, std, episodes, confirmed_mean, confirmed_std, confirmed_episodes, _ = values
         target = self._topology.config.run.target_return
-        judged = {"policy_version": version, "env_steps": int(env_steps), "mean": mean, "std": std, "episodes": int(episodes)}
+        judged = {
+            "policy_version": version,
+            "env_steps": int(env_steps),
+            "mean": mean,
+            "std": std,
+            "episodes": int(episodes),
+        }
         reached = mean >= target
         if confirmed_episodes:
             judged["confirmed"] = {"mean": confirmed_mean, "std": confirmed_std, "episodes": int(confirmed_episodes)}
@@ -54,10 +62,25 @@ class BestPolicy:
         if self.judged is None:
             return None
         judged = self.judged.get("confirmed", self.judged)
-        return Evaluation(time.time(), wall_seconds, self.judged["env_steps"], updates, judged["mean"], judged["std"], judged["episodes"],
-                          self.judged["policy_version"])
+        return Evaluation(
+            time.time(),
+            wall_seconds,
+            self.judged["env_steps"],
+            updates,
+            judged["mean"],
+            judged["std"],
+            judged["episodes"],
+            self.judged["policy_version"],
+        )
 
     def _save(self, vector: np.ndarray) -> None:
         layout = self._model.layout
-        save_policy(self._path, self._model.onnx, layout, self._topology.spec, vector[: layout.nbytes],
-                    env=asdict(self._topology.config.env), evaluation=self.judged or {})
+        save_policy(
+            self._path,
+            self._model.onnx,
+            layout,
+            self._topology.spec,
+            vector[: layout.nbytes],
+            env=asdict(self._topology.config.env),
+            evaluation=self.judged or {},
+        )

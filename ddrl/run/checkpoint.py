@@ -4,9 +4,8 @@
                                 replay.snapshot       records and selectors
                                 state.json            counters, limiter, digests of the two files; written last
 
-A checkpoint is written under a temporary name and renamed when it is complete, so a run killed at any moment leaves the older ones intact.
-The newest whole one is taken; what is torn or foreign is refused by name.
-"""
+A checkpoint is written under a temporary name and renamed when it is complete, so a run killed at any moment leaves the
+older ones intact. The newest whole one is taken; what is torn or foreign is refused by name."""
 
 from __future__ import annotations
 
@@ -39,11 +38,13 @@ class Checkpoint:
         return int(self.state["trainer"]["env_steps"])
 
 
-def write_checkpoint(folder: Path, env_steps: int, state: dict[str, Any], parts: dict[str, Callable[[Path], object]], keep: int) -> Path:
+def write_checkpoint(
+    folder: Path, env_steps: int, state: dict[str, Any], parts: dict[str, Callable[[Path], object]], keep: int
+) -> Path:
     """Write a checkpoint and drop all but the `keep` newest.
 
-    `parts` maps a file name to the function that writes it. `state` must be JSON. Raises RunDirError where the disk refuses.
-    """
+    `parts` maps a file name to the function that writes it. `state` must be JSON. Raises RunDirError where the disk
+    refuses."""
     final = folder / f"{env_steps:012d}"
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
@@ -63,7 +64,9 @@ def write_checkpoint(folder: Path, env_steps: int, state: dict[str, Any], parts:
             shutil.rmtree(old)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise RunDirError(f"the checkpoint {final} cannot be written: {error.strerror or error}; older checkpoints are untouched") from None
+        raise RunDirError(
+            f"the checkpoint {final} cannot be written: {error.strerror or error}; older checkpoints are untouched"
+        ) from None
     return final
 
 
@@ -71,7 +74,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint:
     """The newest checkpoint, verified; CheckpointError if there is none or it is damaged."""
     found = _complete(folder)
     if not found:
-        raise CheckpointError(f"there is no checkpoint in {folder}: the run stopped before its first one; start a new run")
+        raise CheckpointError(
+            f"there is no checkpoint in {folder}: the run stopped before its first one; start a new run"
+        )
     return read_checkpoint(found[-1])
 
 
@@ -84,14 +89,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"the checkpoint {path} is damaged: {STATE} cannot be read ({error}); {advice}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("digests"), dict):
         found = state.get("format") if isinstance(state, dict) else None
-        raise CheckpointError(f"the checkpoint {path} has format {found}, this ddrl reads format {FORMAT}: another version wrote it; {advice}")
+        raise CheckpointError(
+            f"the checkpoint {path} has format {found}, this ddrl reads format {FORMAT}: another version wrote it; "
+            f"{advice}"
+        )
     for name, digest in state["digests"].items():
         try:
             actual = _digest(path / name)
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {path} is incomplete: {name} cannot be read ({error.strerror or error}); {advice}") from None
+            raise CheckpointError(
+                f"the checkpoint {path} is incomplete: {name} cannot be read ({error.strerror or error}); {advice}"
+            ) from None
         if actual != digest:
-            raise CheckpointError(f"the checkpoint {path} is damaged: {name} is not what was written (its digest differs); {advice}")
+            raise CheckpointError(
+                f"the checkpoint {path} is damaged: {name} is not what was written (its digest differs); {advice}"
+            )
     return Checkpoint(path, state)
 
 

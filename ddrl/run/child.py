@@ -1,7 +1,7 @@
 """Entry of a local member process: `python -m ddrl.run.child RUN_ID HOST RANK PARENT`.
 
-Started by `ddrl.run.local` as a module, so that notebooks and scripts without a `__main__` guard can start runs. Imports no torch.
-"""
+Started by `ddrl.run.local` as a module, so that notebooks and scripts without a `__main__` guard can start runs.
+Imports no torch."""
 
 from __future__ import annotations
 

@@ -49,19 +49,39 @@ def tasks() -> dict[str, Path]:
 
 def parse(arguments: list[str]) -> Command:
     """Read the command line; --help prints every setting and exits."""
-    parser = argparse.ArgumentParser(prog="python -m ddrl.run", description="Train a policy with one trainer and many rollouts.",
-                                     epilog=_settings_table() + "\n" + EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="?", help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: {DEFAULT_TASK})")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE",
-                        help="change one setting; may be repeated")
-    parser.add_argument("--serial", action="store_true", help="everything in one process, reproducible bit for bit by run.seed")
+    parser = argparse.ArgumentParser(
+        prog="python -m ddrl.run",
+        description="Train a policy with one trainer and many rollouts.",
+        epilog=_settings_table() + "\n" + EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "task",
+        nargs="?",
+        help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: {DEFAULT_TASK})",
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.NAME=VALUE",
+        help="change one setting; may be repeated",
+    )
+    parser.add_argument(
+        "--serial", action="store_true", help="everything in one process, reproducible bit for bit by run.seed"
+    )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run from its newest checkpoint")
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error as well")
     known = parser.parse_args(arguments)
     if known.resume is not None and known.task is not None:
-        raise ConfigError(f"--resume takes its settings from the run itself: leave out '{known.task}', or change settings with --set")
-    return Command(_task_path(known.task), tuple(known.overrides), known.serial, known.resume, known.print_config, known.traceback)
+        raise ConfigError(
+            f"--resume takes its settings from the run itself: leave out '{known.task}', or change settings with --set"
+        )
+    return Command(
+        _task_path(known.task), tuple(known.overrides), known.serial, known.resume, known.print_config, known.traceback
+    )
 
 
 def _task_path(name: str | None) -> Path:

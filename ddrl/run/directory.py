@@ -56,16 +56,24 @@ class RunDirectory:
     def create(cls, config: Config, run_id: str) -> RunDirectory:
         """Make the directory of a new run and write its settings. A directory that holds a run already is refused."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in config.env.id)
-        path = Path(config.run.dir) if config.run.dir else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{run_id}"
+        path = (
+            Path(config.run.dir)
+            if config.run.dir
+            else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{run_id}"
+        )
         if (path / "config.toml").exists():
-            raise RunDirError(f"run.dir ({path}) holds a run already: go on with it by --resume {path}, or name another directory")
+            raise RunDirError(
+                f"run.dir ({path}) holds a run already: go on with it by --resume {path}, or name another directory"
+            )
         directory = cls(path.absolute())
         try:
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
             write_atomically(directory.config, config_to_toml(config).encode())
             write_json(path / "run.json", {"run_id": run_id, "ddrl": __version__, "began": time.time()})
         except OSError as error:
-            raise RunDirError(f"run.dir ({path}) cannot be written: {error.strerror or error}; choose another with --set run.dir=PATH") from None
+            raise RunDirError(
+                f"run.dir ({path}) cannot be written: {error.strerror or error}; choose another with --set run.dir=PATH"
+            ) from None
         return directory
 
     @classmethod
@@ -77,9 +85,13 @@ class RunDirectory:
         try:
             text = directory.config.read_text()
         except OSError as error:
-            raise RunDirError(f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})") from None
+            raise RunDirError(
+                f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})"
+            ) from None
         if not os.access(path, os.W_OK):
-            raise RunDirError(f"the run directory {path} cannot be written: change its permissions, or copy it and resume the copy")
+            raise RunDirError(
+                f"the run directory {path} cannot be written: change its permissions, or copy it and resume the copy"
+            )
         return directory, config_from_toml(text, str(directory.config))
 
 

@@ -1,8 +1,8 @@
 """How one process's failure ends the job once: first wins, shown once, nonzero exit everywhere.
 
-The failing process writes its message as the host's failure blob (creating it is exclusive, so the first wins) and sets the board's command
-to FAIL. The host's creator sees the command; a relay passes the message to the root, the trainer shows it and ends the job.
-"""
+The failing process writes its message as the host's failure blob (creating it is exclusive, so the first wins) and sets
+the board's command to FAIL. The host's creator sees the command; a relay passes the message to the root, the trainer
+shows it and ends the job."""
 
 from __future__ import annotations
 

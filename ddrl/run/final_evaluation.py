@@ -20,7 +20,9 @@ class FinalEvaluation:
 
     def __call__(self, vector: np.ndarray, env_steps: int) -> tuple[float, ...]:
         """The values of an evaluation (`members.evaluation_values`) of the parameters `vector`."""
-        evaluator = Evaluator(self._topology.config, ActingPolicy(self._model.onnx, self._model.layout, self._topology.spec))
+        evaluator = Evaluator(
+            self._topology.config, ActingPolicy(self._model.onnx, self._model.layout, self._topology.spec)
+        )
         try:
             return evaluation_values(env_steps, *evaluator.play(vector, FINAL_TURN))
         finally:

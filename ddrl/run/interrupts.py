@@ -1,8 +1,8 @@
 """Signals: Ctrl-C and SIGTERM ask for a clean stop; a second Ctrl-C ends at once.
 
-mpirun kills its ranks a quarter of a second after SIGTERM, which is too short for a checkpoint. So under mpirun the trainer forks the moment
-the signal comes: the child leaves the process group that is about to be killed, goes on to the next safe point, and saves.
-"""
+mpirun kills its ranks a quarter of a second after SIGTERM, which is too short for a checkpoint. So under mpirun the
+trainer forks the moment the signal comes: the child leaves the process group that is about to be killed, goes on to the
+next safe point, and saves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ ESCAPE_SECONDS = 600  # [s] after which a child that still has not saved is ende
 
 
 class Escaped(BaseException):
-    """Raised in the forked child where it was outside of a training step: sockets and threads it may have been using are not its own."""
+    """Raised in the forked child where it was outside of a training step: sockets and threads it may have been using
+    are not its own."""
 
 
 class Interrupts:
     """Notes that a stop was asked for. Use as a context in the main thread of the trainer's process.
 
-    `escape`: fork at SIGTERM (see the module). Then `escaped` is true in the child, and `child_saved` in a parent that lived to see it.
-    """
+    `escape`: fork at SIGTERM (see the module). Then `escaped` is true in the child, and `child_saved` in a parent that
+    lived to see it."""
 
     def __init__(self, *, escape: bool = False) -> None:
         self.requested = False
@@ -52,7 +53,9 @@ class Interrupts:
                 self.escaped = self.requested = True
                 if not self.in_step:
                     raise Escaped
-            else:  # whoever sent the signal may kill this process any moment, or (a scheduler's grace period) let it end in order
+            # whoever sent the signal may kill this process any moment, or (a scheduler's grace period) let it end in
+            # order
+            else:
                 self.child_saved = os.waitpid(child, 0)[1] == 0
         self.requested = True
 

@@ -1,10 +1,10 @@
 """Policy lag: how old the policy that acted was, when its sample was learned from.
 
-lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, as means over samples:
-in flight (versions published between choosing the action and the row's arrival at the trainer, the lane included) and in queue (versions
-published while the row stood in replay). The publish debt, updates done but not yet published, is at most publish_period by construction.
-Lag in seconds is measured from the publish time of the version that acted.
-"""
+lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, as means over
+samples: in flight (versions published between choosing the action and the row's arrival at the trainer, the lane
+included) and in queue (versions published while the row stood in replay). The publish debt, updates done but not yet
+published, is at most publish_period by construction. Lag in seconds is measured from the publish time of the version
+that acted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class LagMeter:
         self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
         self._recent = np.full(RECENT, -1, np.int64)
         self._next = 0
-        self._acted, self._newest = np.zeros(NOTED, np.int64), np.zeros(NOTED, np.int64)  # noted, not counted yet: [:_held]
+        self._acted, self._newest = (
+            np.zeros(NOTED, np.int64),
+            np.zeros(NOTED, np.int64),
+        )  # noted, not counted yet: [:_held]
         self._held = 0
         self._consumed = 0
         self._arrived = 0
@@ -47,7 +50,8 @@ class LagMeter:
             self._in_flight_sum += float(np.maximum(newest - acted.astype(np.int64), 0).sum())
 
     def consumed(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Samples were learned from: [B] versions that acted. Only notes them: counting waits until there are many, which costs a tenth."""
+        """Samples were learned from: [B] versions that acted. Only notes them: counting waits until there are many,
+        which costs a tenth."""
         count = len(acted)
         if self._held + count > len(self._acted):
             self._settle()

@@ -1,4 +1,5 @@
-"""What the trainer's child does that escaped when mpirun ended the job (see `interrupts`): save, clean up, say so, and be gone."""
+"""What the trainer's child does that escaped when mpirun ended the job (see `interrupts`): save, clean up, say so, and
+be gone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from ddrl.run.session import Reason, Session
 
 
 def save_and_exit(session: Session, run_id: str) -> None:
-    """Save the session and end this process, without touching MPI, threads or files that belong to the parent. Does not return."""
+    """Save the session and end this process, without touching MPI, threads or files that belong to the parent. Does not
+    return."""
     status = 1
     try:
         session.finish(Reason.INTERRUPTED, settle=False)

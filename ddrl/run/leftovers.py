@@ -1,7 +1,8 @@
-"""What a killed job of Open MPI leaves in /dev/shm: the segments of its shared-memory transport. Swept at the next start, like ddrl's own.
+"""What a killed job of Open MPI leaves in /dev/shm: the segments of its shared-memory transport. Swept at the next
+start, like ddrl's own.
 
-Only files of this user that no process has mapped, and that have stood for a while: a job that is just starting has mapped its own.
-"""
+Only files of this user that no process has mapped, and that have stood for a while: a job that is just starting has
+mapped its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The same job without mpirun: this process trains, its children roll out and evaluate, all on one host.
 
-Children are started as modules (`python -m ddrl.run.child`) with nothing but the run id, so notebooks and scripts need no `__main__` guard.
-"""
+Children are started as modules (`python -m ddrl.run.child`) with nothing but the run id, so notebooks and scripts need
+no `__main__` guard."""
 
 from __future__ import annotations
 
@@ -46,14 +46,21 @@ class Members:
             errors = self._errors[member.rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
             self._processes[member.rank] = subprocess.Popen(
                 [sys.executable, "-m", "ddrl.run.child", run_id, str(member.host), str(member.rank), str(os.getpid())],
-                stdin=subprocess.DEVNULL, stderr=errors, env=environment)
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+            )
 
     def check(self) -> None:
         """Raise JobFailed if a member ended before it was told to."""
         for rank, process in self._processes.items():
             status = process.poll()
             if status is not None:
-                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended early with status {status}"
+                how = (
+                    f"was killed by {signal.Signals(-status).name}"
+                    if status < 0
+                    else f"ended early with status {status}"
+                )
                 raise JobFailed(f"rank {rank} (process {process.pid}) {how}{self._last_words(rank)}")
 
     def stop(self, timeout: float) -> None:
@@ -75,7 +82,8 @@ class Members:
 
 
 def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
-    """Run to the end; the summary. The members start while this process still looks at the environment and loads torch."""
+    """Run to the end; the summary. The members start while this process still looks at the environment and loads
+    torch."""
     config = preparation.config
     ranks = local_ranks(config)
     board = Board.create(board_name(run_id, 0))
@@ -96,7 +104,9 @@ def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
-        members.stop(STOP_TIMEOUT if channels is not None else 0.0)  # without channels they wait for what will never stand
+        members.stop(
+            STOP_TIMEOUT if channels is not None else 0.0
+        )  # without channels they wait for what will never stand
         if channels is not None:
             channels.close()
         else:

@@ -1,7 +1,7 @@
 """What a rollout and an evaluator do from start to end, in whichever mode they were started.
 
-They meet the rest of the job in channels alone: this module attaches them, runs the stage, and reports a failure on the board.
-"""
+They meet the rest of the job in channels alone: this module attaches them, runs the stage, and reports a failure on the
+board."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def member_process(run_id: str, host: int, rank: int) -> int:
             return 1 if board.command == Command.FAIL else 0
         model, mailbox = policy
         if assignment.role is Role.EVALUATOR:
-            evaluate_versions(topology, board, mailbox, channels.attach_evaluations(), model, counters, topology.row_of(assignment))
+            evaluate_versions(
+                topology, board, mailbox, channels.attach_evaluations(), model, counters, topology.row_of(assignment)
+            )
         else:
             lane = channels.attach_lane(assignment.index)
             worker = make_worker(topology, assignment, model, mailbox, lane, counters, board)
@@ -64,20 +66,38 @@ def member_seed(seed: int, index: int, cut: int = 0) -> int:
     return int(np.random.SeedSequence([seed, index, cut]).generate_state(1)[0])
 
 
-def make_worker(topology: Topology, assignment: Assignment, model: ActingModel, mailbox: Mailbox, lane: Lane, counters: CounterRow,
-                board: Board) -> RolloutWorker:
+def make_worker(
+    topology: Topology,
+    assignment: Assignment,
+    model: ActingModel,
+    mailbox: Mailbox,
+    lane: Lane,
+    counters: CounterRow,
+    board: Board,
+) -> RolloutWorker:
     """One rollout with its environments, writing to its lane."""
     config, spec = topology.config, topology.spec
     env = make_vector_env(config.env)
     writer = StepWriter(lane, spec, assignment.index * config.env.num_envs)
     policy = ActingPolicy(model.onnx, model.layout, spec)
     reader = mailbox.reader(topology.row_of(assignment))
-    return RolloutWorker(env, policy, reader, writer, counters, config.rollout, assignment.index, topology.rollouts,
-                         member_seed(config.run.seed, assignment.index), board)
+    return RolloutWorker(
+        env,
+        policy,
+        reader,
+        writer,
+        counters,
+        config.rollout,
+        assignment.index,
+        topology.rollouts,
+        member_seed(config.run.seed, assignment.index),
+        board,
+    )
 
 
 class Evaluator:
-    """Plays greedy episodes with a policy version and judges it; the same for a process of its own and for a serial run."""
+    """Plays greedy episodes with a policy version and judges it; the same for a process of its own and for a serial
+    run."""
 
     def __init__(self, config: Config, policy: ActingPolicy) -> None:
         self._config = config
@@ -85,8 +105,11 @@ class Evaluator:
         episodes = max(config.evaluation.episodes, 1)
         self._env = make_vector_env(config.env, num_envs=min(episodes, 20))
 
-    def play(self, vector: np.ndarray, turn: int, stop: Callable[[], bool] | None = None) -> tuple[EvaluationResult, EvaluationResult | None]:
-        """The evaluation, and where its mean reaches run.target_return the confirming episodes; `turn` varies the seeds.
+    def play(
+        self, vector: np.ndarray, turn: int, stop: Callable[[], bool] | None = None
+    ) -> tuple[EvaluationResult, EvaluationResult | None]:
+        """The evaluation, and where its mean reaches run.target_return the confirming episodes; `turn` varies the
+        seeds.
 
         InterruptedError where `stop` says yes meanwhile.
         """
@@ -102,16 +125,27 @@ class Evaluator:
         self._env.close()
 
 
-def evaluation_values(env_steps: float, first: EvaluationResult, confirmed: EvaluationResult | None) -> tuple[float, ...]:
-    """An evaluation as the eight values of its mailbox slot: env steps, then mean, std, episodes of the evaluation and of its confirmation."""
+def evaluation_values(
+    env_steps: float, first: EvaluationResult, confirmed: EvaluationResult | None
+) -> tuple[float, ...]:
+    """An evaluation as the eight values of its mailbox slot: env steps, then mean, std, episodes of the evaluation and
+    of its confirmation."""
     nan = float("nan")
     second = (confirmed.mean, confirmed.std, float(len(confirmed.returns))) if confirmed else (nan, nan, 0.0)
     return (env_steps, first.mean, first.std, float(len(first.returns)), *second, 0.0)
 
 
-def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, results: Mailbox, model: ActingModel, counters: CounterRow,
-                      reader_index: int) -> None:
-    """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says stop."""
+def evaluate_versions(
+    topology: Topology,
+    board: Board,
+    mailbox: Mailbox,
+    results: Mailbox,
+    model: ActingModel,
+    counters: CounterRow,
+    reader_index: int,
+) -> None:
+    """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says
+    stop."""
     config = topology.config
     reader = mailbox.reader(reader_index)
     forbid_torch()
@@ -135,7 +169,9 @@ def evaluate_versions(topology: Topology, board: Board, mailbox: Mailbox, result
             if not whole:
                 continue
             try:
-                first, confirmed = evaluator.play(vector, turn, lambda: board.command not in (Command.RUN, Command.PAUSE))
+                first, confirmed = evaluator.play(
+                    vector, turn, lambda: board.command not in (Command.RUN, Command.PAUSE)
+                )
             except InterruptedError:
                 break
             turn += 1

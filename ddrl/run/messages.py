@@ -1,8 +1,7 @@
 """The few collective calls of a start and an end, without spinning and without pickling.
 
-Blocking MPI calls spin; hundreds of spinning ranks on a few cores would starve the one they wait for. So every call here is nonblocking and
-polled with a sleep.
-"""
+Blocking MPI calls spin; hundreds of spinning ranks on a few cores would starve the one they wait for. So every call
+here is nonblocking and polled with a sleep."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The job under mpirun: each rank takes its role; MPI is spoken at the start, at the end, and between relays.
 
-Hundreds of ranks load this module, so it imports only what every rank needs; the trainer's and the relays' parts are modules of their own.
-"""
+Hundreds of ranks load this module, so it imports only what every rank needs; the trainer's and the relays' parts are
+modules of their own."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple[dict[str, Any], RunDirectory] | None]:
     """This rank's part of the job: (exit status, and on rank 0 the summary and the run directory).
 
-    `prepare` is called on rank 0 alone; what it raises is raised there, and every other rank leaves quietly with a nonzero status.
-    """
+    `prepare` is called on rank 0 alone; what it raises is raised there, and every other rank leaves quietly with a
+    nonzero status."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -90,5 +90,7 @@ def _relay(world: MPI.Comm, topology: Topology, mine: Assignment, channels: Host
     try:
         return relay_process(comm, topology, mine, channels)
     except BaseException as error:
-        report_failure(channels.board, topology.run_id, mine.host, describe(error, f"rank {mine.rank} (relay of host {mine.host})"))
+        report_failure(
+            channels.board, topology.run_id, mine.host, describe(error, f"rank {mine.rank} (relay of host {mine.host})")
+        )
         return 1

@@ -45,7 +45,9 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
                 if interrupts.escaped:
                     save_and_exit(session, topology.run_id)
                 saved = interrupts.child_saved
-                return session.finish(reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved)
+                return session.finish(
+                    reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved
+                )
             except BaseException as error:
                 if interrupts.escaped:
                     os._exit(1)  # this child must not speak MPI

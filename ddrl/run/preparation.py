@@ -1,4 +1,5 @@
-"""What is checked and made before anything starts, on rank 0 alone: settings, environment, extras, run directory, checkpoint."""
+"""What is checked and made before anything starts, on rank 0 alone: settings, environment, extras, run directory,
+checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ class Preparation:
             self.config = apply_overrides(saved, command.overrides)
             self.resume = newest_checkpoint(self.directory.checkpoints)
             if self.resume.state["env_id"] != self.config.env.id:
-                raise ConfigError(f"--set env.id={self.config.env.id}: the checkpoint {self.resume.path} belongs to {self.resume.state['env_id']}")
+                raise ConfigError(
+                    f"--set env.id={self.config.env.id}: the checkpoint {self.resume.path} belongs to "
+                    f"{self.resume.state['env_id']}"
+                )
         else:
             self.config = command.config()
         _require_training()
@@ -37,8 +41,11 @@ class Preparation:
 
         spec = probe_spec(self.config.env)
         if not spec.discrete:
-            raise ConfigError(f"env.id ({self.config.env.id}) has continuous actions, which the DQN learner cannot choose: use an environment with "
-                              "a Discrete action space")
+            raise ConfigError(
+                f"env.id ({self.config.env.id}) has continuous actions, which the DQN learner cannot choose: use an "
+                "environment with "
+                "a Discrete action space"
+            )
         return spec
 
     def open_directory(self) -> RunDirectory:
@@ -52,5 +59,3 @@ def _require_training() -> None:
     for package in ("torch", "onnx"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "train", "training")
-
-

@@ -1,4 +1,5 @@
-"""A relay's process from start to end: the acting model goes from the root to every host, then `distribution.Relay` does its work.
+"""A relay's process from start to end: the acting model goes from the root to every host, then `distribution.Relay`
+does its work.
 
 The only member that speaks MPI while the job runs.
 """
@@ -41,12 +42,26 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
     using = [(row["policy_version"], row["ended"]) for row in rollouts]
     ended = [counter for _, counter in using]
     remote_lanes, mirrors = channels.attach_remote() if root else ([], [])
-    relay = Relay(comm, mailbox, board, topology.config.cluster, counters, readers=readers, row_dtype=row_dtype(topology.spec),
-                  lanes_up=None if root else LaneSet(channels.drained_lanes()), lanes_down=remote_lanes, mirrors=mirrors,
-                  table=None if root else channels.counters, quiet=lambda: all(counter.value == 1.0 for counter in ended),
-                  confirm=(lambda sent: all(version.value >= sent or gone.value == 1.0 for version, gone in using)) if closed_loop else None,
-                  failure=lambda: read_failure(topology.run_id, mine.host),
-                  on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text), layout=model.layout)
+    relay = Relay(
+        comm,
+        mailbox,
+        board,
+        topology.config.cluster,
+        counters,
+        readers=readers,
+        row_dtype=row_dtype(topology.spec),
+        lanes_up=None if root else LaneSet(channels.drained_lanes()),
+        lanes_down=remote_lanes,
+        mirrors=mirrors,
+        table=None if root else channels.counters,
+        quiet=lambda: all(counter.value == 1.0 for counter in ended),
+        confirm=(lambda sent: all(version.value >= sent or gone.value == 1.0 for version, gone in using))
+        if closed_loop
+        else None,
+        failure=lambda: read_failure(topology.run_id, mine.host),
+        on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text),
+        layout=model.layout,
+    )
     forbid_torch()
     sampler = HostSampler(channels.counters)
     sampler.start()
@@ -60,7 +75,8 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
 
 
 def _share_policy(comm: MPI.Comm, mine: Assignment, channels: HostChannels) -> tuple[ActingModel, Mailbox] | None:
-    """Hand the acting model from the root to the other relays; it and the host's mailbox, or None when the job failed before there was one."""
+    """Hand the acting model from the root to the other relays; it and the host's mailbox, or None when the job failed
+    before there was one."""
     if mine.host == 0:
         try:
             policy = channels.attach_policy(START_TIMEOUT)

@@ -1,8 +1,8 @@
-"""Everything in one process, in a fixed order: the same stages and channels as a distributed run, reproducible bit for bit by run.seed.
+"""Everything in one process, in a fixed order: the same stages and channels as a distributed run, reproducible bit for
+bit by run.seed.
 
-A checkpoint is a boundary: running episodes are cut, the next ones are seeded from (seed, number of checkpoints), and a version is published.
-A resumed run starts at exactly that boundary, so it does what the uninterrupted run did.
-"""
+A checkpoint is a boundary: running episodes are cut, the next ones are seeded from (seed, number of checkpoints), and a
+version is published. A resumed run starts at exactly that boundary, so it does what the uninterrupted run did."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class _SerialLoop:
         session.start()
         member = topology.ranks[1]
         counters = channels.counters_row(member)
-        self.worker = make_worker(topology, member, session.model, channels.mailbox, channels.attach_lane(0), counters, channels.board)
+        self.worker = make_worker(
+            topology, member, session.model, channels.mailbox, channels.attach_lane(0), counters, channels.board
+        )
         self.evaluator = Evaluator(config, ActingPolicy(session.model.onnx, session.model.layout, topology.spec))
         self.worker.reset(member_seed(config.run.seed, 0, session.trainer.state.cuts))
         self._next_evaluation = self._evaluation_after(session.trainer.state.env_steps)
@@ -63,7 +65,12 @@ class _SerialLoop:
             else:
                 self._step()
             turn += 1
-            if turn % LOOK_TURNS == 0 or session.paused or trainer.state.env_steps >= self.config.run.max_env_steps or session.best.target_reached:
+            if (
+                turn % LOOK_TURNS == 0
+                or session.paused
+                or trainer.state.env_steps >= self.config.run.max_env_steps
+                or session.best.target_reached
+            ):
                 reason = session.look()
                 if reason is not None:
                     return self._finish(reason)

@@ -1,8 +1,8 @@
-"""One training session on rank 0: builds learner and replay, runs the loop to its end, and leaves the run directory complete.
+"""One training session on rank 0: builds learner and replay, runs the loop to its end, and leaves the run directory
+complete.
 
-The mode (serial, local, mpi) hands in the channels and, where there is one, a hook that looks after the other processes. Everything else is
-the same for all of them, and no mode needs another's code.
-"""
+The mode (serial, local, mpi) hands in the channels and, where there is one, a hook that looks after the other
+processes. Everything else is the same for all of them, and no mode needs another's code."""
 
 from __future__ import annotations
 
@@ -56,8 +56,16 @@ class Reason(StrEnum):
 class Session:
     """The trainer's side of a run."""
 
-    def __init__(self, topology: Topology, directory: RunDirectory, channels: HostChannels, interrupts: Interrupts, *,
-                 resume: Checkpoint | None = None, watch: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        directory: RunDirectory,
+        channels: HostChannels,
+        interrupts: Interrupts,
+        *,
+        resume: Checkpoint | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         config = topology.config
         self.topology = topology
         self.config = config
@@ -70,10 +78,15 @@ class Session:
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
         replay = config.replay
-        self.replay = ExperienceReplay.for_env(topology.spec, replay.capacity, n_step=replay.n_step, eviction=replay.eviction, seed=config.run.seed)
+        self.replay = ExperienceReplay.for_env(
+            topology.spec, replay.capacity, n_step=replay.n_step, eviction=replay.eviction, seed=config.run.seed
+        )
         if replay.selector == "prioritized":
-            self._selector = self.replay.new_pick_selector("prioritized", priority_exponent=replay.priority_exponent,
-                                                           importance_exponent=replay.importance_exponent)
+            self._selector = self.replay.new_pick_selector(
+                "prioritized",
+                priority_exponent=replay.priority_exponent,
+                importance_exponent=replay.importance_exponent,
+            )
         else:
             self._selector = self.replay.new_pick_selector("uniform")
         self._limiter = RateLimiter(replay.samples_per_insert, replay.min_size, replay.samples_tolerance)
@@ -85,10 +98,25 @@ class Session:
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._results_seen = -1
         lanes = channels.drained_lanes()
-        self.trainer = Trainer(config, self._learner, self.replay, self._selector, self._limiter, LaneSet(lanes), mailbox, self.board, self._counters,
-                               row_dtype(topology.spec), state)
+        self.trainer = Trainer(
+            config,
+            self._learner,
+            self.replay,
+            self._selector,
+            self._limiter,
+            LaneSet(lanes),
+            mailbox,
+            self.board,
+            self._counters,
+            row_dtype(topology.spec),
+            state,
+        )
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
-        self._base = {"env_steps": float(state.env_steps), "updates": float(state.updates), "wall_seconds": state.wall_seconds}
+        self._base = {
+            "env_steps": float(state.env_steps),
+            "updates": float(state.updates),
+            "wall_seconds": state.wall_seconds,
+        }
         self.recorder = Recorder(directory.path, self.tables, config, base=self._base, sinks=[ProgressLine(config)])
         self._plans = PlanWatch(topology, channels, self.model.layout.nbytes, self.recorder.record_event)
         self._steering = Steering(self.trainer, self.checkpoint, self._plans.ask)
@@ -96,7 +124,9 @@ class Session:
         if config.telemetry.live:
             self._control = ControlServer(directory.path, config, self._steering.handlers(), self.recorder.record_event)
         self._sampler = None
-        if not any(rank.role is Role.RELAY for rank in topology.ranks):  # where there are relays, each samples its own host
+        if not any(
+            rank.role is Role.RELAY for rank in topology.ranks
+        ):  # where there are relays, each samples its own host
             self._sampler = HostSampler(channels.counters)
         self._next_law = 0.0
 
@@ -109,7 +139,9 @@ class Session:
         self.trainer.report()
         if self._sampler is not None:
             self._sampler.start()
-        self.recorder.record_event("start", "resumed" if self.trainer.state.cuts else "began", env_steps=self.trainer.state.env_steps)
+        self.recorder.record_event(
+            "start", "resumed" if self.trainer.state.cuts else "began", env_steps=self.trainer.state.env_steps
+        )
 
     def run(self) -> Reason:
         """Train until a limit, the target, an interrupt, or a failure (JobFailed)."""
@@ -152,7 +184,8 @@ class Session:
         self._control.wait(LOOK_PERIOD)
 
     def look(self) -> Reason | None:
-        """The slow things, a few times a second: figures, evaluations, limits, the other processes. A reason to end, if there is one."""
+        """The slow things, a few times a second: figures, evaluations, limits, the other processes. A reason to end, if
+        there is one."""
         self.trainer.report()
         if self.board.command == Command.FAIL:
             raise JobFailed(read_failure(self.topology.run_id, 0))
@@ -178,9 +211,12 @@ class Session:
     # ---- evaluation and the policy --------------------------------------------------------------------------------
 
     def accept_evaluation(self, version: int, vector: np.ndarray, values: tuple[float, ...]) -> None:
-        """Record an evaluation of `version` (values: see `members.evaluation_values`); the best policy so far is kept on disk."""
+        """Record an evaluation of `version` (values: see `members.evaluation_values`); the best policy so far is kept
+        on disk."""
         env_steps, mean, std, episodes = values[:4]
-        self.recorder.record_evaluation(mean, std, int(episodes), env_steps=env_steps, updates=self.trainer.state.updates, policy_version=version)
+        self.recorder.record_evaluation(
+            mean, std, int(episodes), env_steps=env_steps, updates=self.trainer.state.updates, policy_version=version
+        )
         self.best.consider(version, vector, values)
 
     def _read_evaluations(self) -> None:
@@ -212,10 +248,20 @@ class Session:
         trainer = self.trainer
         trainer.state.wall_seconds = trainer.seconds
         trainer.state.cuts += 1
-        state = {"trainer": asdict(trainer.state), "limiter": self._limiter.state(), "best": self.best.judged,
-                 "layout": self.model.layout.digest, "env_id": self.config.env.id}
-        path = write_checkpoint(self.directory.checkpoints, trainer.state.env_steps, state,
-                                {"learner.safetensors": self._learner.save, "replay.snapshot": self.replay.save}, self.config.run.keep_checkpoints)
+        state = {
+            "trainer": asdict(trainer.state),
+            "limiter": self._limiter.state(),
+            "best": self.best.judged,
+            "layout": self.model.layout.digest,
+            "env_id": self.config.env.id,
+        }
+        path = write_checkpoint(
+            self.directory.checkpoints,
+            trainer.state.env_steps,
+            state,
+            {"learner.safetensors": self._learner.save, "replay.snapshot": self.replay.save},
+            self.config.run.keep_checkpoints,
+        )
         self._next_checkpoint = self._checkpoint_after(trainer.state.env_steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
         self.recorder.record_event("checkpoint", f"checkpoint {path.name}", env_steps=trainer.state.env_steps)
@@ -234,9 +280,16 @@ class Session:
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
-    def finish(self, reason: Reason, *, evaluate: Callable[[np.ndarray, int], tuple[float, ...]] | None = None,
-               settle: bool = True, saved: bool = False) -> dict[str, Any]:
-        """Stop everyone, save (unless `saved` already), and write the summary; the summary. `settle`: wait for what is under way.
+    def finish(
+        self,
+        reason: Reason,
+        *,
+        evaluate: Callable[[np.ndarray, int], tuple[float, ...]] | None = None,
+        settle: bool = True,
+        saved: bool = False,
+    ) -> dict[str, Any]:
+        """Stop everyone, save (unless `saved` already), and write the summary; the summary. `settle`: wait for what is
+        under way.
 
         `evaluate` (vector, env_steps -> values) judges the last policy; not after an interrupt, which should end soon.
         """
@@ -247,25 +300,48 @@ class Session:
         self._read_evaluations()
         if not saved:
             self.checkpoint()
-        if evaluate is not None and self.config.evaluation.period and reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
+        if (
+            evaluate is not None
+            and self.config.evaluation.period
+            and reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS)
+        ):
             vector = self.acting_vector()
-            self.accept_evaluation(self.trainer.state.policy_version, vector, evaluate(vector, self.trainer.state.env_steps))
+            self.accept_evaluation(
+                self.trainer.state.policy_version, vector, evaluate(vector, self.trainer.state.env_steps)
+            )
         self.best.save_unjudged(self.acting_vector())
         self.recorder.record_event("end", reason.value, env_steps=self.trainer.state.env_steps)
         state, wall_seconds = self.trainer.state, self.trainer.seconds
         evaluation = self.best.evaluation(wall_seconds, state.updates)
-        document = summarize(self.tables(), wall_seconds=wall_seconds, evaluation=evaluation, base=self._base, policy_lag=self.trainer.lag.summary(),
-                             env_steps=state.env_steps, updates=state.updates, reason=reason.value, best=self.best.judged)
+        document = summarize(
+            self.tables(),
+            wall_seconds=wall_seconds,
+            evaluation=evaluation,
+            base=self._base,
+            policy_lag=self.trainer.lag.summary(),
+            env_steps=state.env_steps,
+            updates=state.updates,
+            reason=reason.value,
+            best=self.best.judged,
+        )
         self._close()
         write_json(self.directory.summary, document)
         return document
 
     def _settle(self) -> None:
         """Record what is still on its way, until every relay has sent its last row and its last counters."""
-        relays = [self.channels.counters.row(row)["ended"] for row, rank in enumerate(self.topology.on_host(0)) if rank.role is Role.RELAY]
+        relays = [
+            self.channels.counters.row(row)["ended"]
+            for row, rank in enumerate(self.topology.on_host(0))
+            if rank.role is Role.RELAY
+        ]
         deadline = time.monotonic() + SETTLE_TIMEOUT
         bell = self.board.trainer_bell
-        while any(ended.value != 1.0 for ended in relays) and time.monotonic() < deadline and self.board.command == Command.STOP:
+        while (
+            any(ended.value != 1.0 for ended in relays)
+            and time.monotonic() < deadline
+            and self.board.command == Command.STOP
+        ):
             seen = bell.value
             if not self.trainer.drain(everything=True):
                 bell.wait(seen, 0.01)
@@ -293,7 +369,9 @@ class Session:
             return
         self._next_law = now + LAW_PERIOD
         law = np.sort(self.replay.law(self._selector))[::-1]
-        self.recorder.record_snapshot("replay", law=law[np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)])
+        self.recorder.record_snapshot(
+            "replay", law=law[np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)]
+        )
 
     def tables(self) -> np.ndarray:
         """The counters of all processes on all hosts [ranks, columns]."""

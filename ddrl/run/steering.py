@@ -1,7 +1,7 @@
 """Steering a run from outside: what pause, resume, checkpoint, set and stop mean to a session.
 
-The commands come over `telemetry.ControlServer`, which acknowledges and records each one; this module only acts on them.
-"""
+The commands come over `telemetry.ControlServer`, which acknowledges and records each one; this module only acts on
+them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ class Steering:
 
     def handlers(self) -> Handlers:
         """A function per command."""
-        return {"status": self._status, "pause": self._pause, "resume": self._resume, "stop": self._stop, "set": self._set,
-                "checkpoint": lambda: {"path": str(self._checkpoint())}}
+        return {
+            "status": self._status,
+            "pause": self._pause,
+            "resume": self._resume,
+            "stop": self._stop,
+            "set": self._set,
+            "checkpoint": lambda: {"path": str(self._checkpoint())},
+        }
 
     def _status(self) -> dict[str, Any]:
         state = self._trainer.state

@@ -1,8 +1,8 @@
 """The trainer: lanes -> replay -> learner -> mailbox, and nothing else.
 
-One thread, no locks, never a wait for the network: it reads shared-memory lanes and writes one shared-memory mailbox. The same object
-runs in every mode; only who steps the rollouts differs. It imports no torch itself: the learner is handed in.
-"""
+One thread, no locks, never a wait for the network: it reads shared-memory lanes and writes one shared-memory mailbox.
+The same object runs in every mode; only who steps the rollouts differs. It imports no torch itself: the learner is
+handed in."""
 
 from __future__ import annotations
 
@@ -69,15 +69,40 @@ class Trainer:
         self._rows = np.zeros(max(64, DRAIN_BYTES // self.row_dtype.itemsize), self.row_dtype)
         self._began = self.clock() - self.state.wall_seconds
         self._unpublished = 0
-        self._count = {name: self.counters[name] for name in (
-            "env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "loss", "td_error", "q_mean", "grad_norm",
-            "learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "replay_size", "replay_bytes", "lag_p50",
-            "lag_p99", "policy_version", "rollout_wait", "epsilon", "heartbeat")}
+        self._count = {
+            name: self.counters[name]
+            for name in (
+                "env_steps",
+                "rows_recorded",
+                "updates",
+                "samples",
+                "publishes",
+                "publish_deferred",
+                "loss",
+                "td_error",
+                "q_mean",
+                "grad_norm",
+                "learn_seconds",
+                "sample_seconds",
+                "record_seconds",
+                "publish_seconds",
+                "wait_seconds",
+                "replay_size",
+                "replay_bytes",
+                "lag_p50",
+                "lag_p99",
+                "policy_version",
+                "rollout_wait",
+                "epsilon",
+                "heartbeat",
+            )
+        }
 
     # ---- one turn -------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Move what waits in the lanes to replay, learn while samples_per_insert allows; False if there was nothing to do."""
+        """Move what waits in the lanes to replay, learn while samples_per_insert allows; False if there was nothing to
+        do."""
         moved = self.drain()
         learned = 0
         while learned < MAX_UPDATES_PER_STEP and self.learn():
@@ -96,7 +121,8 @@ class Trainer:
     # ---- experience -----------------------------------------------------------------------------------------------
 
     def drain(self, *, everything: bool = False) -> int:
-        """Record what the lanes hold, as far as samples_per_insert allows; rows moved. Nothing is recorded beyond run.max_env_steps.
+        """Record what the lanes hold, as far as samples_per_insert allows; rows moved. Nothing is recorded beyond
+        run.max_env_steps.
 
         `everything` (a checkpoint, the end): empty the lanes whatever samples_per_insert says.
         """
@@ -115,7 +141,9 @@ class Trainer:
         room = min(room, left)
         begin = self.clock()
         rows = self._rows[: self.lanes.drain(self._rows[:room])]
-        self._count["rollout_wait"].set(float(room < len(self._rows) and self.lanes.pending > 0))  # what is left may not be recorded yet
+        self._count["rollout_wait"].set(
+            float(room < len(self._rows) and self.lanes.pending > 0)
+        )  # what is left may not be recorded yet
         if len(rows):
             recorded = self.replay.record_rows(rows)
             self.limiter.inserted(recorded)
@@ -149,7 +177,9 @@ class Trainer:
         self._count["samples"].add(batch_size)
         self._count["updates"].add(1)
         self._count["learn_seconds"].add(learned - sampled)
-        self._count["sample_seconds"].add(sampled - begin + told_replay - learned)  # what replay takes, and nothing else
+        self._count["sample_seconds"].add(
+            sampled - begin + told_replay - learned
+        )  # what replay takes, and nothing else
         if told:
             for name in ("loss", "td_error", "q_mean", "grad_norm"):
                 self._count[name].set(getattr(result, name))
@@ -163,8 +193,16 @@ class Trainer:
         self._anneal()
         begin = self.clock()
         version = self.state.policy_version + 1
-        epsilon = epsilon_at(self.config.rollout, self.state.env_steps) if self.epsilon_override is None else self.epsilon_override
-        sealed = self.mailbox.publish(self.learner.parameters.host_view(), version, (float(self.state.env_steps), epsilon, float(self.state.updates)))
+        epsilon = (
+            epsilon_at(self.config.rollout, self.state.env_steps)
+            if self.epsilon_override is None
+            else self.epsilon_override
+        )
+        sealed = self.mailbox.publish(
+            self.learner.parameters.host_view(),
+            version,
+            (float(self.state.env_steps), epsilon, float(self.state.updates)),
+        )
         self._count["publish_seconds"].add(self.clock() - begin)
         if not sealed:  # every slot is on its way to other hosts; the next update tries again, with newer parameters
             self._count["publish_deferred"].add(1)

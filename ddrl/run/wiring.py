@@ -1,6 +1,7 @@
 """Who meets whom: the channels of one host, made once by its creator and attached by name by everyone else.
 
-The creator is the trainer on the trainer's host, the relay on every other. Two stages of readiness, announced on the board:
+The creator is the trainer on the trainer's host, the relay on every other. Two stages of readiness, announced on the
+board:
     CHANNELS  board, counters and lanes stand (the environment's spec was known)
     POLICY    the acting model and the mailbox stand (the trainer has built its network)
 Nobody polls: everyone waits on the board.
@@ -78,7 +79,9 @@ class Topology:
     def from_bytes(cls, data: bytes) -> Topology:
         """Read what `to_bytes` wrote."""
         message = msgspec.msgpack.decode(data, type=_TopologyMessage)
-        return cls(message.run_id, config_from_toml(message.config_toml, "the run's topology"), message.spec, message.ranks)
+        return cls(
+            message.run_id, config_from_toml(message.config_toml, "the run's topology"), message.spec, message.ranks
+        )
 
     @property
     def hosts(self) -> int:
@@ -91,7 +94,8 @@ class Topology:
         return sum(rank.role is Role.ROLLOUT for rank in self.ranks)
 
     def on_host(self, host: int) -> list[Assignment]:
-        """Ranks of one host, in rank order; a rank's place here is its row of the host's counters and its reader index."""
+        """Ranks of one host, in rank order; a rank's place here is its row of the host's counters and its reader
+        index."""
         return [rank for rank in self.ranks if rank.host == host]
 
     def row_of(self, assignment: Assignment) -> int:
@@ -99,7 +103,8 @@ class Topology:
         return self.on_host(assignment.host).index(assignment)
 
     def lane_rows(self) -> int:
-        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there is learned from late."""
+        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
+        is learned from late."""
         channels, least = self.config.channels, 4 * self.config.env.num_envs  # room for two vector steps, ends included
         held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
@@ -135,14 +140,18 @@ class HostChannels:
         if owner:
             for rank in ranks:
                 if rank.role is Role.ROLLOUT:
-                    self.lanes[rank.index] = self._keep(Lane.create(self._name("lane", rank.index), dtype, self._lane_rows, full=full))
+                    self.lanes[rank.index] = self._keep(
+                        Lane.create(self._name("lane", rank.index), dtype, self._lane_rows, full=full)
+                    )
         self.remote_lanes: list[Lane] = []
         self.mirrors: list[Counters] = []
         if host == 0:
             for other in range(1, topology.hosts):
                 rows = len(topology.on_host(other))
                 if owner:
-                    self.remote_lanes.append(self._keep(Lane.create(self._name("remote", other), dtype, 4 * self._lane_rows, full="wait")))
+                    self.remote_lanes.append(
+                        self._keep(Lane.create(self._name("remote", other), dtype, 4 * self._lane_rows, full="wait"))
+                    )
                     self.mirrors.append(self._keep(Counters.create(self._name("mirror", other), rows)))
 
     # ---- made or attached -----------------------------------------------------------------------------------------
@@ -160,13 +169,17 @@ class HostChannels:
         """Join a host: wait for its channels. ChannelError if they do not stand within `timeout` seconds."""
         board = Board.attach(board_name(run_id, host))
         if not board.wait_ready(CHANNELS, timeout):
-            raise ChannelError(f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not start; "
-                               "see its messages")
+            raise ChannelError(
+                f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not "
+                "start; "
+                "see its messages"
+            )
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
         return cls(topology, host, board, owner=False)
 
     def attach_lane(self, index: int) -> Lane:
-        """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's elsewhere."""
+        """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's
+        elsewhere."""
         lane = self._keep(Lane.attach(self._name("lane", index), self._dtype))
         lane.bell = self.board.trainer_bell if self.host == 0 else self.board.relay_bell
         return lane
@@ -185,25 +198,34 @@ class HostChannels:
         config = self.topology.config
         readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
-            from ddrl.distribution.relay import readers_needed, slots_needed  # the creator alone needs it, not hundreds of rollouts
+            from ddrl.distribution.relay import (  # the creator alone needs it, not hundreds of rollouts
+                readers_needed,
+                slots_needed,
+            )
 
             readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
         self.model = model
         self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
         if self.host == 0 and config.evaluation.period:
-            self.evaluations = self._keep(Mailbox.create(self._name("evaluations"), model.layout.nbytes, EVALUATION_SLOTS, 1))
+            self.evaluations = self._keep(
+                Mailbox.create(self._name("evaluations"), model.layout.nbytes, EVALUATION_SLOTS, 1)
+            )
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
         self.board.ready = POLICY
         return self.mailbox
 
     def attach_policy(self, timeout: float) -> tuple[ActingModel, Mailbox] | None:
-        """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout` seconds."""
+        """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         while not self.board.wait_ready(POLICY, LOOK_PERIOD):
             if self.board.command not in (Command.RUN, Command.PAUSE):
                 return None
             if time.monotonic() > deadline:
-                raise ChannelError(f"host {self.host} got no policy within {timeout:.0f} s: the trainer did not start; see its messages")
+                raise ChannelError(
+                    f"host {self.host} got no policy within {timeout:.0f} s: the trainer did not start; see its "
+                    "messages"
+                )
         self.model = ActingModel.from_bytes(self._keep(Blob.attach(self._name("policy"))).read())
         self.mailbox = self._keep(Mailbox.attach(self._name("mailbox")))
         return self.model, self.mailbox

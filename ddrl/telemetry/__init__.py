@@ -1,7 +1,7 @@
 """The side channel: counters of all processes -> run directory and live socket, and reading both back.
 
-Written by rank 0 alone (`Recorder`), read by dashboards, notebooks and scripts (`Run`). Imports no stage; `run` hands it what it reads.
-"""
+Written by rank 0 alone (`Recorder`), read by dashboards, notebooks and scripts (`Run`). Imports no stage; `run` hands
+it what it reads."""
 
 from ddrl.telemetry.bottleneck import Bottleneck, name_bottleneck
 from ddrl.telemetry.control import Attached, ControlServer, attach
@@ -16,6 +16,25 @@ from ddrl.telemetry.series import SERIES, Series
 from ddrl.telemetry.summary import summarize
 
 __all__ = [
-    "SERIES", "Attached", "Bottleneck", "ControlServer", "Evaluation", "Event", "HostSampler", "LiveReader", "Processes", "ProgressLine",
-    "Record", "Recorder", "Run", "Series", "Sink", "Table", "attach", "find_runs", "name_bottleneck", "run_state", "summarize",
+    "SERIES",
+    "Attached",
+    "Bottleneck",
+    "ControlServer",
+    "Evaluation",
+    "Event",
+    "HostSampler",
+    "LiveReader",
+    "Processes",
+    "ProgressLine",
+    "Record",
+    "Recorder",
+    "Run",
+    "Series",
+    "Sink",
+    "Table",
+    "attach",
+    "find_runs",
+    "name_bottleneck",
+    "run_state",
+    "summarize",
 ]

@@ -1,10 +1,10 @@
-"""Control from outside: pause, resume, checkpoint now, change a setting, stop; each acknowledged and recorded as an event.
+"""Control from outside: pause, resume, checkpoint now, change a setting, stop; each acknowledged and recorded as an
+event.
 
-`ControlServer` belongs to the trainer's process, whose loop polls it (about a microsecond when nobody asks); `attach` gives a notebook or
-another terminal the other end. Protocol: a ZeroMQ ROUTER, messages of two parts, the protocol's name and version, then JSON. A message
-that is not ours is dropped and noted; it never reaches a handler. Bound to loopback unless `telemetry.bind` says otherwise, then with
-CURVE keys.
-"""
+`ControlServer` belongs to the trainer's process, whose loop polls it (about a microsecond when nobody asks); `attach`
+gives a notebook or another terminal the other end. Protocol: a ZeroMQ ROUTER, messages of two parts, the protocol's
+name and version, then JSON. A message that is not ours is dropped and noted; it never reaches a handler. Bound to
+loopback unless `telemetry.bind` says otherwise, then with CURVE keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Reply(msgspec.Struct):
 
 
 def check_setting(config: Config, name: str, value: object) -> float | str | None:
-    """The value that a live change of `name` sets; ConfigError where it cannot be changed live or the value is impossible.
+    """The value that a live change of `name` sets; ConfigError where it cannot be changed live or the value is
+    impossible.
 
     rollout.epsilon is the share of random actions, in place of its schedule; None gives the schedule back.
     """
@@ -76,13 +77,18 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
 class ControlServer:
     """Takes commands and hands each to its handler, in the thread that polls.
 
-    `handlers`: {"pause": f(), "resume": f(), "checkpoint": f(), "set": f(name, value), "stop": f(), "status": f()}; what one returns (None
-    or a dict of JSON values) goes back to the asker; a DdrlError's words go back as a refusal, and the run goes on. `record_event` is the
-    recorder's. Raises RunDirError where telemetry.control_port is in use.
+    `handlers`: {"pause": f(), "resume": f(), "checkpoint": f(), "set": f(name, value), "stop": f(), "status": f()};
+    what one returns (None or a dict of JSON values) goes back to the asker; a DdrlError's words go back as a refusal,
+    and the run goes on. `record_event` is the recorder's. Raises RunDirError where telemetry.control_port is in use.
     """
 
-    def __init__(self, run_dir: Path, config: Config, handlers: Mapping[str, Callable[..., dict[str, Any] | None]],
-                 record_event: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        handlers: Mapping[str, Callable[..., dict[str, Any] | None]],
+        record_event: Callable[..., None],
+    ) -> None:
         self._config = config
         self._handlers = dict(handlers)
         self._record_event = record_event
@@ -94,7 +100,9 @@ class ControlServer:
             self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
             server_key = keys.secure_server(self._socket, run_dir, config.telemetry)
             self._gate = keys.start_authenticator(self._context, run_dir) if server_key else None
-            self.endpoint = bind(self._socket, config.telemetry.bind, config.telemetry.control_port, "telemetry.control_port")
+            self.endpoint = bind(
+                self._socket, config.telemetry.bind, config.telemetry.control_port, "telemetry.control_port"
+            )
             announce(run_dir, control=self.endpoint, server_key=server_key)
         except BaseException:
             self.close()
@@ -111,7 +119,9 @@ class ControlServer:
                 request = self._read(parts)
             except MessageError as error:
                 self._foreign += 1
-                if self._foreign & (self._foreign - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...: a flood must not fill the run directory
+                if (
+                    self._foreign & (self._foreign - 1) == 0
+                ):  # the 1st, 2nd, 4th, 8th, ...: a flood must not fill the run directory
                     self._record_event("alarm", str(error), foreign_messages=self._foreign)
                 continue
             reply = self._answer(request)
@@ -125,7 +135,10 @@ class ControlServer:
 
     def _read(self, parts: list[bytes]) -> Request:
         if len(parts) != 3 or parts[1] != TOPIC:
-            raise MessageError("a message on the control socket was not one of ddrl's and was dropped: does another program use the port?")
+            raise MessageError(
+                "a message on the control socket was not one of ddrl's and was dropped: does another program use the "
+                "port?"
+            )
         try:
             return msgspec.json.decode(parts[2], type=Request)
         except msgspec.DecodeError as error:
@@ -136,8 +149,10 @@ class ControlServer:
         words = f"{command} {request.name} = {request.value}" if command == "set" else command
         try:
             if command not in COMMANDS or command not in self._handlers:
-                raise MessageError(f"there is no command '{command}' in this run; known: "
-                                   f"{', '.join(filter(self._handlers.__contains__, COMMANDS))}")
+                raise MessageError(
+                    f"there is no command '{command}' in this run; known: "
+                    f"{', '.join(filter(self._handlers.__contains__, COMMANDS))}"
+                )
             if command == "set":
                 value = check_setting(self._config, request.name, request.value)
                 fields = self._handlers["set"](request.name, value) or {}
@@ -148,7 +163,9 @@ class ControlServer:
             self._record_event("command", f"{words}: refused: {text}", command=command, ok=False)
             return Reply(request.id, False, text)
         if command != "status":
-            self._record_event("command", f"{words}: done", command=command, name=request.name, value=request.value, ok=True)
+            self._record_event(
+                "command", f"{words}: done", command=command, name=request.name, value=request.value, ok=True
+            )
         return Reply(request.id, True, f"{words}: done", fields)
 
     def close(self) -> None:
@@ -174,9 +191,14 @@ class Attached:
         self.timeout = timeout
         live = read_live_file(path)
         if live is None or not live.control:
-            raise RunDirError(f"{path} is not running, or takes no commands (telemetry.live = false): read it with ddrl.telemetry.Run")
+            raise RunDirError(
+                f"{path} is not running, or takes no commands (telemetry.live = false): read it with ddrl.telemetry.Run"
+            )
         if not is_alive(live):
-            raise RunDirError(f"{path}: its process {live.pid} is gone without a word; go on with `python -m ddrl.run --resume {path}`")
+            raise RunDirError(
+                f"{path}: its process {live.pid} is gone without a word; go on with `python -m ddrl.run --resume "
+                f"{path}`"
+            )
         self._ids = itertools.count(1)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -205,7 +227,8 @@ class Attached:
         return self._ask("checkpoint").fields
 
     def set(self, name: str, value: float | str | None) -> str:
-        """Change learner.lr, rollout.epsilon (None: back to its schedule), replay.samples_per_insert or cluster.scheme."""
+        """Change learner.lr, rollout.epsilon (None: back to its schedule), replay.samples_per_insert or
+        cluster.scheme."""
         return self._ask("set", name, value).text
 
     def stop(self) -> str:
@@ -235,15 +258,19 @@ class Attached:
                     raise msgspec.DecodeError("not ddrl's protocol")
                 reply = msgspec.json.decode(parts[1], type=Reply)
             except msgspec.DecodeError as error:
-                raise MessageError(f"{self.path}: the answer on its control port is not a run's ({error}): does another program use the "
-                                   "port?") \
-                    from None
+                raise MessageError(
+                    f"{self.path}: the answer on its control port is not a run's ({error}): does another program use "
+                    "the "
+                    "port?"
+                ) from None
             if reply.id != request.id:  # the late answer to a command that was given up
                 continue
             if not reply.ok:
                 raise MessageError(f"{self.path}: {reply.text}")
             return reply
-        raise MessageError(f"{self.path} did not answer '{command}' within {self.timeout:g} s: it is busy (a checkpoint?) or has died")
+        raise MessageError(
+            f"{self.path} did not answer '{command}' within {self.timeout:g} s: it is busy (a checkpoint?) or has died"
+        )
 
     def close(self) -> None:
         """Let go; the run goes on."""
@@ -258,7 +285,8 @@ class Attached:
 
 
 def attach(run: str | Path | None = None, *, root: str | Path = "runs", timeout: float = 30.0) -> Attached:
-    """Take hold of a running run: its directory, or None for the newest running one under `root`. RunDirError where there is none."""
+    """Take hold of a running run: its directory, or None for the newest running one under `root`. RunDirError where
+    there is none."""
     if run is not None:
         if not Path(run).is_dir():
             raise RunDirError(f"there is no run directory {run}: see `ls {root}`")
@@ -266,4 +294,6 @@ def attach(run: str | Path | None = None, *, root: str | Path = "runs", timeout:
     for path in find_runs(root):
         if run_state(path) == "running":
             return Attached(path, timeout=timeout)
-    raise RunDirError(f"no run under {Path(root).resolve()} is running: start one with `python -m ddrl.run`, or name its directory")
+    raise RunDirError(
+        f"no run under {Path(root).resolve()} is running: start one with `python -m ddrl.run`, or name its directory"
+    )

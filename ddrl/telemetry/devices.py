@@ -1,9 +1,8 @@
 """Processor, memory and GPU use of one host, written to the counters of its processes.
 
-One process per host (its relay; the trainer in a local run) keeps a `HostSampler`: it reads /proc for every process that its host's
-counters name, and NVML where there is one, so that no rollout spends a microsecond on it. Imports no stage; takes the counters as an
-argument.
-"""
+One process per host (its relay; the trainer in a local run) keeps a `HostSampler`: it reads /proc for every process
+that its host's counters name, and NVML where there is one, so that no rollout spends a microsecond on it. Imports no
+stage; takes the counters as an argument."""
 
 from __future__ import annotations
 
@@ -71,7 +70,9 @@ class Gpus:
             import pynvml
 
             pynvml.nvmlInit()
-        except Exception:  # no package, no driver, or a driver that refuses: a host without GPUs as far as telemetry can tell
+        except (
+            Exception
+        ):  # no package, no driver, or a driver that refuses: a host without GPUs as far as telemetry can tell
             return
         self._nvml = pynvml
         self._devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -82,7 +83,9 @@ class Gpus:
             return None
         busy = [self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in self._devices]
         memory = [self._nvml.nvmlDeviceGetMemoryInfo(device) for device in self._devices]
-        return GpuUse(sum(busy) / len(busy), float(sum(info.used for info in memory)), float(sum(info.total for info in memory)))
+        return GpuUse(
+            sum(busy) / len(busy), float(sum(info.used for info in memory)), float(sum(info.total for info in memory))
+        )
 
     def close(self) -> None:
         """Let go of the driver."""

@@ -29,7 +29,9 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
         status = path.stat()
         return _parse_config(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
-        raise RunDirError(f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted") from None
+        raise RunDirError(
+            f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunDirError(f"{path} is half-written ({error})") from None
 
@@ -37,9 +39,14 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
 @lru_cache(maxsize=64)  # a page looks at it once a second
 def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
     settings = tomllib.loads(path.read_text())
-    known = {section.name: {item.name for item in fields(getattr(Config(), section.name))} for section in fields(Config)}
-    tree = {section: {name: value for name, value in values.items() if name in known[section]}
-            for section, values in settings.items() if section in known and isinstance(values, dict)}
+    known = {
+        section.name: {item.name for item in fields(getattr(Config(), section.name))} for section in fields(Config)
+    }
+    tree = {
+        section: {name: value for name, value in values.items() if name in known[section]}
+        for section, values in settings.items()
+        if section in known and isinstance(values, dict)
+    }
     try:
         return settings, config_from_toml(tomli_w.dumps(tree), str(path))
     except ConfigError as error:
@@ -55,7 +62,8 @@ def run_state(path: Path) -> State:
 
 
 def find_runs(root: str | Path = "runs") -> list[Path]:
-    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable ones are left out."""
+    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable
+    ones are left out."""
     root = Path(root)
     found: list[tuple[float, Path]] = []
     for file in [root / FILE_NAME, *root.glob(f"*/{FILE_NAME}")]:

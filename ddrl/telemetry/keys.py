@@ -1,9 +1,9 @@
 """CURVE keys of a run's sockets: none on loopback, one pair for the server and one for its clients elsewhere.
 
-Where `telemetry.bind` is not a loopback address, RUN/keys holds server.secret and client.secret (readable by their owner alone); only a
-client that holds a copy of client.secret is let in. Copy RUN/keys/client.secret and the server's public key (in RUN/live.json) to the
-machine that watches, or reach the loopback ports through an ssh tunnel and copy nothing.
-"""
+Where `telemetry.bind` is not a loopback address, RUN/keys holds server.secret and client.secret (readable by their
+owner alone); only a client that holds a copy of client.secret is let in. Copy RUN/keys/client.secret and the server's
+public key (in RUN/live.json) to the machine that watches, or reach the loopback ports through an ssh tunnel and copy
+nothing."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ def is_loopback(address: str) -> bool:
 
 
 def secure_server(sock: zmq.Socket[bytes], run_dir: Path, config: TelemetryConfig) -> str:
-    """Encrypt a socket that is about to be bound beyond loopback; returns the public key that clients need, "" on loopback."""
+    """Encrypt a socket that is about to be bound beyond loopback; returns the public key that clients need, "" on
+    loopback."""
     if is_loopback(config.bind):
         return ""
     if not zmq.has("curve"):
-        raise ConfigError(f"telemetry.bind = {config.bind}: this build of pyzmq has no CURVE encryption; bind to 127.0.0.1 and use "
-                          "an ssh tunnel")
+        raise ConfigError(
+            f"telemetry.bind = {config.bind}: this build of pyzmq has no CURVE encryption; bind to 127.0.0.1 and use "
+            "an ssh tunnel"
+        )
     server = _pair(run_dir / _FOLDER / "server.secret")
     _pair(run_dir / _FOLDER / "client.secret")
     sock.curve_server = True
@@ -71,8 +74,10 @@ def secure_client(sock: zmq.Socket[bytes], run_dir: Path, server_key: str) -> No
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise RunDirError(f"cannot read {path} ({error.strerror}): the run's sockets are encrypted; copy that file from the "
-                          "machine that runs") from None
+        raise RunDirError(
+            f"cannot read {path} ({error.strerror}): the run's sockets are encrypted; copy that file from the "
+            "machine that runs"
+        ) from None
     sock.curve_secretkey = secret
     sock.curve_publickey = zmq.curve_public(secret)
     sock.curve_serverkey = server_key.encode()

@@ -1,9 +1,10 @@
-"""The live stream of a run: what the recorder writes, at the same moment, on a ZeroMQ publish socket; and RUN/live.json, which says where.
+"""The live stream of a run: what the recorder writes, at the same moment, on a ZeroMQ publish socket; and
+RUN/live.json, which says where.
 
-Written by rank 0, read by dashboards and notebooks (`LiveReader`). A message is two parts: a topic that names the protocol and its
-version, and MessagePack. A slow reader loses messages, never the run time: the whole is in the run directory. Bound to loopback unless
-`telemetry.bind` says otherwise; then every connection is encrypted and authenticated by CURVE keys in RUN/keys (`ddrl.telemetry.keys`).
-"""
+Written by rank 0, read by dashboards and notebooks (`LiveReader`). A message is two parts: a topic that names the
+protocol and its version, and MessagePack. A slow reader loses messages, never the run time: the whole is in the run
+directory. Bound to loopback unless `telemetry.bind` says otherwise; then every connection is encrypted and
+authenticated by CURVE keys in RUN/keys (`ddrl.telemetry.keys`)."""
 
 from __future__ import annotations
 
@@ -73,14 +74,30 @@ def encode(item: Record | Event | Evaluation) -> bytes:
     """One message of the stream."""
     match item:
         case Record():
-            message: Any = _RecordMessage(item.tick, item.time, item.wall_seconds, dict(item.series), *item.table.shape,
-                                          item.table.astype("<f8").tobytes())
+            message: Any = _RecordMessage(
+                item.tick,
+                item.time,
+                item.wall_seconds,
+                dict(item.series),
+                *item.table.shape,
+                item.table.astype("<f8").tobytes(),
+            )
         case Event():
             message = _EventMessage(item.time, item.wall_seconds, item.kind, item.text, item.fields)
         case Evaluation():
-            message = _EvaluationMessage(item.time, item.wall_seconds, item.env_steps, item.updates, item.mean, item.std, item.episodes,
-                                         item.policy_version)
-    return msgspec.msgpack.encode(message, enc_hook=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+            message = _EvaluationMessage(
+                item.time,
+                item.wall_seconds,
+                item.env_steps,
+                item.updates,
+                item.mean,
+                item.std,
+                item.episodes,
+                item.policy_version,
+            )
+    return msgspec.msgpack.encode(
+        message, enc_hook=lambda value: value.item() if isinstance(value, np.generic) else str(value)
+    )
 
 
 def decode(data: bytes) -> Record | Event | Evaluation:
@@ -88,18 +105,30 @@ def decode(data: bytes) -> Record | Event | Evaluation:
     try:
         message = _DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise MessageError(f"a message on the telemetry socket is not one of ddrl's ({error}): does another program use it?") from None
+        raise MessageError(
+            f"a message on the telemetry socket is not one of ddrl's ({error}): does another program use it?"
+        ) from None
     if isinstance(message, _RecordMessage):
         if message.columns != len(COLUMNS) or len(message.table) != message.processes * message.columns * 8:
-            raise MessageError(f"a record on the telemetry socket holds {message.columns} counters, this ddrl knows {len(COLUMNS)}: "
-                               "it comes from another version")
+            raise MessageError(
+                f"a record on the telemetry socket holds {message.columns} counters, this ddrl knows {len(COLUMNS)}: "
+                "it comes from another version"
+            )
         table = np.frombuffer(message.table, "<f8").reshape(message.processes, message.columns).copy()
         series = {name: float("nan") if value is None else value for name, value in message.series.items()}
         return Record(message.tick, message.time, message.wall_seconds, series, table)
     if isinstance(message, _EventMessage):
         return Event(message.time, message.wall_seconds, message.kind, message.text, message.fields)
-    return Evaluation(message.time, message.wall_seconds, message.env_steps, message.updates, message.mean, message.std, message.episodes,
-                      message.policy_version)
+    return Evaluation(
+        message.time,
+        message.wall_seconds,
+        message.env_steps,
+        message.updates,
+        message.mean,
+        message.std,
+        message.episodes,
+        message.policy_version,
+    )
 
 
 def announce(run_dir: Path, **where: str) -> None:
@@ -128,7 +157,8 @@ def read_live_file(run_dir: Path) -> LiveFile | None:
 
 
 def is_alive(live: LiveFile) -> bool:
-    """Whether the process that wrote `live` still runs; True for one on another machine, whose processes cannot be seen."""
+    """Whether the process that wrote `live` still runs; True for one on another machine, whose processes cannot be
+    seen."""
     if live.host != socket.gethostname():
         return True
     started = _started(live.pid)
@@ -136,7 +166,8 @@ def is_alive(live: LiveFile) -> bool:
 
 
 def _started(pid: int) -> float:
-    """When a process began, in clock ticks since boot; 0 where there is no such process. Tells a reused pid from the old one."""
+    """When a process began, in clock ticks since boot; 0 where there is no such process. Tells a reused pid from the
+    old one."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -150,7 +181,9 @@ def bind(sock: zmq.Socket[bytes], address: str, port: int, setting: str) -> str:
     try:
         sock.bind(f"tcp://{address}:{port or '*'}")
     except zmq.ZMQError as error:
-        raise RunDirError(f"cannot listen on {address}:{port} ({error}): set {setting} = 0 to take a free port, or name another") from None
+        raise RunDirError(
+            f"cannot listen on {address}:{port} ({error}): set {setting} = 0 to take a free port, or name another"
+        ) from None
     return sock.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
@@ -222,7 +255,8 @@ class LiveReader:
             raise
 
     def receive(self, timeout: float = 0.0) -> list[Record | Event | Evaluation]:
-        """All that has arrived; waits up to `timeout` seconds for the first. MessageError for a message that is not ours."""
+        """All that has arrived; waits up to `timeout` seconds for the first. MessageError for a message that is not
+        ours."""
         if not self._socket.poll(int(timeout * 1000)):
             return []
         items: list[Record | Event | Evaluation] = []
@@ -232,8 +266,11 @@ class LiveReader:
             except zmq.Again:
                 return items
             if len(parts) != 2:
-                raise MessageError(f"a message of {len(parts)} parts on the telemetry socket is not one of ddrl's: does another program "
-                                   "use the port?")
+                raise MessageError(
+                    f"a message of {len(parts)} parts on the telemetry socket is not one of ddrl's: does another "
+                    "program "
+                    "use the port?"
+                )
             items.append(decode(parts[1]))
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
 """Live progress in the terminal: a sink of the recorder.
 
-On a terminal a panel of two lines is rewritten in place, cut to the terminal's width, with events printed above it: how fast, and how well.
-Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period` seconds. Numbers keep their columns, so that the
-eye sees what moves.
-"""
+On a terminal a panel of two lines is rewritten in place, cut to the terminal's width, with events printed above it: how
+fast, and how well. Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period` seconds.
+Numbers keep their columns, so that the eye sees what moves."""
 
 from __future__ import annotations
 
@@ -82,7 +81,9 @@ class ProgressLine:
     `live`: rewrite the panel in place; default: when the stream is a terminal.
     """
 
-    def __init__(self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0) -> None:
+    def __init__(
+        self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0
+    ) -> None:
         self._goal = config.run.max_env_steps
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() if live is None else live
@@ -147,8 +148,11 @@ class ProgressLine:
         assert self._latest is not None
         width = shutil.get_terminal_size((100, 24)).columns - 1
         self._erase()
-        self._write(self._line(speed_fields(self._latest, self._goal), width) + "\n"
-                    + self._line([("", "", 6), *learning_fields(self._latest, self._evaluation)], width))
+        self._write(
+            self._line(speed_fields(self._latest, self._goal), width)
+            + "\n"
+            + self._line([("", "", 6), *learning_fields(self._latest, self._evaluation)], width)
+        )
         self._shown = True
 
     def _erase(self) -> None:

@@ -1,8 +1,7 @@
 """The newest record as Prometheus text on a port of loopback (`telemetry.prometheus_port`); a sink of the recorder.
 
-Text is made when it is asked for, from the newest record: run-level series as ddrl_<name>, counters of single processes as
-ddrl_process_<name>{rank, role, host}. Nothing is kept.
-"""
+Text is made when it is asked for, from the newest record: run-level series as ddrl_<name>, counters of single processes
+as ddrl_process_<name>{rank, role, host}. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -38,7 +37,11 @@ def metrics_text(record: Record | None, evaluation: Evaluation | None = None) ->
             continue
         name = f"ddrl_process_{metric.name}" + ("_total" if metric.kind == "count" else "")
         values = record.table[:, COLUMN[metric.name]].tolist()
-        reported = [f"{name}{label} {value!r}" for label, value in zip(labels, values, strict=True) if math.isfinite(value) and label]
+        reported = [
+            f"{name}{label} {value!r}"
+            for label, value in zip(labels, values, strict=True)
+            if math.isfinite(value) and label
+        ]
         if reported:
             lines += _head(name, metric.doc, "counter" if metric.kind == "count" else "gauge")
             lines += reported
@@ -85,11 +88,14 @@ class PrometheusPage:
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         except OSError as error:
-            raise RunDirError(f"cannot listen on 127.0.0.1:{port} ({error.strerror}): set telemetry.prometheus_port to a free port, "
-                              "or to 0 for none") from None
+            raise RunDirError(
+                f"cannot listen on 127.0.0.1:{port} ({error.strerror}): set telemetry.prometheus_port to a free port, "
+                "or to 0 for none"
+            ) from None
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="ddrl-prometheus",
-                                        daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="ddrl-prometheus", daemon=True
+        )
         self._thread.start()
 
     def record(self, record: Record) -> None:

@@ -1,9 +1,10 @@
-"""Reading a run: `Run(path)` gives what RUN/telemetry.sqlite holds as numpy or pandas tables, while the run goes on or long after.
+"""Reading a run: `Run(path)` gives what RUN/telemetry.sqlite holds as numpy or pandas tables, while the run goes on or
+long after.
 
-Reads only; never blocks the run. Every read may be limited: since a cursor (only what is new) and to so many points (decimated in SQL, so
-that a run of any length costs the same). A directory that is missing, half-written, of another version, or deleted while it is read gives
-RunDirError in plain words. Imports numpy and core; pandas only where asked for.
-"""
+Reads only; never blocks the run. Every read may be limited: since a cursor (only what is new) and to so many points
+(decimated in SQL, so that a run of any length costs the same). A directory that is missing, half-written, of another
+version, or deleted while it is read gives RunDirError in plain words. Imports numpy and core; pandas only where asked
+for."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from ddrl.telemetry.store import APPLICATION_ID, FANOUT, FILE_NAME, LEVELS, SCHE
 
 if TYPE_CHECKING:
     import pandas
+
 
 @dataclass(frozen=True)
 class Table:
@@ -51,7 +53,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Processes:
-    """Counters of every process over time: `values[t, p]` of `columns[...]`, NaN where not reported or before a process was there."""
+    """Counters of every process over time: `values[t, p]` of `columns[...]`, NaN where not reported or before a process
+    was there."""
 
     tick: NDArray[np.int64]  # [T]
     time: NDArray[np.float64]  # [T], Unix s
@@ -76,26 +79,35 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            raise RunDirError(f"there is no run directory {self.path}: see `ls runs`, or start a run with `python -m ddrl.run`")
+            raise RunDirError(
+                f"there is no run directory {self.path}: see `ls runs`, or start a run with `python -m ddrl.run`"
+            )
         file = self.path / FILE_NAME
         if not file.is_file():
-            raise RunDirError(f"{self.path} holds no {FILE_NAME}: it is no run directory, or its run has not begun to write")
+            raise RunDirError(
+                f"{self.path} holds no {FILE_NAME}: it is no run directory, or its run has not begun to write"
+            )
         with self._plainly():
-            self._db = sqlite3.connect(f"file:{_quoted(file)}?mode=ro", uri=True, isolation_level=None, check_same_thread=False,
-                                       timeout=5.0)
+            self._db = sqlite3.connect(
+                f"file:{_quoted(file)}?mode=ro", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
+            )
         try:
             with self._plainly():
                 (application,) = self._db.execute("PRAGMA application_id").fetchone()
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
                 tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if application == 0 or (application == APPLICATION_ID and "events" not in tables):
-                raise RunDirError(f"{file} is half-written: its run ended before the first record; delete {self.path} or start "
-                                  "the run again")
+                raise RunDirError(
+                    f"{file} is half-written: its run ended before the first record; delete {self.path} or start "
+                    "the run again"
+                )
             if application != APPLICATION_ID:
                 raise RunDirError(f"{file} is a database of another program, not a run of ddrl")
             if version != SCHEMA_VERSION:
-                raise RunDirError(f"{file} has layout version {version}, this ddrl reads version {SCHEMA_VERSION}: read it with "
-                                  "the ddrl that wrote it")
+                raise RunDirError(
+                    f"{file} has layout version {version}, this ddrl reads version {SCHEMA_VERSION}: read it with "
+                    "the ddrl that wrote it"
+                )
             with self._plainly():
                 (columns,) = self._db.execute("SELECT value FROM meta WHERE key = 'columns'").fetchone()
                 self.columns: tuple[str, ...] = tuple(json.loads(columns))
@@ -147,46 +159,61 @@ class Run:
     def series(self, names: Sequence[str] | None = None, *, since: int = 0, points: int | None = None) -> Table:
         """Run-level series by name (default all of ddrl.telemetry.series.SERIES) with tick, time and wall_seconds.
 
-        `since`: first tick wanted (a cursor). `points`: about at most so many rows (and at least a quarter of it, where there are that
-        many); each then stands for several records: totals are its last, gauges its mean.
-        """
+        `since`: first tick wanted (a cursor). `points`: about at most so many rows (and at least a quarter of it, where
+        there are that many); each then stands for several records: totals are its last, gauges its mean."""
         wanted = list(SERIES_NAMES if names is None else names)
         unknown = [name for name in wanted if name not in SERIES_NAMES and name not in self._stored]
         if unknown:
             raise KeyError(f"there is no series {unknown[0]!r}; see ddrl.telemetry.SERIES")
         chosen = ", ".join(name if name in self._stored else f"NULL AS {name}" for name in wanted)
-        select = f"SELECT tick, time, wall_seconds{', ' if wanted else ''}{chosen} FROM series WHERE level = ? AND tick >= ? AND tick < ?"
+        select = (
+            f"SELECT tick, time, wall_seconds{', ' if wanted else ''}{chosen} FROM series "
+            "WHERE level = ? AND tick >= ? AND tick < ?"
+        )
         rows: list[tuple[Any, ...]] = []
         with self._plainly(), self._snapshot():
             end = self._last_tick() + 1
             for level, begin, stop in _spans(since, end, points):
                 rows += self._db.execute(select + " ORDER BY tick", (level, begin, stop)).fetchall()
         data = np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(wanted))
-        columns: dict[str, NDArray[Any]] = {"tick": data[:, 0].astype(np.int64), "time": data[:, 1], "wall_seconds": data[:, 2]}
+        columns: dict[str, NDArray[Any]] = {
+            "tick": data[:, 0].astype(np.int64),
+            "time": data[:, 1],
+            "wall_seconds": data[:, 2],
+        }
         columns |= {name: data[:, 3 + index] for index, name in enumerate(wanted)}
         return Table(columns, max(end, since))
 
     def processes(self, *, since: int = 0, points: int | None = None) -> Processes:
-        """Counters of all processes over time; `since` and `points` as in `series` (a frame is one moment, never a mean)."""
+        """Counters of all processes over time; `since` and `points` as in `series` (a frame is one moment, never a
+        mean)."""
         with self._plainly(), self._snapshot():
             end = self._last_tick() + 1
             if points is None:
-                found = self._db.execute("SELECT tick, time, wall_seconds, processes, data FROM frames WHERE tick >= ? ORDER BY tick",
-                                         (since,))
+                found = self._db.execute(
+                    "SELECT tick, time, wall_seconds, processes, data FROM frames WHERE tick >= ? ORDER BY tick",
+                    (since,),
+                )
             else:
-                # Seek the frame at or after each of `points` evenly spaced ticks: cost by points, not by the run's length.
+                # Seek the frame at or after each of `points` evenly spaced ticks: cost by points, not by the run's
+                # length.
                 found = self._db.execute(
                     "WITH RECURSIVE wanted(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM wanted WHERE n + 1 < ?), "
-                    "chosen AS (SELECT DISTINCT (SELECT max(tick) FROM frames WHERE tick <= ? + (n + 1) * ? / ? - 1 AND tick >= ?) AS tick "
-                    "FROM wanted) SELECT tick, time, wall_seconds, processes, data FROM frames JOIN chosen USING (tick) ORDER BY tick",
-                    (points, since, max(end - since, 0), points, since))
+                    "chosen AS (SELECT DISTINCT (SELECT max(tick) FROM frames WHERE tick <= ? + (n + 1) * ? / ? - 1 "
+                    "AND tick >= ?) AS tick "
+                    "FROM wanted) SELECT tick, time, wall_seconds, processes, data FROM frames JOIN chosen USING "
+                    "(tick) ORDER BY tick",
+                    (points, since, max(end - since, 0), points, since),
+                )
             frames = found.fetchall()
         most = max((frame[3] for frame in frames), default=0)
         values = np.full((len(frames), most, len(self.columns)), np.nan)
         for index, (*_, processes, data) in enumerate(frames):
             values[index, :processes] = unpack_table(data, processes, len(self.columns))
         moments = np.array([frame[:3] for frame in frames], dtype=np.float64).reshape(len(frames), 3)
-        return Processes(moments[:, 0].astype(np.int64), moments[:, 1], moments[:, 2], values, self.columns, max(end, since))
+        return Processes(
+            moments[:, 0].astype(np.int64), moments[:, 1], moments[:, 2], values, self.columns, max(end, since)
+        )
 
     def latest(self) -> Processes:
         """Counters of all processes at the newest record (T is 1, or 0 before the first)."""
@@ -203,20 +230,27 @@ class Run:
         with self._plainly(), self._snapshot():
             (last,) = self._db.execute("SELECT max(id) FROM evaluations").fetchone()
             stride = 1 if points is None or last is None else -(-(last + 1 - since) // max(points, 1))
-            rows = self._db.execute(f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND (? - id) % ? = 0 ORDER BY id",
-                                    (since, last, max(stride, 1))).fetchall()
+            rows = self._db.execute(
+                f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND (? - id) % ? = 0 ORDER BY id",
+                (since, last, max(stride, 1)),
+            ).fetchall()
         data = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
-        return Table({name: data[:, index] for index, name in enumerate(names)}, int(data[-1, 0]) + 1 if len(rows) else since)
+        return Table(
+            {name: data[:, index] for index, name in enumerate(names)}, int(data[-1, 0]) + 1 if len(rows) else since
+        )
 
     def events(self, *, since: int = 0, newest: int | None = None, kinds: Sequence[str] | None = None) -> Table:
-        """Events in order: id, time, wall_seconds, kind, text, fields (dicts); `since`: a cursor, `newest`: only the last so many."""
+        """Events in order: id, time, wall_seconds, kind, text, fields (dicts); `since`: a cursor, `newest`: only the
+        last so many."""
         where, values = "id >= ?", [since, *(kinds or ())]
         if kinds is not None:
             where += f" AND kind IN ({', '.join('?' * len(kinds))})"
         limit = "" if newest is None else f" LIMIT {int(newest)}"
         with self._plainly():
-            rows = self._db.execute(f"SELECT id, time, wall_seconds, kind, text, fields FROM events WHERE {where} ORDER BY id DESC{limit}",
-                                    values).fetchall()[::-1]
+            rows = self._db.execute(
+                f"SELECT id, time, wall_seconds, kind, text, fields FROM events WHERE {where} ORDER BY id DESC{limit}",
+                values,
+            ).fetchall()[::-1]
         columns: dict[str, NDArray[Any]] = {"id": np.array([row[0] for row in rows], np.int64)}
         for index, name in ((1, "time"), (2, "wall_seconds")):
             columns[name] = np.array([row[index] for row in rows], np.float64)
@@ -228,7 +262,8 @@ class Run:
         return Table(columns, rows[-1][0] + 1 if rows else since)
 
     def snapshot(self, kind: str) -> dict[str, Any] | None:
-        """The newest state of something (its fields, and its `time`), e.g. "priorities"; None where the run has reported none."""
+        """The newest state of something (its fields, and its `time`), e.g. "priorities"; None where the run has
+        reported none."""
         with self._plainly():
             if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshots'").fetchone():
                 return None
@@ -267,11 +302,14 @@ class Run:
         except (sqlite3.Error, TypeError, ValueError) as error:
             if not self.path.is_dir():
                 raise RunDirError(f"the run directory {self.path} was deleted while it was read") from None
-            raise RunDirError(f"{self.path / FILE_NAME} cannot be read ({error}): it is half-written, damaged, or being deleted") from None
+            raise RunDirError(
+                f"{self.path / FILE_NAME} cannot be read ({error}): it is half-written, damaged, or being deleted"
+            ) from None
 
 
 def _spans(since: int, end: int, points: int | None) -> list[tuple[int, int, int]]:
-    """(level, first tick, end tick) whose rows together cover [since, end) in about `points` rows: coarse, then the finer rest."""
+    """(level, first tick, end tick) whose rows together cover [since, end) in about `points` rows: coarse, then the
+    finer rest."""
     level = 0
     if points is not None:
         while level < LEVELS - 1 and (end - since) > points * FANOUT**level:

@@ -1,7 +1,7 @@
 """What telemetry writes and sends: records of the counters, events, evaluations; and what a sink of them is.
 
-Made by the recorder, consumed by sinks (store, live socket, terminal, TensorBoard, Prometheus) in the order they were made.
-"""
+Made by the recorder, consumed by sinks (store, live socket, terminal, TensorBoard, Prometheus) in the order they were
+made."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The newest state of something too large for a counter, e.g. a sample of priorities; only the last of each kind is kept."""
+    """The newest state of something too large for a counter, e.g. a sample of priorities; only the last of each kind is
+    kept."""
 
     time: float
     kind: str

@@ -1,8 +1,8 @@
 """The recorder: one thread on rank 0 that reads the counters and hands what it finds to the sinks.
 
-Reads `tables()` every `telemetry.period`; events and evaluations are handed in from any thread and written at once. Nothing that goes wrong
-here touches training: an exception is reported once, in full, and the recorder goes on. Imports no stage; `run` hands it what it reads.
-"""
+Reads `tables()` every `telemetry.period`; events and evaluations are handed in from any thread and written at once.
+Nothing that goes wrong here touches training: an exception is reported once, in full, and the recorder goes on. Imports
+no stage; `run` hands it what it reads."""
 
 from __future__ import annotations
 
@@ -31,15 +31,23 @@ _Item = Event | Evaluation | Snapshot | None  # None: close
 class Recorder:
     """Records a run from the moment it is made until `close`.
 
-    `tables` returns the counters of all processes of all hosts, float64 [processes, len(ddrl.core.metrics.COLUMNS)], NaN where nothing was
-    stored; it is called by the recorder's thread. `base` holds the totals of a resumed run before this process began (env_steps, updates,
-    episodes, wall_seconds, ...). `sinks` are further sinks, e.g. the terminal's `ProgressLine`. `report` is told of what goes wrong here.
-    Raises RunDirError where the run directory cannot be written.
-    """
+    `tables` returns the counters of all processes of all hosts, float64 [processes, len(ddrl.core.metrics.COLUMNS)],
+    NaN where nothing was stored; it is called by the recorder's thread. `base` holds the totals of a resumed run before
+    this process began (env_steps, updates, episodes, wall_seconds, ...). `sinks` are further sinks, e.g. the terminal's
+    `ProgressLine`. `report` is told of what goes wrong here. Raises RunDirError where the run directory cannot be
+    written."""
 
-    def __init__(self, run_dir: Path, tables: Callable[[], NDArray[np.float64]], config: Config, *, base: Mapping[str, float] | None = None,
-                 sinks: Sequence[Sink] = (), report: Callable[[str], None] | None = None,
-                 clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        tables: Callable[[], NDArray[np.float64]],
+        config: Config,
+        *,
+        base: Mapping[str, float] | None = None,
+        sinks: Sequence[Sink] = (),
+        report: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._tables = tables
         self._clock = clock
         self._period = config.telemetry.period
@@ -81,16 +89,34 @@ class Recorder:
         now = self._clock()
         self._items.put(Event(now, now - self._begin, kind, text, fields))
 
-    def record_evaluation(self, mean: float, std: float, episodes: int, *, env_steps: float, updates: float,
-                          policy_version: float = float("nan")) -> None:
+    def record_evaluation(
+        self,
+        mean: float,
+        std: float,
+        episodes: int,
+        *,
+        env_steps: float,
+        updates: float,
+        policy_version: float = float("nan"),
+    ) -> None:
         """Note the result of greedy episodes, from any thread; returns at once."""
         now = self._clock()
-        self._items.put(Evaluation(now, now - self._begin, float(env_steps), float(updates), float(mean), float(std), int(episodes),
-                                   float(policy_version)))
+        self._items.put(
+            Evaluation(
+                now,
+                now - self._begin,
+                float(env_steps),
+                float(updates),
+                float(mean),
+                float(std),
+                int(episodes),
+                float(policy_version),
+            )
+        )
 
     def record_snapshot(self, kind: str, **fields: Any) -> None:
-        """Keep the newest state of something, from any thread; returns at once. `fields` are JSON values or arrays, which must not
-        change later."""
+        """Keep the newest state of something, from any thread; returns at once. `fields` are JSON values or arrays,
+        which must not change later."""
         self._items.put(Snapshot(self._clock(), kind, fields))
 
     def close(self, timeout: float = 10.0) -> None:
@@ -99,7 +125,9 @@ class Recorder:
             self._items.put(None)
             self._thread.join(timeout)
             if self._thread.is_alive():
-                self._report(f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing")
+                self._report(
+                    f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing"
+                )
 
     def __enter__(self) -> Recorder:
         return self
@@ -164,7 +192,10 @@ class Recorder:
             kind = f"{doing}: {type(error).__name__}"
             if kind not in self._reported:
                 self._reported.add(kind)
-                self._report(f"telemetry: {doing} failed, training goes on:\n{''.join(traceback.format_exception(error)).rstrip()}")
+                self._report(
+                    f"telemetry: {doing} failed, training goes "
+                    f"on:\n{''.join(traceback.format_exception(error)).rstrip()}"
+                )
 
 
 def _exporters(run_dir: Path, config: Config, began: float) -> list[Sink]:

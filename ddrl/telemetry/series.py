@@ -1,9 +1,9 @@
 """Run-level series: one number per record, made from the counters of all processes.
 
-Pure: a table of counters and a clock go in, numbers come out. Written to the run directory by `store`, shown by dashboards, plots and the
-terminal, which take names, units and meanings from `SERIES`. Rates, shares and means are taken over the last `WINDOW_SECONDS`, so that they
-do not jump with each record. NaN means "not reported". Imports ddrl.core alone.
-"""
+Pure: a table of counters and a clock go in, numbers come out. Written to the run directory by `store`, shown by
+dashboards, plots and the terminal, which take names, units and meanings from `SERIES`. Rates, shares and means are
+taken over the last `WINDOW_SECONDS`, so that they do not jump with each record. NaN means "not reported". Imports
+ddrl.core alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ class Series:
 
 
 SERIES: tuple[Series, ...] = (
-    Series("env_steps", "total", "env steps", "Environment steps of all rollouts that the trainer has recorded: what run.max_env_steps counts."),
+    Series(
+        "env_steps",
+        "total",
+        "env steps",
+        "Environment steps of all rollouts that the trainer has recorded: what run.max_env_steps counts.",
+    ),
     Series("episodes", "total", "episodes", "Episodes ended in all rollouts."),
     Series("updates", "total", "updates", "Optimizer steps."),
     Series("publishes", "total", "versions", "Versions of the parameters published."),
@@ -63,7 +68,12 @@ SERIES: tuple[Series, ...] = (
     Series("version_age_p50", "gauge", "versions", "Versions that the median rollout is behind the trainer's newest."),
     Series("version_age_max", "gauge", "versions", "Versions that the slowest rollout is behind the trainer's newest."),
     Series("versions_in_flight", "gauge", "versions", "Versions published but not yet sealed on the slowest host."),
-    Series("samples_per_insert", "gauge", "samples/transition", "Transitions learned from per transition recorded, over the window."),
+    Series(
+        "samples_per_insert",
+        "gauge",
+        "samples/transition",
+        "Transitions learned from per transition recorded, over the window.",
+    ),
     Series("replay_size", "gauge", "transitions", "Records in replay."),
     Series("replay_fill", "gauge", "", "Records in replay as a share of its capacity."),
     Series("replay_bytes", "gauge", "bytes", "Memory held by replay."),
@@ -76,20 +86,49 @@ SERIES: tuple[Series, ...] = (
     Series("env_share", "gauge", "", "Share of the rollouts' time inside the environments."),
     Series("act_share", "gauge", "", "Share of the rollouts' time choosing actions."),
     Series("rollout_wait_share", "gauge", "", "Share of the rollouts' time waiting at a full lane."),
-    Series("rollout_hold", "gauge", "", "Share of the window's records at which rollouts were held back for samples_per_insert."),
+    Series(
+        "rollout_hold",
+        "gauge",
+        "",
+        "Share of the window's records at which rollouts were held back for samples_per_insert.",
+    ),
     Series("rollouts", "gauge", "processes", "Rollouts that have reported."),
     Series("heartbeat_age_max", "gauge", "s", "Age of the oldest last sign of life."),
-    Series("seconds_left", "gauge", "s", "Time left by run.max_env_steps and run.max_seconds, whichever ends the run first."),
+    Series(
+        "seconds_left",
+        "gauge",
+        "s",
+        "Time left by run.max_env_steps and run.max_seconds, whichever ends the run first.",
+    ),
 )
 
 SERIES_NAMES: tuple[str, ...] = tuple(series.name for series in SERIES)
 
 # What is summed over which role before rates are taken.
-_ROLLOUT_SUMS = ("env_steps", "episodes", "return_sum", "episode_steps_sum", "env_seconds", "act_seconds", "wait_seconds", "rows_dropped")
+_ROLLOUT_SUMS = (
+    "env_steps",
+    "episodes",
+    "return_sum",
+    "episode_steps_sum",
+    "env_seconds",
+    "act_seconds",
+    "wait_seconds",
+    "rows_dropped",
+)
 _SIGNED_SUMS = ("rollout.return_sum",)
 _RELAY_SUMS = ("model_bytes_sent", "checksum_failures")
-_TRAINER_SUMS = ("updates", "publishes", "samples", "rows_recorded", "learn_seconds", "sample_seconds", "record_seconds", "publish_seconds",
-                 "checkpoint_seconds", "wait_seconds")
+_TRAINER_SUMS = (
+    "updates",
+    "publishes",
+    "samples",
+    "rows_recorded",
+    "learn_seconds",
+    "sample_seconds",
+    "record_seconds",
+    "publish_seconds",
+    "checkpoint_seconds",
+    "wait_seconds",
+)
 _TRAINER_GAUGES = ("loss", "td_error", "q_mean", "grad_norm", "lag_p50", "lag_p99", "replay_size", "replay_bytes")
 
 
@@ -119,8 +158,8 @@ class _Moment:
 class SeriesWindow:
     """Turns tables of counters, one after the other, into run-level numbers.
 
-    `base` holds the totals of the run before this process began (a resumed run): env_steps, episodes, ... are added to what rollouts count.
-    """
+    `base` holds the totals of the run before this process began (a resumed run): env_steps, episodes, ... are added to
+    what rollouts count."""
 
     config: Config
     base: Mapping[str, float] = field(default_factory=dict)
@@ -128,7 +167,8 @@ class SeriesWindow:
     _moments: deque[_Moment] = field(default_factory=deque)
 
     def measure(self, table: NDArray[np.float64], now: float, wall_seconds: float) -> dict[str, float]:
-        """Every series of `SERIES` from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into the run."""
+        """Every series of `SERIES` from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into
+        the run."""
         rollouts, relays, trainer = (role_rows(table, role) for role in (Role.ROLLOUT, Role.RELAY, Role.TRAINER))
         sums = self._sums(table, rollouts, relays, trainer)
         held = float(np.nan_to_num(trainer[:, COLUMN["rollout_wait"]]).max(initial=0.0))
@@ -142,8 +182,13 @@ class SeriesWindow:
         values["seconds_left"] = self._seconds_left(values, wall_seconds)
         return {name: values[name] for name in SERIES_NAMES}
 
-    def _sums(self, table: NDArray[np.float64], rollouts: NDArray[np.float64], relays: NDArray[np.float64],
-              trainer: NDArray[np.float64]) -> dict[str, float]:
+    def _sums(
+        self,
+        table: NDArray[np.float64],
+        rollouts: NDArray[np.float64],
+        relays: NDArray[np.float64],
+        trainer: NDArray[np.float64],
+    ) -> dict[str, float]:
         sums = {f"rollout.{name}": _sum(rollouts[:, COLUMN[name]]) for name in _ROLLOUT_SUMS}
         if not len(rollouts):  # a run whose only process reports as trainer
             sums["rollout.env_steps"] = _sum(trainer[:, COLUMN["env_steps"]])
@@ -154,11 +199,27 @@ class SeriesWindow:
         sums["all.bytes_sent"] = _sum(table[:, COLUMN["bytes_sent"]])
         return sums
 
-    def _instant(self, table: NDArray[np.float64], rollouts: NDArray[np.float64], relays: NDArray[np.float64],
-                 trainer: NDArray[np.float64], sums: dict[str, float], now: float) -> dict[str, float]:
-        totals = {"env_steps": "run", "episodes": "rollout", "rows_dropped": "rollout", "updates": "trainer", "publishes": "trainer",
-                  "samples": "trainer", "rows_recorded": "trainer", "checksum_failures": "relay", "bytes_sent": "all",
-                  "model_bytes_sent": "relay"}
+    def _instant(
+        self,
+        table: NDArray[np.float64],
+        rollouts: NDArray[np.float64],
+        relays: NDArray[np.float64],
+        trainer: NDArray[np.float64],
+        sums: dict[str, float],
+        now: float,
+    ) -> dict[str, float]:
+        totals = {
+            "env_steps": "run",
+            "episodes": "rollout",
+            "rows_dropped": "rollout",
+            "updates": "trainer",
+            "publishes": "trainer",
+            "samples": "trainer",
+            "rows_recorded": "trainer",
+            "checksum_failures": "relay",
+            "bytes_sent": "all",
+            "model_bytes_sent": "relay",
+        }
         values = {name: sums[f"{role}.{name}"] for name, role in totals.items()}
         for name, earlier in self.base.items():
             if name in values:

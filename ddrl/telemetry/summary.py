@@ -1,8 +1,9 @@
-"""RUN/summary.json: what a run did, as one small dict. Pure: the last table of counters goes in, plain JSON values come out.
+"""RUN/summary.json: what a run did, as one small dict. Pure: the last table of counters goes in, plain JSON values come
+out.
 
-Names are relied on by scripts: env_steps, updates, wall_seconds, evaluation {mean, std, episodes}, policy_lag {p50, p99},
-hosts [{host, bytes_sent, bytes_received, ...}], trainer_shares {learn, sample, record, publish, checkpoint, wait}.
-"""
+Names are relied on by scripts: env_steps, updates, wall_seconds, evaluation {mean, std, episodes}, policy_lag {p50,
+p99}, hosts [{host, bytes_sent, bytes_received, ...}], trainer_shares {learn, sample, record, publish, checkpoint,
+wait}."""
 
 from __future__ import annotations
 
@@ -17,19 +18,39 @@ from ddrl.core.roles import Role
 from ddrl.telemetry.record import Evaluation
 from ddrl.telemetry.series import COLUMN, role_rows
 
-_SHARES = {"learn": "learn_seconds", "sample": "sample_seconds", "record": "record_seconds", "publish": "publish_seconds",
-           "checkpoint": "checkpoint_seconds", "wait": "wait_seconds"}
-_HOST_COUNTS = ("bytes_sent", "bytes_received", "model_bytes_sent", "model_bytes_received", "versions_sealed", "rows_forwarded")
+_SHARES = {
+    "learn": "learn_seconds",
+    "sample": "sample_seconds",
+    "record": "record_seconds",
+    "publish": "publish_seconds",
+    "checkpoint": "checkpoint_seconds",
+    "wait": "wait_seconds",
+}
+_HOST_COUNTS = (
+    "bytes_sent",
+    "bytes_received",
+    "model_bytes_sent",
+    "model_bytes_received",
+    "versions_sealed",
+    "rows_forwarded",
+)
 
 
-def summarize(table: NDArray[np.float64], *, wall_seconds: float, evaluation: Evaluation | None = None,
-              base: Mapping[str, float] | None = None, policy_lag: Mapping[str, float] | None = None, **more: Any) -> dict[str, Any]:
+def summarize(
+    table: NDArray[np.float64],
+    *,
+    wall_seconds: float,
+    evaluation: Evaluation | None = None,
+    base: Mapping[str, float] | None = None,
+    policy_lag: Mapping[str, float] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     """The summary of a run.
 
-    `table` is the last table of counters of all processes, `wall_seconds` the time since the run began, `base` the totals of the run before
-    this process began (env_steps, updates, ...; wall_seconds is not added again), `policy_lag` {"p50": ..., "p99": ...} over the whole run
-    (default: the trainer's last values), `more` further top-level entries. Values nobody reported are None.
-    """
+    `table` is the last table of counters of all processes, `wall_seconds` the time since the run began, `base` the
+    totals of the run before this process began (env_steps, updates, ...; wall_seconds is not added again), `policy_lag`
+    {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `more` further top-level entries.
+    Values nobody reported are None."""
     base = base or {}
     trainer, rollouts = role_rows(table, Role.TRAINER), role_rows(table, Role.ROLLOUT)
     elapsed = wall_seconds - base.get("wall_seconds", 0.0)
@@ -40,22 +61,27 @@ def summarize(table: NDArray[np.float64], *, wall_seconds: float, evaluation: Ev
         total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)
         return None if total is None else _number(total)
 
-    steps = count(trainer, "env_steps", "env_steps")  # what the trainer has recorded; rollouts may be ahead by what stands in lanes
+    steps = count(
+        trainer, "env_steps", "env_steps"
+    )  # what the trainer has recorded; rollouts may be ahead by what stands in lanes
     if steps is None:
         steps = count(rollouts, "env_steps", "env_steps")
     lag = policy_lag or {"p50": _last(trainer, "lag_p50"), "p99": _last(trainer, "lag_p99")}
     hosts = []
     for host in np.unique(table[:, COLUMN["host"]][~np.isnan(table[:, COLUMN["host"]])]):
         rows = table[table[:, COLUMN["host"]] == host]
-        hosts.append({"host": int(host), "processes": len(rows), **{name: count(rows, name) or 0 for name in _HOST_COUNTS}})
+        hosts.append(
+            {"host": int(host), "processes": len(rows), **{name: count(rows, name) or 0 for name in _HOST_COUNTS}}
+        )
     return {
         "env_steps": steps or 0,
         "updates": count(trainer, "updates", "updates") or 0,
         "wall_seconds": round(wall_seconds, 3),
         "env_steps_per_s": _number(((steps or 0) - base.get("env_steps", 0.0)) / elapsed) if elapsed > 0 else None,
         "episodes": count(rollouts, "episodes", "episodes"),
-        "evaluation": None if evaluation is None else
-        {"mean": _number(evaluation.mean), "std": _number(evaluation.std), "episodes": evaluation.episodes},
+        "evaluation": None
+        if evaluation is None
+        else {"mean": _number(evaluation.mean), "std": _number(evaluation.std), "episodes": evaluation.episodes},
         "policy_lag": {name: None if value is None else _number(value) for name, value in lag.items()},
         "publishes": count(trainer, "publishes"),
         "model_nbytes": count(trainer, "model_nbytes"),

@@ -1,9 +1,9 @@
-"""RUN/tensorboard: run-level series as TensorBoard event files (`telemetry.tensorboard = true`); a sink of the recorder.
+"""RUN/tensorboard: run-level series as TensorBoard event files (`telemetry.tensorboard = true`); a sink of the
+recorder.
 
-Written without TensorBoard or TensorFlow: an event file is a sequence of records (length, masked CRC-32C of the length, a protocol buffer,
-its masked CRC-32C), and the protocol buffers needed here are three short messages (tensorflow/core/util/event.proto, summary.proto).
-The step of every point is env_steps.
-"""
+Written without TensorBoard or TensorFlow: an event file is a sequence of records (length, masked CRC-32C of the length,
+a protocol buffer, its masked CRC-32C), and the protocol buffers needed here are three short messages
+(tensorflow/core/util/event.proto, summary.proto). The step of every point is env_steps."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class TensorBoardFiles:
             folder.mkdir(exist_ok=True)
             self._file = (folder / f"events.out.tfevents.{int(began)}.{socket.gethostname()}").open("ab")
         except OSError as error:
-            raise RunDirError(f"cannot write {folder} ({error.strerror}): choose another run.dir or set telemetry.tensorboard = "
-                              "false") from None
+            raise RunDirError(
+                f"cannot write {folder} ({error.strerror}): choose another run.dir or set telemetry.tensorboard = false"
+            ) from None
         self._file.write(frame(struct.pack("<Bd", 1 << 3 | 1, began) + _bytes_field(3, b"brain.Event:2")))
         self._step = 0
 
@@ -98,7 +99,11 @@ class TensorBoardFiles:
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write the mean return."""
-        self._file.write(frame(scalars_event(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})))
+        self._file.write(
+            frame(
+                scalars_event(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})
+            )
+        )
         self._file.flush()
 
     def close(self) -> None:

@@ -22,7 +22,9 @@ def test_a_command_reaches_everyone_and_rings_all_bells(name):
     seen = [bell.value for bell in (other.trainer_bell, other.relay_bell, other.rollout_bell)]
     board.command = Command.STOP
     assert other.command is Command.STOP
-    assert [bell.value for bell in (other.trainer_bell, other.relay_bell, other.rollout_bell)] == [value + 1 for value in seen]
+    assert [bell.value for bell in (other.trainer_bell, other.relay_bell, other.rollout_bell)] == [
+        value + 1 for value in seen
+    ]
 
 
 def test_waiting_for_a_command_ends_with_it():
@@ -37,8 +39,11 @@ def test_waiting_for_a_command_ends_with_it():
 
 def test_a_process_waits_until_the_host_is_ready(name, process):
     board = Board.create(name())
-    code = ("import sys; from ddrl.channels import Board\nboard = Board.attach(sys.argv[1])\nprint(board.wait_ready(1, 0.001), flush=True)\n"
-            "print(board.wait_ready(2, None), board.ready, board.values[3], flush=True)")
+    code = (
+        "import sys; from ddrl.channels import Board\nboard = Board.attach(sys.argv[1])\nprint(board.wait_ready(1, "
+        "0.001), flush=True)\n"
+        "print(board.wait_ready(2, None), board.ready, board.values[3], flush=True)"
+    )
     child = process(code, name())
     assert child.stdout.readline() == "False\n"
     board.values[3] = 0.25
@@ -61,5 +66,8 @@ def test_a_blob_is_read_by_another_process(name, process):
 
 
 def test_the_channels_load_nothing_heavy(process):
-    code = "import sys, ddrl.channels; print([m for m in ('torch', 'mpi4py', 'onnxruntime', 'gymnasium') if m in sys.modules])"
+    code = (
+        "import sys, ddrl.channels; "
+        "print([m for m in ('torch', 'mpi4py', 'onnxruntime', 'gymnasium') if m in sys.modules])"
+    )
     assert process(code).stdout.read() == "[]\n"

@@ -72,8 +72,10 @@ def test_a_counter_outlives_the_table_it_belongs_to():
 
 def test_counts_of_many_processes_are_all_seen(name, process):
     counters = Counters.create(name(), 3)
-    code = ("import sys; from ddrl.channels import Counters\nrow = Counters.attach(sys.argv[1]).row(int(sys.argv[2]))\n"
-            "steps = row['env_steps']\nfor _ in range(5000): steps.add(2)")
+    code = (
+        "import sys; from ddrl.channels import Counters\nrow = Counters.attach(sys.argv[1]).row(int(sys.argv[2]))\n"
+        "steps = row['env_steps']\nfor _ in range(5000): steps.add(2)"
+    )
     children = [process(code, name(), i) for i in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
     assert counters.table()[:, COLUMNS.index("env_steps")].tolist() == [10_000.0] * 3

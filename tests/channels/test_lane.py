@@ -60,7 +60,9 @@ def test_a_lane_is_attached_by_name_with_its_rows_whole(name):
 
 def test_a_lane_of_other_rows_is_refused(name):
     Lane.create(name(), ROW, 10)
-    same_size = np.dtype([("number", np.int64), ("value", np.float32), ("frame", np.uint8, (5,)), ("padding", np.uint8, (7,))])
+    same_size = np.dtype(
+        [("number", np.int64), ("value", np.float32), ("frame", np.uint8, (5,)), ("padding", np.uint8, (7,))]
+    )
     with pytest.raises(ChannelError, match="carries other rows"):
         Lane.attach(name(), same_size)
 
@@ -146,9 +148,15 @@ def test_a_waiting_producer_is_woken_by_close(name, process):
 
 def test_an_interrupt_reaches_a_waiting_producer(name, process):
     lane = Lane.create(name(), np.uint64, 10)
-    child = process("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ntry:\n"  # a shell's background ignores it
-                    + "".join(f"    {line}\n" for line in PRODUCER.strip().splitlines())
-                    + "except KeyboardInterrupt:\n    print('stopped', flush=True)", name(), 100, 50)
+    child = process(
+        # a shell's background ignores it
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ntry:\n"
+        + "".join(f"    {line}\n" for line in PRODUCER.strip().splitlines())
+        + "except KeyboardInterrupt:\n    print('stopped', flush=True)",
+        name(),
+        100,
+        50,
+    )
     assert child.stdout.readline() == "up\n"
     while lane.waits == 0:
         pass
@@ -165,9 +173,13 @@ def test_every_row_of_many_processes_arrives_once(name, process):
     while moved < 30_000:
         count = lane_set.drain(out)
         moved += count
-        digest += sum(int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") for row in out[:count])
+        digest += sum(
+            int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") for row in out[:count]
+        )
     assert lane_set.pending == 0
-    once = sum(int.from_bytes(hashlib.blake2b(np.uint64(i).tobytes(), digest_size=8).digest(), "little") for i in range(10_000))
+    once = sum(
+        int.from_bytes(hashlib.blake2b(np.uint64(i).tobytes(), digest_size=8).digest(), "little") for i in range(10_000)
+    )
     assert digest == 3 * once
 
 

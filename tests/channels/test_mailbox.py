@@ -116,7 +116,10 @@ def test_a_vector_of_another_size_is_refused():
 
 
 @settings(max_examples=80, deadline=None)
-@given(slots=st.integers(2, 5), actions=st.lists(st.tuples(st.sampled_from(["publish", "pin", "unpin", "check"]), st.integers(0, 2)), max_size=80))
+@given(
+    slots=st.integers(2, 5),
+    actions=st.lists(st.tuples(st.sampled_from(["publish", "pin", "unpin", "check"]), st.integers(0, 2)), max_size=80),
+)
 def test_any_interleaving_keeps_valid_pins_whole(slots, actions):
     mailbox = Mailbox.create(None, NBYTES, slots, 3)
     readers = [mailbox.reader(i) for i in range(3)]

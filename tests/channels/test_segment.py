@@ -33,7 +33,9 @@ def test_a_segment_without_a_name_appears_nowhere():
     before = set(os.listdir(SHM))
     segment = Segment.create(None, "lane", 100)
     assert (segment.array == 0xA5).all()
-    assert not {entry for entry in set(os.listdir(SHM)) - before if entry.startswith("ddrl-") and str(os.getpid()) in entry}
+    assert not {
+        entry for entry in set(os.listdir(SHM)) - before if entry.startswith("ddrl-") and str(os.getpid()) in entry
+    }
     segment.unlink()
 
 
@@ -106,7 +108,8 @@ import sys
 from ddrl.channels import Lane, Mailbox, Board, Blob, Counters, segment_name
 import numpy as np
 run = sys.argv[1]
-held = [Lane.create(segment_name(run, 0, "lane"), np.float64, 10), Mailbox.create(segment_name(run, 0, "mailbox"), 100, 3, 2),
+held = [Lane.create(segment_name(run, 0, "lane"), np.float64, 10),
+        Mailbox.create(segment_name(run, 0, "mailbox"), 100, 3, 2),
         Board.create(segment_name(run, 0, "board")), Blob.create(segment_name(run, 0, "blob"), b"x"),
         Counters.create(segment_name(run, 0, "counters"), 2)]
 print("made", flush=True)
@@ -172,7 +175,9 @@ def test_the_end_of_a_run_removes_its_segments_alone(name):
 
 def test_attaching_and_leaving_keeps_the_owners_segment(name, process):
     Segment.create(name(), "lane", 64)
-    child = process("import sys; from ddrl.channels import Segment; Segment.attach(sys.argv[1], 'lane').array[0] = 5", name())
+    child = process(
+        "import sys; from ddrl.channels import Segment; Segment.attach(sys.argv[1], 'lane').array[0] = 5", name()
+    )
     assert child.wait() == 0
     assert Segment.attach(name(), "lane").array[0] == 5
 

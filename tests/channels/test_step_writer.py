@@ -55,13 +55,25 @@ def random_step(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> tu
     def array(form: ArraySpec, high: int) -> np.ndarray:
         return (random.random((num_envs, *form.shape)) * high).astype(form.dtype)
 
-    return (array(spec.observation, 200), array(spec.action, max(spec.num_actions, 1)), random.random(num_envs).astype(np.float32),
-            random.random(num_envs) < 0.2, random.random(num_envs) < 0.2, array(spec.observation, 200))
+    return (
+        array(spec.observation, 200),
+        array(spec.action, max(spec.num_actions, 1)),
+        random.random(num_envs).astype(np.float32),
+        random.random(num_envs) < 0.2,
+        random.random(num_envs) < 0.2,
+        array(spec.observation, 200),
+    )
 
 
 @settings(max_examples=60, deadline=None)
-@given(spec=st.sampled_from(SPECS), num_envs=st.integers(1, 5), capacity=st.integers(1, 30), drop=st.booleans(), seed=st.integers(0, 2**31),
-       drains=st.lists(st.booleans(), min_size=1, max_size=25))
+@given(
+    spec=st.sampled_from(SPECS),
+    num_envs=st.integers(1, 5),
+    capacity=st.integers(1, 30),
+    drop=st.booleans(),
+    seed=st.integers(0, 2**31),
+    drains=st.lists(st.booleans(), min_size=1, max_size=25),
+)
 def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, seed, drains):
     random = np.random.default_rng(seed)
     dtype = row_dtype(spec)
@@ -92,8 +104,14 @@ def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, s
 def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
     lane = Lane.create(None, row_dtype(CARTPOLE), 3, "drop")
     writer = StepWriter(lane, CARTPOLE, 0)
-    step = (np.zeros((2, 4), np.float32), np.zeros(2, np.int64), np.ones(2, np.float32), np.zeros(2, bool), np.zeros(2, bool),
-            np.zeros((2, 4), np.float32))
+    step = (
+        np.zeros((2, 4), np.float32),
+        np.zeros(2, np.int64),
+        np.ones(2, np.float32),
+        np.zeros(2, bool),
+        np.zeros(2, bool),
+        np.zeros((2, 4), np.float32),
+    )
     out = np.empty(9, row_dtype(CARTPOLE))
     writer.write(*step, 0)
     writer.write(*step, 1)
@@ -107,7 +125,11 @@ def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
 def test_a_write_at_a_full_lane_waits_for_room():
     lane = Lane.create(None, row_dtype(CARTPOLE), 3)
     writer = StepWriter(lane, CARTPOLE, 0)
-    step = random_step(CARTPOLE, 2, np.random.default_rng(1))[:3] + (np.zeros(2, bool),) * 2 + (np.zeros((2, 4), np.float32),)
+    step = (
+        random_step(CARTPOLE, 2, np.random.default_rng(1))[:3]
+        + (np.zeros(2, bool),) * 2
+        + (np.zeros((2, 4), np.float32),)
+    )
     out = np.empty(9, row_dtype(CARTPOLE))
     arrived = []
 
@@ -153,7 +175,9 @@ def test_a_cut_begins_new_episodes():
     writer = StepWriter(lane, CARTPOLE, 0)
     zeros = np.zeros((1, 4), np.float32)
     for ended in (False, True):
-        writer.write(zeros, np.zeros(1, np.int64), np.ones(1, np.float32), np.array([ended]), np.array([False]), zeros, 1)
+        writer.write(
+            zeros, np.zeros(1, np.int64), np.ones(1, np.float32), np.array([ended]), np.array([False]), zeros, 1
+        )
     writer.cut()
     writer.write(zeros, np.zeros(1, np.int64), np.ones(1, np.float32), np.array([False]), np.array([False]), zeros, 1)
     out = np.empty(9, row_dtype(CARTPOLE))
@@ -164,9 +188,13 @@ def test_a_cut_begins_new_episodes():
 
 @pytest.mark.parametrize(
     ("position", "wrong", "words"),
-    [(0, np.zeros((2, 5), np.float32), "state must be"), (0, np.zeros((2, 4), np.float64), "another dtype"),
-     (1, np.zeros(2, np.int32), "action must be"), (2, np.zeros(3, np.float32), "reward, terminated and truncated"),
-     (5, np.zeros((1, 4), np.float32), "next_state must be")],
+    [
+        (0, np.zeros((2, 5), np.float32), "state must be"),
+        (0, np.zeros((2, 4), np.float64), "another dtype"),
+        (1, np.zeros(2, np.int32), "action must be"),
+        (2, np.zeros(3, np.float32), "reward, terminated and truncated"),
+        (5, np.zeros((1, 4), np.float32), "next_state must be"),
+    ],
 )
 def test_arrays_of_another_form_are_refused(position, wrong, words):
     writer = StepWriter(Lane.create(None, row_dtype(CARTPOLE), 10), CARTPOLE, 0)

@@ -12,7 +12,11 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
-@given(st.dictionaries(st.text(min_size=1), st.tuples(SHAPES, st.sampled_from(["float32", "float64", "int64", "uint8"])), max_size=6))
+@given(
+    st.dictionaries(
+        st.text(min_size=1), st.tuples(SHAPES, st.sampled_from(["float32", "float64", "int64", "uint8"])), max_size=6
+    )
+)
 def test_tensors_are_aligned_disjoint_and_read_back(tensors):
     layout = ParameterLayout.of(tensors)
     end = 0

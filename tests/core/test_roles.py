@@ -49,4 +49,9 @@ def test_too_few_ranks_are_refused_in_words(world_size):
 
 
 def test_four_ranks_are_enough_for_one_host():
-    assert [item.role for item in assign_roles([0] * 4, evaluator=True)] == [Role.TRAINER, Role.RELAY, Role.EVALUATOR, Role.ROLLOUT]
+    assert [item.role for item in assign_roles([0] * 4, evaluator=True)] == [
+        Role.TRAINER,
+        Role.RELAY,
+        Role.EVALUATOR,
+        Role.ROLLOUT,
+    ]

@@ -10,7 +10,9 @@ from ddrl.core.settings import config_from_toml, config_to_toml, describe_settin
 
 
 def test_printed_settings_read_back_to_an_equal_config():
-    config = load_config(None, ["learner.lr=0.0005", "env.id=LunarLander-v3", "run.target_return=200", "env.kwargs={gravity = -5.0}"])
+    config = load_config(
+        None, ["learner.lr=0.0005", "env.id=LunarLander-v3", "run.target_return=200", "env.kwargs={gravity = -5.0}"]
+    )
     assert config_from_toml(config_to_toml(config), "printed") == config
     assert config_from_toml(config_to_toml(Config()), "printed") == Config()
 
@@ -21,18 +23,21 @@ def test_every_default_is_printed():
         assert info.name.partition(".")[2] in text
 
 
-@pytest.mark.parametrize(("override", "words"), [
-    ("learner.lrr=1", "did you mean 'learner.lr'"),
-    ("lerner.lr=1", "did you mean 'learner'"),
-    ("learner.lr=fast", "learner.lr"),
-    ("learner.lr=-1", "above 0"),
-    ("replay.selector=best", "uniform, prioritized"),
-    ("replay.min_size=2000000", "exceeds replay.capacity"),
-    ("run.max_env_steps=1.5", "run.max_env_steps"),
-    ("learner.hidden=[]", "learner.hidden"),
-    ("rollout.epsilon_end=0.9 ", None),
-    ("lr", "section.name=value"),
-])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("learner.lrr=1", "did you mean 'learner.lr'"),
+        ("lerner.lr=1", "did you mean 'learner'"),
+        ("learner.lr=fast", "learner.lr"),
+        ("learner.lr=-1", "above 0"),
+        ("replay.selector=best", "uniform, prioritized"),
+        ("replay.min_size=2000000", "exceeds replay.capacity"),
+        ("run.max_env_steps=1.5", "run.max_env_steps"),
+        ("learner.hidden=[]", "learner.hidden"),
+        ("rollout.epsilon_end=0.9 ", None),
+        ("lr", "section.name=value"),
+    ],
+)
 def test_a_bad_override_names_what_and_where(override, words):
     if words is None:
         assert load_config(None, [override]).rollout.epsilon_end == 0.9

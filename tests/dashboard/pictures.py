@@ -1,4 +1,5 @@
-"""The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts a real run under mpirun and photographs every page."""
+"""The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts a real run under mpirun and
+photographs every page."""
 
 from __future__ import annotations
 
@@ -22,16 +23,45 @@ def main() -> None:
     if missing_browser():
         raise SystemExit(missing_browser())
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        settings = {"run.dir": f"{name}/runs/cartpole-4-hosts", "cluster.relays": 4, "run.max_env_steps": 1_000_000,
-                    "replay.samples_per_insert": 8.0, "run.max_seconds": 600, "run.target_return": float("inf"), "telemetry.period": 0.5}
+        settings = {
+            "run.dir": f"{name}/runs/cartpole-4-hosts",
+            "cluster.relays": 4,
+            "run.max_env_steps": 1_000_000,
+            "replay.samples_per_insert": 8.0,
+            "run.max_seconds": 600,
+            "run.target_return": float("inf"),
+            "telemetry.period": 0.5,
+        }
         run = ddrl.start(settings, ranks=16, wait=240)
         stack.callback(run.stop)
         port, driver_port = free_port(), free_port()
-        command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py"), "--server.port", str(port),
-                   "--server.address", "127.0.0.1", "--server.headless", "true", "--client.toolbarMode", "minimal",
-                   "--browser.gatherUsageStats", "false"]
-        stack.enter_context(serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=name, stdout=subprocess.DEVNULL))
-        stack.enter_context(serving(["chromedriver", f"--port={driver_port}"], f"http://127.0.0.1:{driver_port}/status", stdout=subprocess.DEVNULL))
+        command = [
+            sys.executable,
+            "-m",
+            "streamlit",
+            "run",
+            str(ROOT / "dashboard" / "app.py"),
+            "--server.port",
+            str(port),
+            "--server.address",
+            "127.0.0.1",
+            "--server.headless",
+            "true",
+            "--client.toolbarMode",
+            "minimal",
+            "--browser.gatherUsageStats",
+            "false",
+        ]
+        stack.enter_context(
+            serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=name, stdout=subprocess.DEVNULL)
+        )
+        stack.enter_context(
+            serving(
+                ["chromedriver", f"--port={driver_port}"],
+                f"http://127.0.0.1:{driver_port}/status",
+                stdout=subprocess.DEVNULL,
+            )
+        )
 
         def evaluated() -> bool:
             with run.open() as tables:
@@ -44,7 +74,12 @@ def main() -> None:
             for page, charts in PAGES.items() if not dark else [("overview", PAGES["overview"])]:
                 browser.open(f"http://127.0.0.1:{port}/{page if page != 'overview' else ''}")
                 browser.wait_for("cartpole-4-hosts", "running")
-                until(lambda browser=browser, charts=charts: len(browser.find(".js-plotly-plot .plot-container")) >= charts, "charts")
+                until(
+                    lambda browser=browser, charts=charts: (
+                        len(browser.find(".js-plotly-plot .plot-container")) >= charts
+                    ),
+                    "charts",
+                )
                 time.sleep(2)  # a redraw may be under way
                 browser.screenshot(FOLDER / f"dashboard-{page}{'-dark' if dark else ''}.png")
                 print(f"{page}{' (dark)' if dark else ''}: {len(browser.console_errors())} console errors")

@@ -1,4 +1,5 @@
-"""The dashboard in a real headless Chromium: real files, a recorder that writes while pages are open, and nothing in the console."""
+"""The dashboard in a real headless Chromium: real files, a recorder that writes while pages are open, and nothing in
+the console."""
 
 import contextlib
 import os
@@ -29,9 +30,14 @@ from tests.dashboard.webdriver import Browser, free_port, missing_browser, servi
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"Overview": ("Return", "Loss", "Updates / s"), "Distribution": ("Version age of every rollout", "bound: S"),
-         "Devices": ("Cores in use", "no GPU that NVML can see"), "Replay": ("Who waits for whom", "Samples per insert"),
-         "Ranks": ("ranks are alive", "Events"), "Settings": ("Only what differs",)}
+PAGES = {
+    "Overview": ("Return", "Loss", "Updates / s"),
+    "Distribution": ("Version age of every rollout", "bound: S"),
+    "Devices": ("Cores in use", "no GPU that NVML can see"),
+    "Replay": ("Who waits for whom", "Samples per insert"),
+    "Ranks": ("ranks are alive", "Events"),
+    "Settings": ("Only what differs",),
+}
 
 
 class LiveRun:
@@ -39,7 +45,11 @@ class LiveRun:
 
     def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.2):
         path.mkdir(parents=True)
-        config = Config(telemetry=TelemetryConfig(period=period), run=RunConfig(max_env_steps=10_000_000), learner=LearnerConfig(lr=lr))
+        config = Config(
+            telemetry=TelemetryConfig(period=period),
+            run=RunConfig(max_env_steps=10_000_000),
+            learner=LearnerConfig(lr=lr),
+        )
         (path / "config.toml").write_text(config_to_toml(config))
         self.path, self.config = path, config
         self.cluster = FakeCluster(processes, hosts, began=time.time())
@@ -68,10 +78,23 @@ def driver():
 def dashboard_of(tmp_path, app="dashboard/app.py"):
     """URL of a dashboard that watches tmp_path/runs."""
     port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", str(app), "--server.port", str(port), "--server.headless", "true",
-               "--", str(tmp_path / "runs")]
-    with (tmp_path / "streamlit.log").open("wb") as log, serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=log,
-                                                                 stderr=log):
+    command = [
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        str(app),
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
+        "--",
+        str(tmp_path / "runs"),
+    ]
+    with (
+        (tmp_path / "streamlit.log").open("wb") as log,
+        serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=log, stderr=log),
+    ):
         yield f"http://127.0.0.1:{port}"
     assert "Traceback" not in (tmp_path / "streamlit.log").read_text()
 
@@ -93,8 +116,11 @@ def browser(driver):
 
 
 def go_to(browser, page):
-    link = next(link for link in browser.find("[data-testid=stSidebarNavLink]") if browser.run("return arguments[0].innerText", {
-        "element-6066-11e4-a52e-4f735466cecf": link}) == page)
+    link = next(
+        link
+        for link in browser.find("[data-testid=stSidebarNavLink]")
+        if browser.run("return arguments[0].innerText", {"element-6066-11e4-a52e-4f735466cecf": link}) == page
+    )
     browser.click(link)
 
 
@@ -126,8 +152,13 @@ def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, 
         browser.wait_for(run.path.name, "running", "Return", "Loss")
         first = shown_steps(browser)
         until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
-        for page, word in (("Distribution", "one host: nothing travels"), ("Devices", "Private memory"), ("Replay", "Priority law"),
-                           ("Ranks", "ranks are alive"), ("Settings", "Only what differs")):
+        for page, word in (
+            ("Distribution", "one host: nothing travels"),
+            ("Devices", "Private memory"),
+            ("Replay", "Priority law"),
+            ("Ranks", "ranks are alive"),
+            ("Settings", "Only what differs"),
+        ):
             go_to(browser, page)
             browser.wait_for(run.path.name, word)
     finally:
@@ -146,7 +177,9 @@ def test_two_runs_are_compared_and_their_settings_differ(tmp_path, dashboard, br
         until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of settings")
 
 
-def test_while_no_run_exists_the_page_says_how_to_start_one_and_shows_it_as_soon_as_it_writes(tmp_path, dashboard, browser):
+def test_while_no_run_exists_the_page_says_how_to_start_one_and_shows_it_as_soon_as_it_writes(
+    tmp_path, dashboard, browser
+):
     browser.open(dashboard)
     browser.wait_for("No run yet", "python -m ddrl.run", "ssh")
     with LiveRun(tmp_path / "runs" / "first"):
@@ -183,8 +216,11 @@ def test_damaged_directories_are_explained_and_the_page_stays_up(tmp_path, dashb
 
 
 def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_path, dashboard, browser):
-    with LiveRun(tmp_path / "runs" / "alpha") as run, \
-            ControlServer(run.path, run.config, {"status": dict}, run.recorder.record_event) as control, zmq.Context() as context:
+    with (
+        LiveRun(tmp_path / "runs" / "alpha") as run,
+        ControlServer(run.path, run.config, {"status": dict}, run.recorder.record_event) as control,
+        zmq.Context() as context,
+    ):
         stranger = context.socket(zmq.DEALER)
         stranger.connect(control.endpoint)
         stranger.send(b"GET / HTTP/1.1")
@@ -193,7 +229,9 @@ def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_
         browser.open(dashboard)
         browser.wait_for("alpha", "running", "Updates / s")
         go_to(browser, "Ranks")
-        browser.wait_for("was not one of ddrl's and was dropped", "does another program use the port?", "ranks are alive")
+        browser.wait_for(
+            "was not one of ddrl's and was dropped", "does another program use the port?", "ranks are alive"
+        )
 
 
 def test_a_huge_run_is_drawn_with_bounded_data_on_every_page(tmp_path, dashboard, browser):
@@ -202,24 +240,33 @@ def test_a_huge_run_is_drawn_with_bounded_data_on_every_page(tmp_path, dashboard
     (huge / "config.toml").write_text(config_to_toml(Config()))
     records = fill(huge, 300_000, processes=300)
     with contextlib.closing(sqlite3.connect(huge / "telemetry.sqlite")) as database, database:
-        database.executemany("INSERT INTO events (time, wall_seconds, kind, text, fields) VALUES (?, ?, 'note', 'said', '{}')",
-                             ((float(number), float(number)) for number in range(20_000)))
-        database.executemany("INSERT INTO evaluations (time, wall_seconds, env_steps, updates, mean, std, episodes) VALUES (0, 0, ?, 0, 1, 1, 1)",
-                             ((float(number),) for number in range(20_000)))
+        database.executemany(
+            "INSERT INTO events (time, wall_seconds, kind, text, fields) VALUES (?, ?, 'note', 'said', '{}')",
+            ((float(number), float(number)) for number in range(20_000)),
+        )
+        database.executemany(
+            "INSERT INTO evaluations (time, wall_seconds, env_steps, updates, mean, std, episodes) VALUES (0, 0, ?, "
+            "0, 1, 1, 1)",
+            ((float(number),) for number in range(20_000)),
+        )
     browser.open(dashboard)
     browser.wait_for("huge", "ended", "Updates / s")
     for page, words in PAGES.items():
         go_to(browser, page)
         browser.wait_for("huge", words[-1])  # its ranks fell silent long ago
         assert "Traceback" not in browser.text
-        most = browser.run("return Math.max(0, ...[...document.querySelectorAll('.js-plotly-plot')].flatMap("
-                           "plot => plot._fullData.map(trace => trace._length || 0)))")
+        most = browser.run(
+            "return Math.max(0, ...[...document.querySelectorAll('.js-plotly-plot')].flatMap("
+            "plot => plot._fullData.map(trace => trace._length || 0)))"
+        )
         assert most < 1000 < records, f"{page} draws {most} points"
 
 
 def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browser):
-    script = ("import sys, time, pathlib; from tests.dashboard.test_dashboard import LiveRun\n"
-              "run = LiveRun(pathlib.Path(sys.argv[1])); time.sleep(600)")
+    script = (
+        "import sys, time, pathlib; from tests.dashboard.test_dashboard import LiveRun\n"
+        "run = LiveRun(pathlib.Path(sys.argv[1])); time.sleep(600)"
+    )
     child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "runs" / "doomed")], cwd=ROOT)
     try:
         browser.open(dashboard)
@@ -243,7 +290,9 @@ def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path,
 
 
 def test_a_page_is_one_file_as_the_documentation_writes_it(tmp_path, browser):
-    (example,) = re.findall(r"```python\n( *\"\"\"Subject.*?)```", (ROOT / "docs" / "telemetry.md").read_text(), re.DOTALL)
+    (example,) = re.findall(
+        r"```python\n( *\"\"\"Subject.*?)```", (ROOT / "docs" / "telemetry.md").read_text(), re.DOTALL
+    )
     shutil.copytree(ROOT / "dashboard", tmp_path / "dashboard", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "dashboard" / "pages" / "07_subject.py").write_text(textwrap.dedent(example))
     with dashboard_of(tmp_path, tmp_path / "dashboard" / "app.py") as url, LiveRun(tmp_path / "runs" / "alpha"):
@@ -272,16 +321,23 @@ def test_charts_are_redrawn_in_place_and_nothing_jumps(tmp_path, dashboard, brow
         browser.open(dashboard)
         browser.wait_for("alpha", "running", "Return")
         until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
-        browser.run("window.plots = [...document.querySelectorAll('.js-plotly-plot')]; window.drawn = 0; window.places = new Set();"
-                    "window.plots[0].on('plotly_afterplot', () => { window.drawn += 1;"
-                    " window.plots.forEach(plot => window.places.add(Math.round(plot.getBoundingClientRect().top))); })")
+        browser.run(
+            "window.plots = [...document.querySelectorAll('.js-plotly-plot')]; window.drawn = 0; window.places = new "
+            "Set();"
+            "window.plots[0].on('plotly_afterplot', () => { window.drawn += 1;"
+            " window.plots.forEach(plot => window.places.add(Math.round(plot.getBoundingClientRect().top))); })"
+        )
         until(lambda: browser.run("return window.drawn") >= 5, "five more pictures")
-        assert browser.run("return window.plots.every(plot => plot.isConnected)"), "a chart was thrown away and made anew"
+        assert browser.run("return window.plots.every(plot => plot.isConnected)"), (
+            "a chart was thrown away and made anew"
+        )
         assert browser.run("return window.places.size") == 3, "the three rows of charts moved"
 
 
 def test_pages_are_reached_by_keyboard_alone_and_the_focus_is_seen(tmp_path, dashboard, browser):
-    focused = "const e = document.activeElement; const s = getComputedStyle(e); return [e.innerText || '', s.outlineStyle]"
+    focused = (
+        "const e = document.activeElement; const s = getComputedStyle(e); return [e.innerText || '', s.outlineStyle]"
+    )
     with LiveRun(tmp_path / "runs" / "alpha"):
         browser.open(dashboard)
         browser.wait_for("alpha", "running", "Updates / s")
@@ -302,7 +358,11 @@ def test_an_event_reaches_the_page(tmp_path, dashboard, browser):
         browser.wait_for("Return")
         go_to(browser, "Ranks")
         browser.wait_for("ranks are alive")
-        said = threading.Timer(0.0, run.recorder.record_event, ("error", "rank 7 (rollout) failed: no such room"),
-                               {"rank": 7, "traceback": "ValueError"})
+        said = threading.Timer(
+            0.0,
+            run.recorder.record_event,
+            ("error", "rank 7 (rollout) failed: no such room"),
+            {"rank": 7, "traceback": "ValueError"},
+        )
         said.start()
         browser.wait_for("rank 7 (rollout) failed: no such room", "ValueError")

@@ -1,4 +1,5 @@
-"""A browser in a test: a small W3C WebDriver client, so that the browser tests need Debian's chromium and chromium-driver and no package.
+"""A browser in a test: a small W3C WebDriver client, so that the browser tests need Debian's chromium and
+chromium-driver and no package.
 
 Written for tests/dashboard alone. Every wait is for something seen on the page, never for a while to pass.
 """
@@ -53,6 +54,7 @@ def serving(command: list[str], ready: str, **options: Any) -> Iterator[subproce
     """A server process, up (its `ready` URL answers) on entry and gone on exit."""
     process = subprocess.Popen(command, start_new_session=True, **options)
     try:
+
         def answers() -> bool:
             assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
             try:
@@ -77,12 +79,23 @@ class Browser:
     """One headless Chromium window."""
 
     def __init__(self, driver: str, *, width: int = 1400, height: int = 1100, dark: bool = False) -> None:
-        arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", f"--window-size={width},{height}",
-                     "--hide-scrollbars", "--disable-extensions", "--disable-background-networking"]
+        arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--disable-gpu",
+            f"--window-size={width},{height}",
+            "--hide-scrollbars",
+            "--disable-extensions",
+            "--disable-background-networking",
+        ]
         if dark:
             arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]
-        wanted = {"browserName": "chrome", "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": arguments},
-                  "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": arguments},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
         self._driver = driver
         self._session = ""
         self._errors: list[str] = []
@@ -114,6 +127,7 @@ class Browser:
 
     def wait_for(self, *words: str, timeout: float = 120.0) -> str:
         """The page's text, once it shows all of `words`."""
+
         def shown() -> str:
             text = self.text
             return text if all(word in text for word in words) else ""
@@ -126,7 +140,10 @@ class Browser:
 
     def find(self, selector: str) -> list[str]:
         """Handles of the elements that match a CSS selector."""
-        return [element[ELEMENT] for element in self._call("POST", "/elements", {"using": "css selector", "value": selector})]
+        return [
+            element[ELEMENT]
+            for element in self._call("POST", "/elements", {"using": "css selector", "value": selector})
+        ]
 
     def click(self, element: str) -> None:
         """Click an element."""
@@ -134,19 +151,42 @@ class Browser:
 
     def press(self, keys: str) -> None:
         """Type keys as a user at the keyboard would."""
-        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": [
-            action for key in keys for action in ({"type": "keyDown", "value": key}, {"type": "keyUp", "value": key})]}]})
+        self._call(
+            "POST",
+            "/actions",
+            {
+                "actions": [
+                    {
+                        "type": "key",
+                        "id": "keyboard",
+                        "actions": [
+                            action
+                            for key in keys
+                            for action in ({"type": "keyDown", "value": key}, {"type": "keyUp", "value": key})
+                        ],
+                    }
+                ]
+            },
+        )
 
     def console_errors(self) -> list[str]:
-        """Errors that the page has written to the console. A network interface of the machine that came or went is none of the page's."""
-        return [] if self._network_changed() else list(self._errors)  # what follows from that cannot be told from what does not
+        """Errors that the page has written to the console. A network interface of the machine that came or went is none
+        of the page's."""
+        return (
+            [] if self._network_changed() else list(self._errors)
+        )  # what follows from that cannot be told from what does not
 
     def _network_changed(self) -> bool:
-        self._errors += [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+        self._errors += [
+            entry["message"]
+            for entry in self._call("POST", "/se/log", {"type": "browser"})
+            if entry["level"] == "SEVERE"
+        ]
         return any("ERR_NETWORK_CHANGED" in error for error in self._errors)
 
     def leave(self) -> None:
-        """Go to an empty page; what the last one has written to the console is kept. A page whose server ends would complain of that."""
+        """Go to an empty page; what the last one has written to the console is kept. A page whose server ends would
+        complain of that."""
         self._network_changed()
         self.open("about:blank")
 

@@ -1,4 +1,5 @@
-"""Run under mpirun by test_relays.py: a torch network on rank 0, relays on all ranks, acting policies on the bytes that the mailboxes pin.
+"""Run under mpirun by test_relays.py: a torch network on rank 0, relays on all ranks, acting policies on the bytes that
+the mailboxes pin.
 
 Rank 0 alone loads torch. It prints one JSON line: what each host found of each version.
 """
@@ -14,8 +15,10 @@ from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.rollout.policy import ActingPolicy
 
-SPECS = {"vector": EnvSpec("Vector-v0", ArraySpec((8,), "float32"), 4),
-         "image": EnvSpec("Image-v0", ArraySpec((4, 40, 40), "uint8"), 6, frame_stack=4)}
+SPECS = {
+    "vector": EnvSpec("Vector-v0", ArraySpec((8,), "float32"), 4),
+    "image": EnvSpec("Image-v0", ArraySpec((4, 40, 40), "uint8"), 6, frame_stack=4),
+}
 BATCH, VERSIONS, CHUNK = 256, 3, 4096
 
 
@@ -44,7 +47,8 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=1e-3)
 
     def learn(self, observation):
-        """Some steps of the optimizer towards values drawn at random, so that the actions become as many as there are."""
+        """Some steps of the optimizer towards values drawn at random, so that the actions become as many as there
+        are."""
         generator = self.torch.Generator().manual_seed(0)
         wanted = self.torch.randn((len(observation), SPECS[sys.argv[1]].num_actions), generator=generator)
         for _ in range(8):
@@ -70,8 +74,11 @@ def main():
     layout = ParameterLayout.from_json(manifest)
     generator = np.random.default_rng(5)
     shape = (BATCH, *spec.observation.shape)
-    observation = (generator.integers(0, 256, shape, np.uint8) if spec.observation.dtype == "uint8" else
-                   generator.standard_normal(shape).astype(np.float32))
+    observation = (
+        generator.integers(0, 256, shape, np.uint8)
+        if spec.observation.dtype == "uint8"
+        else generator.standard_normal(shape).astype(np.float32)
+    )
     policy = ActingPolicy(onnx, layout, spec)
     host = Host(layout.nbytes, ClusterConfig(scheme="stripes", chunk_bytes=CHUNK, versions_in_flight=1), layout=layout)
     found, argmax, near_tie, published = {}, [], [], -1
@@ -97,9 +104,16 @@ def main():
             pin = host.reader.pin()
             if pin is not None and pin.version not in found:
                 found[pin.version] = act(policy, observation, pin.data)
-    report(found=[found.get(version) for version in range(VERSIONS)], argmax=argmax, near_tie=near_tie, torch="torch" in sys.modules,
-           chunks=host.relay.models.executor.plan.chunks, forwarded=int(host.counters.row(0)["model_bytes_sent"].value),
-           model=layout.nbytes, problems=host.problems())
+    report(
+        found=[found.get(version) for version in range(VERSIONS)],
+        argmax=argmax,
+        near_tie=near_tie,
+        torch="torch" in sys.modules,
+        chunks=host.relay.models.executor.plan.chunks,
+        forwarded=int(host.counters.row(0)["model_bytes_sent"].value),
+        model=layout.nbytes,
+        problems=host.problems(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Programs that tests run under mpirun with coded models: `python codec_ranks.py NAME CODEC ...`. Rank 0 prints one JSON line of findings."""
+"""Programs that tests run under mpirun with coded models: `python codec_ranks.py NAME CODEC ...`. Rank 0 prints one
+JSON line of findings."""
 
 import hashlib
 import sys
@@ -11,7 +12,14 @@ from ddrl.core.config import ClusterConfig
 from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.codecs import make_codec
 
-LAYOUT = ParameterLayout.of({"hidden": ((700, 90), "float32"), "bias": ((90,), "float32"), "count": ((3,), "int64"), "out": ((90, 7), "float32")})
+LAYOUT = ParameterLayout.of(
+    {
+        "hidden": ((700, 90), "float32"),
+        "bias": ((90,), "float32"),
+        "count": ((3,), "int64"),
+        "out": ((90, 7), "float32"),
+    }
+)
 
 
 def model(version):
@@ -65,10 +73,19 @@ class CodedHost(Host):
     def findings(self, codec, **more):
         row = self.counters.row(0)
         wanted = {version: digest(acted_on(codec, version) if RANK else model(version)) for version in self.seen}
-        return {"seen": sorted(self.seen), "wrong": [version for version in self.seen if self.seen[version] != wanted[version]],
-                "sent": row["model_bytes_sent"].value, "received": row["model_bytes_received"].value, "sealed": row["versions_sealed"].value,
-                "refused": row["checksum_failures"].value, "problems": self.problems(), "model": LAYOUT.nbytes,
-                "wire": self.relay.models.executor._edges[-1], "chunks": self.relay.models.executor.plan.chunks, **more}
+        return {
+            "seen": sorted(self.seen),
+            "wrong": [version for version in self.seen if self.seen[version] != wanted[version]],
+            "sent": row["model_bytes_sent"].value,
+            "received": row["model_bytes_received"].value,
+            "sealed": row["versions_sealed"].value,
+            "refused": row["checksum_failures"].value,
+            "problems": self.problems(),
+            "model": LAYOUT.nbytes,
+            "wire": self.relay.models.executor._edges[-1],
+            "chunks": self.relay.models.executor.plan.chunks,
+            **more,
+        }
 
 
 def models():
@@ -86,7 +103,8 @@ def models():
 
 
 def lost():
-    """Host 2 loses what it holds after 5 versions: it refuses the next, everybody gets a whole one, then differences go on."""
+    """Host 2 loses what it holds after 5 versions: it refuses the next, everybody gets a whole one, then differences go
+    on."""
     host, versions = CodedHost("xor_zstd", "chain", 2), 12
     forgotten, sizes = False, []
     while not host.relay.finished:
@@ -97,9 +115,17 @@ def lost():
             forgotten = True
         if RANK == 0 and host.relay.sender.settled:
             sizes.append(executor.traffic.bytes_sent)
-            if host.published < versions - 1 and host.relay.sender.sent_version == host.published and not host.relay.sender._refused:
+            if (
+                host.published < versions - 1
+                and host.relay.sender.sent_version == host.published
+                and not host.relay.sender._refused
+            ):
                 host.publish_next()
-            elif host.published == versions - 1 and host.relay.sender.sent_version == host.published and not host.relay.sender._refused:
+            elif (
+                host.published == versions - 1
+                and host.relay.sender.sent_version == host.published
+                and not host.relay.sender._refused
+            ):
                 host.stop()
     report(**host.findings("xor_zstd", steps=np.diff(sorted({0, *sizes})).tolist()))
 

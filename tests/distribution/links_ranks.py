@@ -1,4 +1,5 @@
-"""Programs that tests run under mpirun, one rank a host: `python links_ranks.py NAME`. Rank 0 prints one JSON line, a value a rank."""
+"""Programs that tests run under mpirun, one rank a host: `python links_ranks.py NAME`. Rank 0 prints one JSON line, a
+value a rank."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Programs that tests run under mpirun, one rank a host: `python ranks.py NAME`. Rank 0 prints one JSON line of findings."""
+"""Programs that tests run under mpirun, one rank a host: `python ranks.py NAME`. Rank 0 prints one JSON line of
+findings."""
 
 import hashlib
 import json
@@ -16,7 +17,9 @@ from ddrl.distribution.relay import Relay, readers_needed, slots_needed
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-ROW = np.dtype([("policy_version", np.uint64), ("stream", np.uint32), ("step", np.uint32), ("payload", np.uint8, (40,))])
+ROW = np.dtype(
+    [("policy_version", np.uint64), ("stream", np.uint32), ("step", np.uint32), ("payload", np.uint8, (40,))]
+)
 
 
 class Host:
@@ -30,10 +33,20 @@ class Host:
         self.lanes = [Lane.create(None, ROW, capacity) for _ in range(lanes if RANK else 0)]
         self.down = [Lane.create(None, ROW, down_capacity) for _ in range(SIZE - 1 if RANK == 0 else 0)]
         self.mirrors = [Counters.create(None, 3) for _ in self.down]
-        self.relay = Relay(WORLD, self.mailbox, self.board, config, self.counters.row(0), row_dtype=ROW,
-                           readers=[self.mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
-                           lanes_up=LaneSet(self.lanes) if RANK else None, lanes_down=self.down, mirrors=self.mirrors,
-                           table=self.counters if RANK else None, **options)
+        self.relay = Relay(
+            WORLD,
+            self.mailbox,
+            self.board,
+            config,
+            self.counters.row(0),
+            row_dtype=ROW,
+            readers=[self.mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
+            lanes_up=LaneSet(self.lanes) if RANK else None,
+            lanes_down=self.down,
+            mirrors=self.mirrors,
+            table=self.counters if RANK else None,
+            **options,
+        )
 
     def publish(self, version):
         self.mailbox.publish(model(version, self.mailbox.nbytes), version, [version * 0.5, 2.0])
@@ -79,23 +92,36 @@ def models():
 
 def traffic():
     """One version: bytes by the counters, and when the first forward left."""
-    scheme, shards, chunk_bytes = (sys.argv[2], int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else ("sharded", 0, 1 << 16)
+    scheme, shards, chunk_bytes = (
+        (sys.argv[2], int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else ("sharded", 0, 1 << 16)
+    )
     nbytes = 1 << 22
-    host = Host(nbytes, ClusterConfig(scheme=scheme, shards=shards, chunk_bytes=chunk_bytes, versions_in_flight=1), trace=True)
+    host = Host(
+        nbytes, ClusterConfig(scheme=scheme, shards=shards, chunk_bytes=chunk_bytes, versions_in_flight=1), trace=True
+    )
     if RANK == 0:
         host.publish(0)
     trace = host.relay.models.executor.traffic.trace if RANK == 0 else None
     while not host.relay.finished:
         host.relay.progress()
-        trace = trace if trace is not None or host.relay.models.executor is None else host.relay.models.executor.traffic.trace
+        trace = (
+            trace
+            if trace is not None or host.relay.models.executor is None
+            else host.relay.models.executor.traffic.trace
+        )
         if RANK == 0 and host.relay.sender.confirms and host.relay.sender.settled:
             host.stop()
     row = host.counters.row(0)
     sends = [moment for moment, what, *_ in trace if what == "send"]
-    report(sent=row["model_bytes_sent"].value, received=row["model_bytes_received"].value,
-           first_send=min(sends, default=0), last_send=max(sends, default=0),
-           chunks=host.relay.models.executor.plan.chunks, sealed=row["versions_sealed"].value,
-           mirrored=[mirror.row(0)["versions_sealed"].value for mirror in host.mirrors])
+    report(
+        sent=row["model_bytes_sent"].value,
+        received=row["model_bytes_received"].value,
+        first_send=min(sends, default=0),
+        last_send=max(sends, default=0),
+        chunks=host.relay.models.executor.plan.chunks,
+        sealed=row["versions_sealed"].value,
+        mirrored=[mirror.row(0)["versions_sealed"].value for mirror in host.mirrors],
+    )
 
 
 def replanned():
@@ -130,11 +156,18 @@ def replanned():
         if pin is not None and (not seen or pin.version != seen[-1]):
             seen.append(pin.version)
             wrong += not np.array_equal(pin.data, model(pin.version, host.mailbox.nbytes))
-    report(epoch=host.relay.models._epoch, seen=seen, wrong=wrong, problems=host.problems(), sealed=host.counters.row(0)["versions_sealed"].value)
+    report(
+        epoch=host.relay.models._epoch,
+        seen=seen,
+        wrong=wrong,
+        problems=host.problems(),
+        sealed=host.counters.row(0)["versions_sealed"].value,
+    )
 
 
 def flipped():
-    """A byte flips on a forwarding host between arrival and sending on: its children refuse, the root sends the version again."""
+    """A byte flips on a forwarding host between arrival and sending on: its children refuse, the root sends the version
+    again."""
     nbytes = 100_000
     host = Host(nbytes, ClusterConfig(scheme="chain", chunk_bytes=8192, versions_in_flight=1))
     ill = {"left": 1}
@@ -203,7 +236,9 @@ def rows():
         while taken := lane.pop(out):
             received += taken
             digest ^= row_digest(out[:taken])
-    report(received=received, digest=digest, broken=broken, problems=host.problems(), discarded=host.relay.rows_discarded)
+    report(
+        received=received, digest=digest, broken=broken, problems=host.problems(), discarded=host.relay.rows_discarded
+    )
 
 
 def row_digest(batch):
@@ -228,7 +263,11 @@ def stalled():
             pushed += done
             refused += host.board.command == Command.RUN and done < len(batch)
         host.counters.row(1)["rows_dropped"].set(refused)
-        if RANK == 0 and all(mirror.row(1)["rows_dropped"].value > 200 for mirror in host.mirrors) and host.board.command == Command.RUN:
+        if (
+            RANK == 0
+            and all(mirror.row(1)["rows_dropped"].value > 200 for mirror in host.mirrors)
+            and host.board.command == Command.RUN
+        ):
             host.stop()
     report(pushed=pushed, problems=host.problems(), discarded=host.relay.rows_discarded)
 
@@ -245,7 +284,10 @@ def control():
         if RANK == 0:
             host.board.values[:3] = (1.5, np.inf, -2.0)
             host.publish(0)
-            while not all(mirror.row(1)["env_steps"].value >= 100 and mirror.row(0)["versions_sealed"].value == 1 for mirror in host.mirrors):
+            while not all(
+                mirror.row(1)["env_steps"].value >= 100 and mirror.row(0)["versions_sealed"].value == 1
+                for mirror in host.mirrors
+            ):
                 host.board.trainer_bell.wait(host.board.trainer_bell.value, 0.01)
             host.stop()
         else:
@@ -256,14 +298,20 @@ def control():
     thread.start()
     host.relay.run()
     thread.join()
-    report(values=watched.get("values", [1.5, float("inf"), -2.0]), env_steps=[mirror.row(1)["env_steps"].value for mirror in host.mirrors],
-           finished=host.relay.finished)
+    report(
+        values=watched.get("values", [1.5, float("inf"), -2.0]),
+        env_steps=[mirror.row(1)["env_steps"].value for mirror in host.mirrors],
+        finished=host.relay.finished,
+    )
 
 
 def failing():
-    """A process of host 1 fails while producers of all hosts go on pushing: every host ends, the root has the text once."""
+    """A process of host 1 fails while producers of all hosts go on pushing: every host ends, the root has the text
+    once."""
     texts = []
-    host = Host(1000, ClusterConfig(), quiet=lambda: False, failure=lambda: "the environment broke", on_failure=texts.append)
+    host = Host(
+        1000, ClusterConfig(), quiet=lambda: False, failure=lambda: "the environment broke", on_failure=texts.append
+    )
     batch = np.zeros(16, ROW)
     turns = 0
     while not host.relay.finished:
@@ -279,9 +327,14 @@ def failing():
 
 
 def closed():
-    """Closed loop: rollouts of every host take a version only now and then, and none leaves before all have taken the last."""
+    """Closed loop: rollouts of every host take a version only now and then, and none leaves before all have taken the
+    last."""
     using, sealed, used, early, sent, turn, published = {"version": -1}, [], [], 0, -1, 0, -1
-    host = Host(1000, ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True), confirm=lambda version: using["version"] >= version)
+    host = Host(
+        1000,
+        ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True),
+        confirm=lambda version: using["version"] >= version,
+    )
     while not host.relay.finished:
         host.relay.progress()
         turn += 1
@@ -295,7 +348,9 @@ def closed():
                 published += 1
                 host.publish(published)
             if host.relay.sender.sent_version > sent:
-                early += not (using["version"] >= sent and len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1))
+                early += not (
+                    using["version"] >= sent and len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1)
+                )
                 used_by_all.append(sent := host.relay.sender.sent_version)
             if len(used_by_all) >= 15 and sent == published and host.relay.sender.settled:
                 host.stop()
@@ -317,5 +372,15 @@ def alone():
 
 
 if __name__ == "__main__":
-    {"models": models, "traffic": traffic, "replanned": replanned, "flipped": flipped, "rows": rows, "stalled": stalled, "control": control,
-     "failing": failing, "closed": closed, "alone": alone}[sys.argv[1]]()
+    {
+        "models": models,
+        "traffic": traffic,
+        "replanned": replanned,
+        "flipped": flipped,
+        "rows": rows,
+        "stalled": stalled,
+        "control": control,
+        "failing": failing,
+        "closed": closed,
+        "alone": alone,
+    }[sys.argv[1]]()

@@ -19,13 +19,24 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing():
     cluster.up(["50mbit"] * 3)
     try:
         code = "from mpi4py import MPI; import socket; print(socket.gethostname(), MPI.COMM_WORLD.allreduce(1))"
-        done = subprocess.run(cluster.mpirun([sys.executable, "-c", code]), env=cluster.mpi_environment(), stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=60, check=False)
-        assert sorted(done.stdout.split("\n")[:-1]) == ["ddtest-h0 3", "ddtest-h1 3", "ddtest-h2 3"], done.stderr[-2000:]
+        done = subprocess.run(
+            cluster.mpirun([sys.executable, "-c", code]),
+            env=cluster.mpi_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert sorted(done.stdout.split("\n")[:-1]) == ["ddtest-h0 3", "ddtest-h1 3", "ddtest-h2 3"], done.stderr[
+            -2000:
+        ]
     finally:
         cluster.down()
     assert "ddtest" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert "ddtest" not in subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, check=True).stdout
+    assert (
+        "ddtest" not in subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, check=True).stdout
+    )
     assert [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS] == limits
     assert not cluster.STATE.exists()
 

@@ -19,14 +19,20 @@ from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.shards import HEADER, cut_chunks, fill_headers
 
 pytest.importorskip("zstandard", reason="needs the extra [codecs]")
-LAYOUT = ParameterLayout.of({"weight": ((40, 33), "float32"), "count": ((5,), "int64"), "bias": ((7,), "float32"), "flag": ((3,), "uint8")})
+LAYOUT = ParameterLayout.of(
+    {"weight": ((40, 33), "float32"), "count": ((5,), "int64"), "bias": ((7,), "float32"), "flag": ((3,), "uint8")}
+)
 
 
 def vector_of(seed, scale=1.0):
     vector = np.zeros(LAYOUT.nbytes, np.uint8)
     random = np.random.default_rng(seed)
     for name, view in LAYOUT.views(vector).items():
-        view[...] = random.standard_normal(view.shape) * scale if name in ("weight", "bias") else random.integers(0, 200, view.shape)
+        view[...] = (
+            random.standard_normal(view.shape) * scale
+            if name in ("weight", "bias")
+            else random.integers(0, 200, view.shape)
+        )
     return vector
 
 
@@ -53,7 +59,9 @@ def bf16(values):
 
 def test_bf16_is_the_nearest_even_bfloat16_of_every_float():
     random = np.random.default_rng(0)
-    values = random.integers(0, 1 << 32, 40 * 33, dtype=np.uint32).view(np.float32)  # every exponent, NaNs and infinities too
+    values = random.integers(0, 1 << 32, 40 * 33, dtype=np.uint32).view(
+        np.float32
+    )  # every exponent, NaNs and infinities too
     values[:6] = (0.0, -0.0, np.inf, -np.inf, np.nan, 3.3895313892515355e38)
     values[6:8] = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)  # ties: one goes down, one up
     model = vector_of(1)
@@ -88,7 +96,9 @@ def test_int8_blocks_do_not_reach_from_one_tensor_into_another():
 @pytest.mark.parametrize("chunk", [64, 192, 1024, 2112])
 def test_what_is_acted_on_does_not_depend_on_how_the_model_was_cut(name, chunk):
     model, codec = vector_of(11), make_codec(name, LAYOUT)
-    np.testing.assert_array_equal(round_trip(codec, model, None, cuts(len(model), chunk)), round_trip(codec, model, None, [0, len(model)]))
+    np.testing.assert_array_equal(
+        round_trip(codec, model, None, cuts(len(model), chunk)), round_trip(codec, model, None, [0, len(model)])
+    )
 
 
 def test_int8_shows_a_network_that_has_diverged():
@@ -102,7 +112,10 @@ def test_int8_shows_a_network_that_has_diverged():
 @pytest.mark.parametrize("name", ["bf16", "int8"])
 def test_lossy_codecs_take_half_and_little_more_than_a_quarter(name):
     layout = ParameterLayout.of({"weight": ((1 << 20,), "float32")})
-    assert make_codec(name, layout).wire_bytes(0, layout.nbytes) == {"bf16": layout.nbytes // 2, "int8": layout.nbytes // 4 * 65 // 64}[name]
+    assert (
+        make_codec(name, layout).wire_bytes(0, layout.nbytes)
+        == {"bf16": layout.nbytes // 2, "int8": layout.nbytes // 4 * 65 // 64}[name]
+    )
 
 
 @given(st.integers(0, 700), st.sampled_from([64, 128, 4096]), st.integers(0, 4), st.booleans())
@@ -111,7 +124,9 @@ def test_xor_zstd_gives_back_every_byte(nbytes, chunk, changed, against):
     random = np.random.default_rng(nbytes)
     base = random.integers(0, 256, nbytes, dtype=np.uint8)
     model = base ^ (random.random(nbytes) < changed / 4) * random.integers(0, 256, nbytes, dtype=np.uint8)
-    np.testing.assert_array_equal(round_trip(make_codec("xor_zstd", None), model, base if against else None, cuts(nbytes, chunk)), model)
+    np.testing.assert_array_equal(
+        round_trip(make_codec("xor_zstd", None), model, base if against else None, cuts(nbytes, chunk)), model
+    )
 
 
 def test_versions_that_differ_little_become_short():
@@ -142,7 +157,9 @@ def test_settings_name_the_codecs_and_the_missing_package(monkeypatch):
     with pytest.raises(ConfigError, match="needs the manifest"):
         make_codec("bf16", None)
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(MissingExtraError, match=r"cluster.codec = xor_zstd needs the package 'zstandard'.*ddrl\[codecs\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"cluster.codec = xor_zstd needs the package 'zstandard'.*ddrl\[codecs\]"
+    ):
         make_codec("xor_zstd", None)
 
 
@@ -167,8 +184,17 @@ def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
     """Coding, coded form and headers of a version, and where its chunks stand."""
     coding = Coding(make_codec(name, LAYOUT), np.array(cuts(len(model), chunk)), most_bases=3)
     wire, headers = coding.take(), np.zeros(len(coding.bounds) - 1, HEADER)
-    fill_headers(headers, np.array(coding.bounds), epoch=epoch, sequence=sequence, version=7, model_checksum=checksum(model), time_ns=1,
-                 values=np.zeros(8), back=back)
+    fill_headers(
+        headers,
+        np.array(coding.bounds),
+        epoch=epoch,
+        sequence=sequence,
+        version=7,
+        model_checksum=checksum(model),
+        time_ns=1,
+        values=np.zeros(8),
+        back=back,
+    )
     encoder = Encoder(coding, wire, headers, Kept(model), base, checksum)
     encoder.code(0, len(headers))
     return coding, wire, headers, encoder
@@ -177,7 +203,9 @@ def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
 @pytest.mark.parametrize("name", ["bf16", "int8", "xor_zstd"])
 def test_chunks_in_any_order_and_twice_give_the_model(name):
     model, base = vector_of(6), Kept(vector_of(6, 1.0001))
-    coding, wire, headers, encoder = coded(name, model, base if name == "xor_zstd" else None, back=2 if name == "xor_zstd" else 0)
+    coding, wire, headers, encoder = coded(
+        name, model, base if name == "xor_zstd" else None, back=2 if name == "xor_zstd" else 0
+    )
     if coding.bases is not None:
         coding.bases.keep(7, base.data, lambda: None)
     out = np.full(len(model), 0xA5, np.uint8)

@@ -9,13 +9,18 @@ from ddrl.distribution import costs
 MODEL, HOSTS = 20e6, 298
 
 
-@pytest.mark.parametrize(("gigabits", "a", "direct", "tree", "binomial", "thirty", "best", "ring", "two_tree", "bound"), [
-    (10, 50e-6, 4783, 546, 144, 191, 62, 47, 24.5, 16.5),
-    (10, 1e-3, 5066, 578, 153, 501, 451, 338, 68, 25),
-    (1, 50e-6, 47695, 5442, 1440, 1760, 349, 334, 185, 160),
-    (25, 50e-6, 1922, 219, 58, 86, 41, 28, 12, 6.9),
-])
-def test_the_formulas_give_the_table_of_298_hosts(gigabits, a, direct, tree, binomial, thirty, best, ring, two_tree, bound):
+@pytest.mark.parametrize(
+    ("gigabits", "a", "direct", "tree", "binomial", "thirty", "best", "ring", "two_tree", "bound"),
+    [
+        (10, 50e-6, 4783, 546, 144, 191, 62, 47, 24.5, 16.5),
+        (10, 1e-3, 5066, 578, 153, 501, 451, 338, 68, 25),
+        (1, 50e-6, 47695, 5442, 1440, 1760, 349, 334, 185, 160),
+        (25, 50e-6, 1922, 219, 58, 86, 41, 28, 12, 6.9),
+    ],
+)
+def test_the_formulas_give_the_table_of_298_hosts(
+    gigabits, a, direct, tree, binomial, thirty, best, ring, two_tree, bound
+):
     rate = gigabits * 1e9 / 8
     at = (HOSTS, MODEL, rate, a)
 
@@ -42,7 +47,12 @@ def test_best_relays_is_the_minimum_of_its_formula():
 def test_no_scheme_beats_the_bound():
     for n in (1, 2, 7, 40, 298):
         bound = costs.bound_seconds(n, MODEL, 1e8)
-        for seconds in (costs.direct_seconds(n, MODEL, 1e8, 0), costs.binomial_seconds(n, MODEL, 1e8, 0), costs.ring_seconds(n, MODEL, 1e8, 0),
-                        costs.sharded_seconds(n, MODEL, 1e8, 0, n), costs.stripes_seconds(n, MODEL, 1e8, 0, 8, 1000)):
+        for seconds in (
+            costs.direct_seconds(n, MODEL, 1e8, 0),
+            costs.binomial_seconds(n, MODEL, 1e8, 0),
+            costs.ring_seconds(n, MODEL, 1e8, 0),
+            costs.sharded_seconds(n, MODEL, 1e8, 0, n),
+            costs.stripes_seconds(n, MODEL, 1e8, 0, 8, 1000),
+        ):
             assert seconds >= bound * (1 - 1e-9)
     assert math.isclose(costs.bound_unequal([100, 10, 10], [100, 50, 5], 1000), 200)

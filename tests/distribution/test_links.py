@@ -34,7 +34,10 @@ def test_hosts_on_one_machine_share_its_cores_in_the_model():
 
 
 def test_relays_rest_between_looks_where_very_many_share_a_core():
-    few, many, apart = (Links([1.0] * hosts, [1.0] * hosts, 0.0, 1e-4, machines, 2, 1e-9) for hosts, machines in ((24, 1), (300, 1), (300, 300)))
+    few, many, apart = (
+        Links([1.0] * hosts, [1.0] * hosts, 0.0, 1e-4, machines, 2, 1e-9)
+        for hosts, machines in ((24, 1), (300, 1), (300, 300))
+    )
     assert few.least_rest == apart.least_rest == 0.0
     assert many.least_rest == 150 * CROWDED_LOOK
     assert many.network().latency == 0.5 * many.least_rest

@@ -26,8 +26,13 @@ def test_auto_is_within_five_percent_of_the_best_candidate_on_unequal_links(seed
     chosen = choose_best(network, nbytes, 1)
     sweep = list(candidates(network, nbytes))
     hosts = len(network.up) - 1
-    sweep += [Choice("direct", {}), Choice("scatter_ring", {}), Choice("tree", {"fanout": 3}), Choice("chain", {"chunk_bytes": 1 << 14}),
-              *(Choice("sharded", {"relays": m}) for m in range(1, hosts + 1, 3))]
+    sweep += [
+        Choice("direct", {}),
+        Choice("scatter_ring", {}),
+        Choice("tree", {"fanout": 3}),
+        Choice("chain", {"chunk_bytes": 1 << 14}),
+        *(Choice("sharded", {"relays": m}) for m in range(1, hosts + 1, 3)),
+    ]
     best = min(predict(candidate, network, nbytes, 1) for candidate in sweep)
     assert chosen.seconds <= 1.05 * best
 
@@ -49,7 +54,10 @@ def test_one_slow_host_does_not_relay():
 
 
 def test_settings_are_kept_and_impossible_ones_refused():
-    assert choose(ClusterConfig(scheme="sharded", shards=3, chunk_bytes=4096), 5, 10_000).parameters == {"relays": 3, "chunk_bytes": 4096}
+    assert choose(ClusterConfig(scheme="sharded", shards=3, chunk_bytes=4096), 5, 10_000).parameters == {
+        "relays": 3,
+        "chunk_bytes": 4096,
+    }
     assert choose_best(Network.equal(20, 1e8), 100_000, 2, relays=7).parameters["relays"] == 7
     with pytest.raises(ConfigError, match=r"cluster\.shards \(6\) exceeds the 5 relays"):
         choose(ClusterConfig(scheme="sharded", shards=6), 5, 10_000)

@@ -15,14 +15,24 @@ def requests(draw):
     hosts = draw(st.integers(0, 24))
     nbytes = draw(st.one_of(st.integers(0, 300), st.integers(0, 200_000)))
     scheme = draw(st.sampled_from(sorted(SCHEMES)))
-    chunk = draw(st.sampled_from([0, 64, 1000, 4096, 65536])) if nbytes < 20_000 else draw(st.sampled_from([0, 4096, 65536]))
+    chunk = (
+        draw(st.sampled_from([0, 64, 1000, 4096, 65536]))
+        if nbytes < 20_000
+        else draw(st.sampled_from([0, 4096, 65536]))
+    )
     rates = draw(st.lists(st.floats(0.1, 50), min_size=hosts + 1, max_size=hosts + 1))
     parameters = {
         "tree": lambda: {"fanout": draw(st.integers(1, 6)), "depth": draw(st.integers(0, 4))},
-        "sharded": lambda: {"relays": draw(st.integers(1, hosts)) if hosts and draw(st.booleans()) else None, "chunk_bytes": chunk},
+        "sharded": lambda: {
+            "relays": draw(st.integers(1, hosts)) if hosts and draw(st.booleans()) else None,
+            "chunk_bytes": chunk,
+        },
         "weighted": lambda: {"up": rates, "chunk_bytes": chunk},
-        "stripes": lambda: {"fanout": draw(st.integers(1, 9)), "chunk_bytes": chunk,
-                            "budgets": draw(st.one_of(st.none(), st.just([rate / 5 for rate in rates[1:]])))},
+        "stripes": lambda: {
+            "fanout": draw(st.integers(1, 9)),
+            "chunk_bytes": chunk,
+            "budgets": draw(st.one_of(st.none(), st.just([rate / 5 for rate in rates[1:]]))),
+        },
         "postal": lambda: {"up": rates, "down": rates[::-1], "message_seconds": 1e-3, "latency": 1e-2},
     }.get(scheme, lambda: {"chunk_bytes": chunk} if scheme in ("direct", "chain", "two_tree") else {})()
     return scheme, hosts, nbytes, parameters
@@ -38,7 +48,9 @@ def test_every_host_ends_with_each_byte_once_and_nobody_forwards_what_it_never_g
     assert plan.chunks >= 1
     assert plan.ingress().tolist() == [0] + [nbytes] * hosts
     assert plan.egress().sum() == nbytes * hosts
-    assert (np.bincount(plan.target, minlength=hosts + 1)[1:] >= 1).all()  # even an empty model is announced to every host
+    assert (
+        np.bincount(plan.target, minlength=hosts + 1)[1:] >= 1
+    ).all()  # even an empty model is announced to every host
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,9 +84,12 @@ def test_the_check_refuses_a_chunk_sent_twice_one_never_sent_and_hosts_that_wait
 @pytest.mark.parametrize(("hosts", "relays"), [(30, 3), (16, 16), (40, 30), (7, 2)])
 def test_relays_of_whole_shards_that_begin_one_after_another_never_serve_a_host_at_once(hosts, relays):
     plan = make_plan("sharded", hosts, 1_000_000, relays=relays)
-    served = [(relay + place, host) for relay in range(1, relays + 1) for place, host in enumerate(plan.target[plan.source == relay].tolist())]
+    served = [
+        (relay + place, host)
+        for relay in range(1, relays + 1)
+        for place, host in enumerate(plan.target[plan.source == relay].tolist())
+    ]
     assert len(served) == len(set(served)) == relays * (hosts - 1)
-
 
 
 def test_the_root_of_a_sharded_plan_sends_the_model_once_and_relays_share_the_rest():
@@ -139,7 +154,9 @@ def test_plans_need_no_mpi():
     import subprocess
     import sys
 
-    code = ("import sys; sys.modules['mpi4py'] = None; import ddrl.distribution.schemes, ddrl.distribution.simulator, "
-            "ddrl.distribution.costs, ddrl.distribution.planner, ddrl.distribution.relay; "
-            "assert 'torch' not in sys.modules")
+    code = (
+        "import sys; sys.modules['mpi4py'] = None; import ddrl.distribution.schemes, ddrl.distribution.simulator, "
+        "ddrl.distribution.costs, ddrl.distribution.planner, ddrl.distribution.relay; "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -20,17 +20,39 @@ pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpirun from t
 def run(ranks, *arguments, timeout=60, program="ranks.py"):
     """One JSON value per rank."""
     allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
-    done = subprocess.run([str(MPIRUN), "-n", str(ranks), "--oversubscribe", sys.executable, "-m", "mpi4py",
-                           str(Path(__file__).with_name(program)), *map(str, arguments)],
-                          capture_output=True, text=True, timeout=timeout, check=False,
-                          env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"})
+    done = subprocess.run(
+        [
+            str(MPIRUN),
+            "-n",
+            str(ranks),
+            "--oversubscribe",
+            sys.executable,
+            "-m",
+            "mpi4py",
+            str(Path(__file__).with_name(program)),
+            *map(str, arguments),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"},
+    )
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
 
 
-@pytest.mark.parametrize(("scheme", "ranks", "nbytes"), [
-    ("sharded", 4, 200_000), ("stripes", 5, 100_001), ("scatter_ring", 4, 3001), ("two_tree", 5, 65_536), ("binomial", 3, 64), ("direct", 2, 1),
-])
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "nbytes"),
+    [
+        ("sharded", 4, 200_000),
+        ("stripes", 5, 100_001),
+        ("scatter_ring", 4, 3001),
+        ("two_tree", 5, 65_536),
+        ("binomial", 3, 64),
+        ("direct", 2, 1),
+    ],
+)
 def test_every_host_gets_the_bytes_that_were_published_over_many_versions(scheme, ranks, nbytes):
     everyone = run(ranks, "models", scheme, nbytes, 40)
     for host in everyone[1:]:
@@ -49,8 +71,15 @@ def test_the_trainers_host_sends_one_model_and_each_host_receives_one():
     assert everyone[0]["mirrored"] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("scheme", "shards", "copies"), [("direct", 0, [3, 0, 0, 0]), ("sharded", 2, [1, 1, 1, 0]), ("sharded", 1, [1, 2, 0, 0]),
-                                                          ("binomial", 0, [2, 1, 0, 0])])
+@pytest.mark.parametrize(
+    ("scheme", "shards", "copies"),
+    [
+        ("direct", 0, [3, 0, 0, 0]),
+        ("sharded", 2, [1, 1, 1, 0]),
+        ("sharded", 1, [1, 2, 0, 0]),
+        ("binomial", 0, [2, 1, 0, 0]),
+    ],
+)
 def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies):
     everyone = run(4, "traffic", scheme, shards, 0)
     size, chunks = 1 << 22, everyone[0]["chunks"]
@@ -78,7 +107,10 @@ def test_a_flipped_byte_is_reported_and_never_sealed():
     assert spoiled["failures"] == child["failures"] == 1
     assert spoiled["sealed"] == child["sealed"] == [True]  # of the second sending
     assert len(root["problems"]) == 2
-    assert "chunk 5 of version 0 (bytes 38592..46272) does not match its checksum, as received from host 1" in child["problems"][0]
+    assert (
+        "chunk 5 of version 0 (bytes 38592..46272) does not match its checksum, as received from host 1"
+        in child["problems"][0]
+    )
 
 
 def test_each_row_arrives_once_and_in_order_through_full_lanes():
@@ -92,7 +124,9 @@ def test_each_row_arrives_once_and_in_order_through_full_lanes():
 def test_a_trainer_that_never_drains_holds_producers_back_and_the_end_still_comes():
     everyone = run(3, "stalled")
     for host in everyone[1:]:
-        assert host["pushed"] < 2 * 64 + 2 * 64 + 64 + 3 * 4096 // 56 + 200  # own lanes, lane to the trainer, blocks on their way
+        assert (
+            host["pushed"] < 2 * 64 + 2 * 64 + 64 + 3 * 4096 // 56 + 200
+        )  # own lanes, lane to the trainer, blocks on their way
     assert everyone[0]["discarded"] > 0
     assert "given up" in everyone[0]["problems"][0]
 
@@ -121,7 +155,10 @@ def test_in_a_closed_loop_no_version_leaves_before_all_rollouts_use_the_last():
         assert host["sealed"] == host["used"] == root["sent"]
 
 
-@pytest.mark.parametrize(("codec", "scheme"), [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", "scatter_ring")])
+@pytest.mark.parametrize(
+    ("codec", "scheme"),
+    [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", "scatter_ring")],
+)
 def test_coded_models_arrive_as_they_should_and_as_fewer_bytes(codec, scheme):
     pytest.importorskip("zstandard", reason="needs the extra [codecs]")
     root, *others = run(4, "models", codec, scheme, 2, 12, program="codec_ranks.py")
@@ -174,9 +211,13 @@ def test_an_action_on_another_host_is_the_one_that_the_trainers_network_would_ta
     assert trainer["chunks"] > 10
     assert all(host["problems"] == [] for host in (trainer, *others))
     assert [host["torch"] for host in (trainer, *others)] == [True] + [False] * len(others)
-    assert any(host["forwarded"] > trainer["model"] for host in others)  # not all of it came from the trainer's host itself
+    assert any(
+        host["forwarded"] > trainer["model"] for host in others
+    )  # not all of it came from the trainer's host itself
     for host in others:
-        assert host["found"] == trainer["found"]  # of each version: bytes, values of all actions bit for bit, greedy actions
+        assert (
+            host["found"] == trainer["found"]
+        )  # of each version: bytes, values of all actions bit for bit, greedy actions
     assert trainer["near_tie"] == [False] * 3
     assert [version["greedy"] for version in trainer["found"]] == trainer["argmax"]  # of torch itself
     before, learned, nudged = trainer["found"]
@@ -190,7 +231,11 @@ def test_blocks_of_experience_hold_no_more_rows_than_the_lanes_that_they_drain()
     root, sender = run(2, "capped", program="uplink_ranks.py")
     assert sender["too_few"] is False  # a row less than a quarter of the lanes
     assert sender["first"] is True  # a quarter of them, though the block's bytes would hold a thousand times as many
-    assert root["blocks"] == [4, 16, 73]  # a quarter; all that lanes of 16 hold, though more comes as they are drained; 4096 bytes of 56
+    assert root["blocks"] == [
+        4,
+        16,
+        73,
+    ]  # a quarter; all that lanes of 16 hold, though more comes as they are drained; 4096 bytes of 56
     assert sender["held"] == [16, 73]
 
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import PlanError
 from ddrl.core.layouts import ALIGNMENT
-from ddrl.distribution.shards import HEADER, Assembly, cut_by_weight, cut_chunks, cut_evenly, describe_shards, write_headers
+from ddrl.distribution.shards import (
+    HEADER,
+    Assembly,
+    cut_by_weight,
+    cut_chunks,
+    cut_evenly,
+    describe_shards,
+    write_headers,
+)
 
 
 def model(seed, nbytes):
@@ -21,13 +29,30 @@ def pieces(version, nbytes, bounds, sequence=0):
     """Headers and payloads of one version, as they travel."""
     data = model(version, nbytes)
     headers = np.zeros(len(bounds) - 1, HEADER)
-    write_headers(headers, data, np.asarray(bounds, np.int64), checksum, epoch=3, sequence=sequence, version=version,
-                  model_checksum=checksum(data), time_ns=1, values=np.zeros(8))
+    write_headers(
+        headers,
+        data,
+        np.asarray(bounds, np.int64),
+        checksum,
+        epoch=3,
+        sequence=sequence,
+        version=version,
+        model_checksum=checksum(data),
+        time_ns=1,
+        values=np.zeros(8),
+    )
     return [(headers[index], data[start:stop]) for index, (start, stop) in enumerate(itertools.pairwise(bounds))]
 
 
 def assembly(nbytes, bounds, sequence=0):
-    return Assembly(np.full(nbytes, 0xA5, np.uint8), np.zeros(len(bounds) - 1, HEADER), np.asarray(bounds, np.int64), 3, sequence, checksum)
+    return Assembly(
+        np.full(nbytes, 0xA5, np.uint8),
+        np.zeros(len(bounds) - 1, HEADER),
+        np.asarray(bounds, np.int64),
+        3,
+        sequence,
+        checksum,
+    )
 
 
 @given(st.integers(0, 100_000), st.integers(1, 400))
@@ -67,11 +92,20 @@ def test_every_shard_says_what_it_is():
     bounds = cut_evenly(1000, 3)
     shards = describe_shards(model(7, 1000), 7, bounds, checksum)
     assert [(shard.version, shard.index, shard.count, shard.offset, shard.length) for shard in shards] == [
-        (7, 0, 3, 0, 384), (7, 1, 3, 384, 320), (7, 2, 3, 704, 296)]
+        (7, 0, 3, 0, 384),
+        (7, 1, 3, 384, 320),
+        (7, 2, 3, 704, 296),
+    ]
     for shard in shards:
         assert shard.checksum == checksum(model(7, 1000)[shard.offset : shard.offset + shard.length])
     for index, (header, payload) in enumerate(pieces(7, 1000, bounds)):
-        assert (header["version"], header["index"], header["count"], header["offset"], header["length"]) == (7, index, 3, bounds[index], len(payload))
+        assert (header["version"], header["index"], header["count"], header["offset"], header["length"]) == (
+            7,
+            index,
+            3,
+            bounds[index],
+            len(payload),
+        )
 
 
 @settings(deadline=None)
@@ -80,7 +114,11 @@ def test_any_order_with_duplicates_and_other_versions_between_gives_the_same_byt
     bounds = sorted(set(cut_evenly(nbytes, parts))) if nbytes else [0, 0]
     wanted, other = pieces(1, nbytes, bounds, sequence=5), pieces(2, nbytes, bounds, sequence=6)
     twice = data.draw(st.lists(st.sampled_from(range(len(wanted))), max_size=10))
-    stream = [*((1, piece) for piece in wanted), *((1, wanted[index]) for index in twice), *((2, piece) for piece in other)]
+    stream = [
+        *((1, piece) for piece in wanted),
+        *((1, wanted[index]) for index in twice),
+        *((2, piece) for piece in other),
+    ]
     first, second = assembly(nbytes, bounds, sequence=5), assembly(nbytes, bounds, sequence=6)
     for _, (header, payload) in data.draw(st.permutations(stream)):
         first.place(header, payload)
@@ -102,7 +140,9 @@ def test_any_flipped_bit_of_payload_or_header_is_noticed(nbytes, parts, data):
         start, stop = bounds[index], bounds[index + 1]
         whole.headers[index], whole.data[start:stop] = header, payload
         if index == spoiled:  # as memory or the wire may spoil what stands in place
-            memory = data.draw(st.sampled_from([whole.data[start:stop], whole.headers[index : index + 1].view(np.uint8)]))
+            memory = data.draw(
+                st.sampled_from([whole.data[start:stop], whole.headers[index : index + 1].view(np.uint8)])
+            )
             memory[data.draw(st.integers(0, len(memory) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         whole.arrived(index)
     assert whole.complete

@@ -13,7 +13,9 @@ RATE, MODEL = 1e6, 64 * 4000
 
 
 def seconds(scheme, hosts, a=0.0, **parameters):
-    return simulate(make_plan(scheme, hosts, MODEL, **parameters), Network.equal(hosts, RATE, message_seconds=a)).seconds
+    return simulate(
+        make_plan(scheme, hosts, MODEL, **parameters), Network.equal(hosts, RATE, message_seconds=a)
+    ).seconds
 
 
 @pytest.mark.parametrize("a", [0.0, 1e-3])
@@ -40,7 +42,9 @@ def test_shards_by_weight_use_a_fast_link_beside_slow_ones():
     rates = [1e6, 4e6, *[0.5e6] * 6]
     network = Network(rates, [4e6] * 8, header_bytes=0)
     equal = simulate(make_plan("sharded", 7, MODEL, chunk_bytes=512), network, models=12, versions_in_flight=3).period
-    by_weight = simulate(make_plan("weighted", 7, MODEL, up=rates, chunk_bytes=512), network, models=12, versions_in_flight=3).period
+    by_weight = simulate(
+        make_plan("weighted", 7, MODEL, up=rates, chunk_bytes=512), network, models=12, versions_in_flight=3
+    ).period
     assert by_weight < 1.1 * network.bound(MODEL)
     assert equal > 1.3 * network.bound(MODEL)
 
@@ -56,7 +60,11 @@ def test_streaming_overlaps_models_and_closed_loop_does_not():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.sampled_from(["direct", "binomial", "chain", "scatter_ring", "two_tree", "sharded", "stripes"]), st.data())
+@given(
+    st.integers(1, 12),
+    st.sampled_from(["direct", "binomial", "chain", "scatter_ring", "two_tree", "sharded", "stripes"]),
+    st.data(),
+)
 def test_no_plan_beats_the_bound_and_every_message_is_sent_once_a_model(hosts, scheme, data):
     up = data.draw(st.lists(st.floats(1e5, 1e7), min_size=hosts + 1, max_size=hosts + 1))
     down = data.draw(st.lists(st.floats(1e5, 1e7), min_size=hosts + 1, max_size=hosts + 1))

@@ -1,4 +1,5 @@
-"""Programs of two ranks that tests of the uplink alone run under mpirun: `python uplink_ranks.py NAME`. Rank 0 prints one JSON line of findings."""
+"""Programs of two ranks that tests of the uplink alone run under mpirun: `python uplink_ranks.py NAME`. Rank 0 prints
+one JSON line of findings."""
 
 import sys
 
@@ -66,7 +67,7 @@ def untaken():
     if RANK == 1:
         lanes = [Lane.create(None, ROW, 8) for _ in range(2)]
         sender = UplinkSender(WORLD, TAG, LaneSet(lanes), ROW, 1 << 20, period=NEVER)
-        while (room := sum(lane.push(np.zeros(8, ROW), timeout=0) for lane in lanes)):
+        while room := sum(lane.push(np.zeros(8, ROW), timeout=0) for lane in lanes):
             pushed += room
             sender.progress()
         sent = sender.rows

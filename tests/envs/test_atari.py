@@ -16,18 +16,28 @@ from ddrl.envs import environment_seeds, make_vector_env
 assert ale_py
 
 
-@pytest.mark.parametrize(("env_id", "settings", "limit"), [
-    ("ALE/Pong-v5", {}, 3000),
-    ("ALE/Breakout-v5", {"frame_skip": 2, "frame_stack": 3, "screen_size": 64, "noop_max": 5}, 3000),
-    ("PongNoFrameskip-v4", {"frame_skip": 1, "noop_max": 0}, 700),
-])
+@pytest.mark.parametrize(
+    ("env_id", "settings", "limit"),
+    [
+        ("ALE/Pong-v5", {}, 3000),
+        ("ALE/Breakout-v5", {"frame_skip": 2, "frame_stack": 3, "screen_size": 64, "noop_max": 5}, 3000),
+        ("PongNoFrameskip-v4", {"frame_skip": 1, "noop_max": 0}, 700),
+    ],
+)
 def test_frames_rewards_and_ends_equal_gymnasiums_wrappers(env_id: str, settings: dict[str, int], limit: int) -> None:
     kwargs = {"max_num_frames_per_episode": limit}  # episodes that end often, also in the middle of a skip
     config = EnvConfig(id=env_id, kwargs=kwargs, **settings)
     env = make_vector_env(config, 2)
     observation = env.reset(11)
-    plain = [FrameStackObservation(AtariPreprocessing(gymnasium.make(env_id, frameskip=1, **kwargs), config.noop_max, config.frame_skip,
-                                                      config.screen_size), config.frame_stack) for _ in range(2)]
+    plain = [
+        FrameStackObservation(
+            AtariPreprocessing(
+                gymnasium.make(env_id, frameskip=1, **kwargs), config.noop_max, config.frame_skip, config.screen_size
+            ),
+            config.frame_stack,
+        )
+        for _ in range(2)
+    ]
     expected = [one.reset(seed=seed)[0] for one, seed in zip(plain, environment_seeds(11, 2), strict=True)]
     np.testing.assert_array_equal(observation, np.stack(expected))
     rng = np.random.default_rng(0)
@@ -41,7 +51,11 @@ def test_frames_rewards_and_ends_equal_gymnasiums_wrappers(env_id: str, settings
             else:
                 state, reward, terminated, truncated, _ = one.step(int(action[index]))
             np.testing.assert_array_equal(step.observation[index], state)
-            assert (step.raw_reward[index], step.terminated[index], step.truncated[index]) == (reward, terminated, truncated)
+            assert (step.raw_reward[index], step.terminated[index], step.truncated[index]) == (
+                reward,
+                terminated,
+                truncated,
+            )
             over[index] = terminated or truncated
             ends += over[index]
             rewards += abs(reward)
@@ -79,6 +93,7 @@ def test_a_game_without_stacking_keeps_an_axis_for_channels() -> None:
 
 def test_a_game_whose_own_frameskip_is_not_one_is_refused() -> None:
     from ddrl.envs.atari import AtariGame
+
     with pytest.raises(EnvError, match=r"own frameskip is 4; leave it at 1"):
         AtariGame(gymnasium.make("ALE/Pong-v5").unwrapped, EnvConfig(id="ALE/Pong-v5"))
 

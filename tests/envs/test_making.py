@@ -25,10 +25,18 @@ HERE = __name__
 class Counting(gymnasium.Env):
     """Ends after `length` steps; what it observes and gives can be broken on purpose."""
 
-    def __init__(self, length: int = 3, observation: Any = None, reward: Any = 1.0, result_size: int = 5, fail: bool = False) -> None:
+    def __init__(
+        self, length: int = 3, observation: Any = None, reward: Any = 1.0, result_size: int = 5, fail: bool = False
+    ) -> None:
         self.observation_space = spaces.Box(0, 100, (2,), np.float32)
         self.action_space = spaces.Discrete(2, start=5)
-        self.length, self.given, self.reward, self.result_size, self.fail = length, observation, reward, result_size, fail
+        self.length, self.given, self.reward, self.result_size, self.fail = (
+            length,
+            observation,
+            reward,
+            result_size,
+            fail,
+        )
         self.taken: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
@@ -57,7 +65,9 @@ class Twins:
 
     def step(self, action: np.ndarray) -> EnvStep:
         n, dtype = self.num_envs, np.float64 if self.broken else np.float32
-        return EnvStep(np.zeros((n, 3), dtype), np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.zeros(n))
+        return EnvStep(
+            np.zeros((n, 3), dtype), np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.zeros(n)
+        )
 
     def close(self) -> None:
         pass
@@ -98,16 +108,21 @@ def own(factory: str, **kwargs: Any) -> EnvConfig:
     return EnvConfig(id=f"{HERE}:{factory}", kwargs=kwargs, num_envs=2)
 
 
-@pytest.mark.parametrize(("env_id", "kind", "observation", "num_actions", "action"), [
-    ("CartPole-v1", NativeVectorEnv, ArraySpec((4,), "float32"), 2, ArraySpec((), "int64")),
-    ("LunarLander-v3", LoopVectorEnv, ArraySpec((8,), "float32"), 4, ArraySpec((), "int64")),
-    ("Pendulum-v1", LoopVectorEnv, ArraySpec((3,), "float32"), 0, ArraySpec((1,), "float32")),
-    ("FrozenLake-v1", LoopVectorEnv, ArraySpec((16,), "float32"), 4, ArraySpec((), "int64")),
-    ("Blackjack-v1", LoopVectorEnv, ArraySpec((45,), "float32"), 2, ArraySpec((), "int64")),
-    ("gymnasium:CartPole-v1", NativeVectorEnv, ArraySpec((4,), "float32"), 2, ArraySpec((), "int64")),
-    ("ALE/Pong-v5", AtariVectorEnv, ArraySpec((4, 84, 84), "uint8"), 6, ArraySpec((), "int64")),
-])
-def test_an_id_gives_its_vector_and_its_spec(env_id: str, kind: type, observation: ArraySpec, num_actions: int, action: ArraySpec) -> None:
+@pytest.mark.parametrize(
+    ("env_id", "kind", "observation", "num_actions", "action"),
+    [
+        ("CartPole-v1", NativeVectorEnv, ArraySpec((4,), "float32"), 2, ArraySpec((), "int64")),
+        ("LunarLander-v3", LoopVectorEnv, ArraySpec((8,), "float32"), 4, ArraySpec((), "int64")),
+        ("Pendulum-v1", LoopVectorEnv, ArraySpec((3,), "float32"), 0, ArraySpec((1,), "float32")),
+        ("FrozenLake-v1", LoopVectorEnv, ArraySpec((16,), "float32"), 4, ArraySpec((), "int64")),
+        ("Blackjack-v1", LoopVectorEnv, ArraySpec((45,), "float32"), 2, ArraySpec((), "int64")),
+        ("gymnasium:CartPole-v1", NativeVectorEnv, ArraySpec((4,), "float32"), 2, ArraySpec((), "int64")),
+        ("ALE/Pong-v5", AtariVectorEnv, ArraySpec((4, 84, 84), "uint8"), 6, ArraySpec((), "int64")),
+    ],
+)
+def test_an_id_gives_its_vector_and_its_spec(
+    env_id: str, kind: type, observation: ArraySpec, num_actions: int, action: ArraySpec
+) -> None:
     env = make_vector_env(EnvConfig(id=env_id), 3)
     assert isinstance(env, kind)
     assert (env.spec.observation, env.spec.num_actions, env.spec.action) == (observation, num_actions, action)
@@ -115,29 +130,36 @@ def test_an_id_gives_its_vector_and_its_spec(env_id: str, kind: type, observatio
     first = env.reset(1)
     step = env.step(np.zeros((3, *action.shape), action.dtype))
     for value in (first, step.observation):
-        assert (value.shape, value.dtype, value.flags.c_contiguous) == ((3, *observation.shape), np.dtype(observation.dtype), True)
+        assert (value.shape, value.dtype, value.flags.c_contiguous) == (
+            (3, *observation.shape),
+            np.dtype(observation.dtype),
+            True,
+        )
     assert (step.reward.dtype, step.raw_reward.dtype, step.terminated.dtype) == (np.float32, np.float64, np.bool_)
     env.close()
 
 
-@pytest.mark.parametrize(("config", "words"), [
-    (EnvConfig(id="CartPol-v1"), "did you mean 'CartPole-v1'?"),
-    (EnvConfig(id="cartpole"), "did you mean 'CartPole-v1'?"),
-    (EnvConfig(kwargs={"gravty": 1}), "unexpected keyword argument 'gravty'"),
-    (EnvConfig(id="phys2d/CartPole-v1"), "needs the package 'jax'"),
-    (EnvConfig(id="no_such_module:factory"), "there is no module 'no_such_module'"),
-    (EnvConfig(id="ALE/Pong-v5", kwargs={"frameskip": 4}), "set env.frame_skip instead"),
-    (EnvConfig(id="ALE/Pong-v5", kwargs={"continuous": True}), "continuous actions"),
-    (own("Countin"), "did you mean 'Counting'?"),
-    (own("HERE"), "is a str, not a function or class"),
-    (own("Counting", size=3), "unexpected keyword argument 'size'"),
-    (own("make_nothing"), "returned a NoneType"),
-    (own("shared_environment"), "the same environment twice"),
-    (own("same_step_vector"), "needs autoreset mode NEXT_STEP"),
-    (own("Twins", num_envs=7), "made 7 environments where 2 are wanted"),
-    (own("many_actions"), "actions of MultiDiscrete([2 2]) are not supported"),
-    (own("endless_observations"), "have no fixed size"),
-])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EnvConfig(id="CartPol-v1"), "did you mean 'CartPole-v1'?"),
+        (EnvConfig(id="cartpole"), "did you mean 'CartPole-v1'?"),
+        (EnvConfig(kwargs={"gravty": 1}), "unexpected keyword argument 'gravty'"),
+        (EnvConfig(id="phys2d/CartPole-v1"), "needs the package 'jax'"),
+        (EnvConfig(id="no_such_module:factory"), "there is no module 'no_such_module'"),
+        (EnvConfig(id="ALE/Pong-v5", kwargs={"frameskip": 4}), "set env.frame_skip instead"),
+        (EnvConfig(id="ALE/Pong-v5", kwargs={"continuous": True}), "continuous actions"),
+        (own("Countin"), "did you mean 'Counting'?"),
+        (own("HERE"), "is a str, not a function or class"),
+        (own("Counting", size=3), "unexpected keyword argument 'size'"),
+        (own("make_nothing"), "returned a NoneType"),
+        (own("shared_environment"), "the same environment twice"),
+        (own("same_step_vector"), "needs autoreset mode NEXT_STEP"),
+        (own("Twins", num_envs=7), "made 7 environments where 2 are wanted"),
+        (own("many_actions"), "actions of MultiDiscrete([2 2]) are not supported"),
+        (own("endless_observations"), "have no fixed size"),
+    ],
+)
 def test_what_cannot_be_made_is_refused_in_one_line_that_says_why(config: EnvConfig, words: str) -> None:
     with pytest.raises(EnvError) as refusal:
         make_vector_env(config)
@@ -145,10 +167,21 @@ def test_what_cannot_be_made_is_refused_in_one_line_that_says_why(config: EnvCon
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("env_id", "module", "extra"), [("LunarLander-v3", "Box2D", "box2d"), ("ALE/Pong-v5", "ale_py", "atari"),
-                                                        ("PongNoFrameskip-v4", "ale_py", "atari"), ("ALE/Pong-v5", "cv2", "atari")])
-def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch, env_id: str, module: str, extra: str) -> None:
-    for loaded in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d") or name == "ddrl.envs.atari"]:
+@pytest.mark.parametrize(
+    ("env_id", "module", "extra"),
+    [
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("PongNoFrameskip-v4", "ale_py", "atari"),
+        ("ALE/Pong-v5", "cv2", "atari"),
+    ],
+)
+def test_a_missing_package_names_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, env_id: str, module: str, extra: str
+) -> None:
+    for loaded in [
+        name for name in sys.modules if name.startswith("gymnasium.envs.box2d") or name == "ddrl.envs.atari"
+    ]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     if module == "ale_py":
@@ -176,18 +209,26 @@ def test_a_vector_of_the_users_own_is_used_as_it_is_and_checked() -> None:
     assert env.reset(0).shape == (2, 3)
     assert env.step(np.zeros(2, np.int64)).reward.shape == (2,)
     broken = make_vector_env(own("Twins", broken=True))
-    with pytest.raises(EnvError, match=r"observation must be a C-contiguous float32 array \(2, 3\) by its spec, not float64 \(2, 3\)"):
+    with pytest.raises(
+        EnvError, match=r"observation must be a C-contiguous float32 array \(2, 3\) by its spec, not float64 \(2, 3\)"
+    ):
         broken.step(np.zeros(2, np.int64))
 
 
-@pytest.mark.parametrize(("broken", "words"), [
-    ({"observation": np.ones(3, np.float32)}, "float32 (3,) but its observation_space declares an array of float32 (2,)"),
-    ({"observation": np.zeros(2, np.float64)}, "gave an observation of float64 (2,)"),
-    ({"observation": [0.0, 1.0]}, "gave an observation of a list"),
-    ({"reward": float("nan")}, "a reward that is not a number"),
-    ({"reward": "high"}, "are not one number each"),
-    ({"result_size": 4}, "step returned 4 values"),
-])
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (
+            {"observation": np.ones(3, np.float32)},
+            "float32 (3,) but its observation_space declares an array of float32 (2,)",
+        ),
+        ({"observation": np.zeros(2, np.float64)}, "gave an observation of float64 (2,)"),
+        ({"observation": [0.0, 1.0]}, "gave an observation of a list"),
+        ({"reward": float("nan")}, "a reward that is not a number"),
+        ({"reward": "high"}, "are not one number each"),
+        ({"result_size": 4}, "step returned 4 values"),
+    ],
+)
 def test_a_step_that_breaks_the_contract_is_refused_at_once(broken: dict[str, Any], words: str) -> None:
     env = make_vector_env(own("Counting", **broken))
     env.reset(1)
@@ -204,7 +245,9 @@ def test_an_exception_in_an_environment_passes_through_with_its_traceback() -> N
     assert Path(failure.traceback[-1].path) == Path(__file__)
 
 
-def test_a_module_that_cannot_import_something_shows_its_own_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_import_something_shows_its_own_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "half_installed.py").write_text("import no_such_simulator\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_simulator"):

@@ -85,8 +85,10 @@ def test_a_time_limit_truncates_and_does_not_terminate(env_id: str) -> None:
 def test_the_same_seed_plays_the_same_and_another_seed_does_not(env_id: str) -> None:
     env, other = (make_vector_env(EnvConfig(id=env_id), 2) for _ in range(2))
     runs = [play(env, 5, 40), play(other, 5, 40), play(env, 5, 40), play(env, 6, 40)]
-    streams = [np.concatenate([first.ravel(), *(np.concatenate([step.observation.ravel(), step.reward]) for step in steps)])
-               for first, steps in runs]
+    streams = [
+        np.concatenate([first.ravel(), *(np.concatenate([step.observation.ravel(), step.reward]) for step in steps)])
+        for first, steps in runs
+    ]
     np.testing.assert_array_equal(streams[0], streams[1])
     np.testing.assert_array_equal(streams[0], streams[2])
     assert not np.array_equal(streams[0], streams[3])
@@ -113,7 +115,9 @@ def test_what_a_step_returned_does_not_change_with_the_next_one(env_id: str) -> 
 
 @pytest.mark.parametrize("env_id", ["LunarLander-v3", "CartPole-v1"])
 def test_clipped_rewards_are_for_learning_and_raw_ones_stay(env_id: str) -> None:
-    env = make_vector_env(EnvConfig(id=env_id, reward_clip=True, kwargs={} if env_id == "CartPole-v1" else {"gravity": -11.9}), 4)
+    env = make_vector_env(
+        EnvConfig(id=env_id, reward_clip=True, kwargs={} if env_id == "CartPole-v1" else {"gravity": -11.9}), 4
+    )
     _, steps = play(env, 1, 200)
     raw, learned = (np.array([getattr(step, name) for step in steps]) for name in ("raw_reward", "reward"))
     np.testing.assert_allclose(learned, np.clip(raw, -1, 1), rtol=1e-6)

@@ -7,18 +7,18 @@
 #include <cstring>
 #include <memory>
 
-#define EXPECT(condition)                                                                             \
-    do {                                                                                              \
-        if (!(condition)) {                                                                           \
-            std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition);             \
-            std::_Exit(1);                                                                            \
-        }                                                                                             \
+#define EXPECT(condition)                                                                 \
+    do {                                                                                  \
+        if (!(condition)) {                                                               \
+            std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+            std::_Exit(1);                                                                \
+        }                                                                                 \
     } while (false)
 
-#define RUN(test)                                    \
-    do {                                             \
-        std::fprintf(stderr, "%s\n", #test);         \
-        test();                                      \
+#define RUN(test)                            \
+    do {                                     \
+        std::fprintf(stderr, "%s\n", #test); \
+        test();                              \
     } while (false)
 
 struct FreeMemory {

@@ -1,4 +1,5 @@
-// A replay whose records tell where they belong: state = {episode's tag, position}, action = tag * 1000 + position, reward = position.
+// A replay whose records tell where they belong: state = {episode's tag, position}, action = tag * 1000 + position,
+// reward = position.
 #pragma once
 
 #include <vector>
@@ -38,7 +39,7 @@ struct Records {
     Rows rows() const { return {data, stride, static_cast<u32>(reward.size() - 1)}; }
     const byte* final_state() const { return data[0] + 8 * (reward.size() - 1); }
 
-  private:
+private:
     template <class T>
     static const byte* bytes(const std::vector<T>& items) {
         return reinterpret_cast<const byte*>(items.data());
@@ -60,7 +61,8 @@ inline u64 add_episode(Replay& replay, u32 tag, u32 count, Ending ending = Endin
     const Records records(tag, 0, count);
     const byte* last = records.final_state();
     const bool with_state = ending == Ending::TERMINATED || ending == Ending::TRUNCATED;
-    const u64 handle = replay.record(replay.new_episode(), records.rows(), with_state ? ending : Ending::LIVE, with_state ? &last : nullptr);
+    const u64 handle = replay.record(replay.new_episode(), records.rows(), with_state ? ending : Ending::LIVE,
+                                     with_state ? &last : nullptr);
     if (ending == Ending::CUT) replay.cut(handle);
     return handle;
 }
@@ -71,8 +73,8 @@ inline void expect_sound(Replay& replay) {
     EXPECT(wrong.empty());
 }
 
-// Draws windows and checks that each holds consecutive records of one episode. (An episode that was evicted while it was written goes on
-// under a new handle, so its positions are not those of its records: `shifted` allows any start.)
+// Draws windows and checks that each holds consecutive records of one episode. (An episode that was evicted while it
+// was written goes on under a new handle, so its positions are not those of its records: `shifted` allows any start.)
 struct Batch {
     std::vector<u64> handle, action;
     std::vector<u32> position, length, next_length;
@@ -83,21 +85,29 @@ struct Batch {
         handle.resize(size), position.resize(size), length.resize(size), next_length.resize(size), weight.resize(size);
         state.assign(2 * all, -1), next.assign(2 * all, -1), action.assign(all, ~u64{0}), reward.assign(all, -1);
         byte *state_to = reinterpret_cast<byte*>(state.data()), *next_to = reinterpret_cast<byte*>(next.data());
-        const WindowOutputs outputs{&state_to, &next_to, reinterpret_cast<byte*>(action.data()), reinterpret_cast<byte*>(reward.data()),
-                                    length.data(), next_length.data()};
+        const WindowOutputs outputs{&state_to,
+                                    &next_to,
+                                    reinterpret_cast<byte*>(action.data()),
+                                    reinterpret_cast<byte*>(reward.data()),
+                                    length.data(),
+                                    next_length.data()};
         if (!replay.draw(selector, size, handle.data(), position.data(), weight.data(),
-                         [&](std::span<const Window> windows) { gather(replay, windows, [&](const auto& loops) { loops.windows(outputs); }); }))
+                         [&](std::span<const Window> windows) {
+                             gather(replay, windows, [&](const auto& loops) { loops.windows(outputs); });
+                         }))
             return false;
         for (std::size_t i = 0; i < size; ++i) {
             EXPECT(length[i] >= 1 && length[i] <= most && next_length[i] <= length[i]);
-            const float tag = state[2 * i * most], first = shifted ? state[2 * i * most + 1] : static_cast<float>(position[i]);
+            const float tag = state[2 * i * most],
+                        first = shifted ? state[2 * i * most + 1] : static_cast<float>(position[i]);
             for (std::size_t t = 0; t < most; ++t) {
                 const std::size_t at = i * most + t;
                 const float wanted = first + static_cast<float>(t);
                 EXPECT(state[2 * at] == (t < length[i] ? tag : 0) && state[2 * at + 1] == (t < length[i] ? wanted : 0));
                 EXPECT(action[at] == (t < length[i] ? static_cast<u64>(tag) * 1000 + static_cast<u64>(wanted) : 0));
                 EXPECT(reward[at] == (t < length[i] ? wanted : 0));
-                EXPECT(next[2 * at] == (t < next_length[i] ? tag : 0) && next[2 * at + 1] == (t < next_length[i] ? wanted + 1 : 0));
+                EXPECT(next[2 * at] == (t < next_length[i] ? tag : 0) &&
+                       next[2 * at + 1] == (t < next_length[i] ? wanted + 1 : 0));
             }
         }
         return true;

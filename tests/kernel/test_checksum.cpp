@@ -30,7 +30,8 @@ template <ddrl::checksum_detail::To to>
 static void compare(const std::vector<std::byte>& data, size_t bytes) {
     using namespace ddrl::checksum_detail;
     std::vector<std::byte> memory(bytes + 128, std::byte{0x5A});
-    std::byte* out = to == To::nothing ? nullptr : memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+    std::byte* out =
+        to == To::nothing ? nullptr : memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
     const uint64_t expected = whole(blocks_plain<To::nothing>, nullptr, data.data() + 3, bytes);
     std::vector<Blocks> found{blocks_plain<to>, fastest_blocks<to>()};
 #if defined(__x86_64__)

@@ -22,7 +22,9 @@ static std::vector<float> values_of(size_t count, uint64_t seed) {
     return values;
 }
 
-static const std::byte* bytes_of(const std::vector<float>& values) { return reinterpret_cast<const std::byte*>(values.data()); }
+static const std::byte* bytes_of(const std::vector<float>& values) {
+    return reinterpret_cast<const std::byte*>(values.data());
+}
 
 static void planes_give_back_every_byte_at_any_length_and_alignment() {
     const auto data = noise(400, 1), base = noise(400, 2);
@@ -56,7 +58,8 @@ static void any_stretch_of_a_tensor_decodes_to_what_the_whole_does_as_int8() {
     }
     for (size_t i = 0; i < count; ++i) {
         float top = 0;
-        for (size_t k = i / 256 * 256; k < std::min(count, (i / 256 + 1) * 256); ++k) top = std::max(top, std::fabs(values[k]));
+        for (size_t k = i / 256 * 256; k < std::min(count, (i / 256 + 1) * 256); ++k)
+            top = std::max(top, std::fabs(values[k]));
         EXPECT(std::fabs(whole[i] - values[i]) <= top / 254 * 1.0001f);
     }
 }
@@ -67,7 +70,8 @@ static void bf16_keeps_the_upper_half_rounded_and_a_nan_a_nan() {
     std::vector<float> out(values.size());
     ddrl::encode_bf16(wire.data(), bytes_of(values), values.size());
     ddrl::decode_bf16(reinterpret_cast<std::byte*>(out.data()), wire.data(), values.size());
-    for (size_t i : {0u, 1u, 2u, 3u, 8u}) EXPECT(out[i] == values[i] && std::signbit(out[i]) == std::signbit(values[i]));
+    for (size_t i : {0u, 1u, 2u, 3u, 8u})
+        EXPECT(out[i] == values[i] && std::signbit(out[i]) == std::signbit(values[i]));
     EXPECT(out[5] == 1.0f && out[6] == 1.015625f && std::isnan(out[7]));  // ties go to the even neighbor
     EXPECT(std::fabs(out[4] / values[4] - 1) < 1.0f / 256);
 }

@@ -25,7 +25,8 @@ static void a_wait_nobody_ends_is_over_after_its_time() {
     EXPECT(bell.waiters.load() == 0);
 }
 
-// Each round, every waiter must be woken by the one ring, though it wakes only a few itself: a lost wake-up would hang the test.
+// Each round, every waiter must be woken by the one ring, though it wakes only a few itself: a lost wake-up would hang
+// the test.
 static void every_ring_wakes_every_waiter(uint32_t waiters, uint32_t rounds) {
     Doorbell bell, answer;
     std::vector<std::thread> threads;
@@ -59,7 +60,12 @@ static void who_slept_through_nothing_wakes_nobody() {
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
         threads.emplace_back([&] {
-            while (!bell.wait_until([&] { ++looks; return bell.value.load() == 1; }, 60.0)) {
+            while (!bell.wait_until(
+                [&] {
+                    ++looks;
+                    return bell.value.load() == 1;
+                },
+                60.0)) {
             }
         });
     }

@@ -24,7 +24,8 @@ static void publish(Mailbox& mailbox, int64_t version) {
     const int slot = mailbox.begin(true);
     EXPECT(slot >= 0);
     std::memset(mailbox.data(static_cast<size_t>(slot)), static_cast<int>(version & 127), mailbox.data_bytes());
-    EXPECT(mailbox.seal(static_cast<size_t>(slot), version, static_cast<uint64_t>(version) * 3, version * 5, {static_cast<double>(version)}));
+    EXPECT(mailbox.seal(static_cast<size_t>(slot), version, static_cast<uint64_t>(version) * 3, version * 5,
+                        {static_cast<double>(version)}));
 }
 
 static void a_reader_has_nothing_until_a_version_is_sealed() {
@@ -49,7 +50,8 @@ static void a_pinned_version_stays_whole_while_free_slots_go_round() {
         publish(writer, version);
         EXPECT(reader.valid(held.word) && reader.data(Mailbox::slot_of(held.word))[5] == std::byte{1});
         const Sealed newest = reader.pin(1);
-        EXPECT(newest.version == version && newest.checksum == static_cast<uint64_t>(version) * 3 && newest.time_ns == version * 5);
+        EXPECT(newest.version == version && newest.checksum == static_cast<uint64_t>(version) * 3 &&
+               newest.time_ns == version * 5);
         reader.unpin(1);
     }
     EXPECT(writer.revoked() == 0);
@@ -112,7 +114,8 @@ static void a_waiter_is_woken_by_the_version_it_waits_for() {
     waiter.join();
 }
 
-// With a slot to spare for every reader no pin is ever taken away, and plain memory is enough: the thread sanitizer sees every access.
+// With a slot to spare for every reader no pin is ever taken away, and plain memory is enough: the thread sanitizer
+// sees every access.
 static void plain_reads_never_race_when_every_reader_has_a_slot() {
     constexpr size_t readers = 3, words = 32;
 #ifdef DDRL_THREAD_SANITIZER
@@ -130,7 +133,8 @@ static void plain_reads_never_race_when_every_reader_has_a_slot() {
                 if (pinned.word == 0) continue;
                 const auto* data = reinterpret_cast<const uint64_t*>(mailbox.data(Mailbox::slot_of(pinned.word)));
                 for (size_t i = 0; i < words; ++i) EXPECT(data[i] == static_cast<uint64_t>(pinned.version) * (i + 1));
-                EXPECT(pinned.version >= last && pinned.values[7] == static_cast<double>(pinned.version) && mailbox.valid(pinned.word));
+                EXPECT(pinned.version >= last && pinned.values[7] == static_cast<double>(pinned.version) &&
+                       mailbox.valid(pinned.word));
                 last = pinned.version;
                 if (reader == 0) {
                     mailbox.unpin(reader);
@@ -145,14 +149,16 @@ static void plain_reads_never_race_when_every_reader_has_a_slot() {
         EXPECT(slot >= 0);
         auto* data = reinterpret_cast<uint64_t*>(writer.data(static_cast<size_t>(slot)));
         for (size_t i = 0; i < words; ++i) data[i] = static_cast<uint64_t>(version) * (i + 1);
-        EXPECT(writer.seal(static_cast<size_t>(slot), version, 0, 0, {0, 0, 0, 0, 0, 0, 0, static_cast<double>(version)}));
+        EXPECT(
+            writer.seal(static_cast<size_t>(slot), version, 0, 0, {0, 0, 0, 0, 0, 0, 0, static_cast<double>(version)}));
     }
     for (auto& thread : threads) thread.join();
     EXPECT(writer.revoked() == 0);
 }
 
-// Processes that read as fast as they can while a writer with too few slots takes them away: what a reader finds valid is one version.
-// The words are relaxed atomics, since a reader may by design look at a slot that is being rewritten; valid() tells it afterwards.
+// Processes that read as fast as they can while a writer with too few slots takes them away: what a reader finds valid
+// is one version. The words are relaxed atomics, since a reader may by design look at a slot that is being rewritten;
+// valid() tells it afterwards.
 static void ten_million_reads_under_revocation_are_whole_or_known_to_be_lost() {
 #ifdef DDRL_THREAD_SANITIZER
     constexpr uint64_t reads = 20'000;
@@ -166,7 +172,8 @@ static void ten_million_reads_under_revocation_are_whole_or_known_to_be_lost() {
     EXPECT(memory != MAP_FAILED);
     auto* at = static_cast<std::byte*>(memory);
     Mailbox::initialize(at, slots, readers, 8 * words);
-    auto* tally = new (at + (bytes + 63) / 64 * 64) std::atomic<uint64_t>[4]{};  // whole, lost, readers done, versions seen
+    auto* tally =
+        new (at + (bytes + 63) / 64 * 64) std::atomic<uint64_t>[4]{};  // whole, lost, readers done, versions seen
     std::vector<pid_t> children;
     for (size_t reader = 0; reader < readers; ++reader) {
         const pid_t child = fork();
@@ -182,7 +189,8 @@ static void ten_million_reads_under_revocation_are_whole_or_known_to_be_lost() {
                 const auto* data = reinterpret_cast<const Word*>(mailbox.data(Mailbox::slot_of(pinned.word)));
                 bool same = true;
                 for (size_t i = 0; i < words; ++i) {
-                    same = same && data[i].load(std::memory_order_relaxed) == static_cast<uint64_t>(pinned.version) * (i + 1);
+                    same = same &&
+                           data[i].load(std::memory_order_relaxed) == static_cast<uint64_t>(pinned.version) * (i + 1);
                 }
                 if (mailbox.valid(pinned.word)) {
                     EXPECT(same);
@@ -216,14 +224,17 @@ static void ten_million_reads_under_revocation_are_whole_or_known_to_be_lost() {
         const int slot = writer.begin(true);
         EXPECT(slot >= 0);
         auto* data = reinterpret_cast<Word*>(writer.data(static_cast<size_t>(slot)));
-        for (size_t i = 0; i < words; ++i) data[i].store(static_cast<uint64_t>(version) * (i + 1), std::memory_order_relaxed);
+        for (size_t i = 0; i < words; ++i)
+            data[i].store(static_cast<uint64_t>(version) * (i + 1), std::memory_order_relaxed);
         EXPECT(writer.seal(static_cast<size_t>(slot), version, ~static_cast<uint64_t>(version), 0, {}));
     }
     while (wait(nullptr) > 0) {
     }
     EXPECT(tally[0].load() + tally[1].load() == reads * readers);
     EXPECT(tally[3].load() > 100 && tally[1].load() > 0);
-    std::fprintf(stderr, "  %llu whole reads, %llu known to be lost, %llu changes of version seen, %lld versions sealed, %llu slots taken away\n",
+    std::fprintf(stderr,
+                 "  %llu whole reads, %llu known to be lost, %llu changes of version seen, %lld versions sealed, %llu "
+                 "slots taken away\n",
                  static_cast<unsigned long long>(tally[0].load()), static_cast<unsigned long long>(tally[1].load()),
                  static_cast<unsigned long long>(tally[3].load()), static_cast<long long>(version),
                  static_cast<unsigned long long>(writer.revoked()));

@@ -21,7 +21,11 @@ def tool(name: str) -> str:
 def build_and_run(build: Path, sanitize: str) -> None:
     cmake, ctest = tool("cmake"), tool("ctest")
     configure = [cmake, "-S", str(ROOT), "-B", str(build), "-DDDRL_KERNEL_TESTS=ON", f"-DDDRL_SANITIZE={sanitize}"]
-    for command in (configure, [cmake, "--build", str(build), "-j2"], [ctest, "--test-dir", str(build), "--output-on-failure", "--no-tests=error"]):
+    for command in (
+        configure,
+        [cmake, "--build", str(build), "-j2"],
+        [ctest, "--test-dir", str(build), "--output-on-failure", "--no-tests=error"],
+    ):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
 

@@ -1,4 +1,5 @@
-// Histories of episodes through the whole kernel: every eviction, every window, invariants after each step; limbo under a held reader.
+// Histories of episodes through the whole kernel: every eviction, every window, invariants after each step; limbo under
+// a held reader.
 #include "replay_fixture.hpp"
 
 using namespace fixture;
@@ -18,14 +19,16 @@ void random_histories_keep_every_invariant() {
         Options chosen = options(16 + random.below(100), 1 + random.below(5), random.below(4), random.below(4));
         chosen.short_picks = round % 3 == 0;
         Replay replay(chosen, make_eviction(round % 4));
-        for (const SelectorKind& kind : selector_kinds()) replay.add_selector(kind.make(Random(1, replay.selector_count()), chosen.capacity, kind.defaults));
+        for (const SelectorKind& kind : selector_kinds())
+            replay.add_selector(kind.make(Random(1, replay.selector_count()), chosen.capacity, kind.defaults));
         Batch batch;
         for (u32 step = 0; step < 60; ++step) {
             if (random.below(3)) {
                 add_episode(replay, step + 1, 1 + random.below(30), static_cast<Ending>(random.below(4)));
             } else if (batch.draw(replay, random.below(replay.selector_count()), 1 + random.below(20), true)) {
                 for (float& priority : batch.weight) priority = static_cast<float>(random.unit() * 3);
-                for (u32 selector = 0; selector < replay.selector_count(); ++selector) replay.set_priority(selector, batch.handle, batch.position, batch.weight);
+                for (u32 selector = 0; selector < replay.selector_count(); ++selector)
+                    replay.set_priority(selector, batch.handle, batch.position, batch.weight);
             }
             expect_sound(replay);
         }
@@ -35,7 +38,8 @@ void random_histories_keep_every_invariant() {
 void an_episode_longer_than_the_capacity_goes_on_under_a_new_handle() {
     Replay replay(options(10), std::make_unique<Fifo>());
     u64 handle = replay.new_episode(), first = handle;
-    for (u32 step = 0; step < 25; ++step) handle = replay.record(handle, Records(1, step, 1).rows(), Ending::LIVE, nullptr);
+    for (u32 step = 0; step < 25; ++step)
+        handle = replay.record(handle, Records(1, step, 1).rows(), Ending::LIVE, nullptr);
     EXPECT(handle == first + 2 && replay.records() == 5);
     expect_sound(replay);
 }
@@ -49,13 +53,19 @@ void memory_of_evicted_episodes_is_not_written_while_a_reader_copies() {
     std::vector<float> state(64 * 8), next(64 * 8), reward(64 * 4);
     std::vector<u64> action(64 * 4);
     replay.draw(uniform, 64, handles.data(), positions.data(), nullptr, [&](std::span<const Window> windows) {
-        for (u32 tag = 5; tag <= 20; ++tag) add_episode(replay, tag, 10);  // every drawn episode is evicted before the copy
+        for (u32 tag = 5; tag <= 20; ++tag)
+            add_episode(replay, tag, 10);  // every drawn episode is evicted before the copy
         byte *state_to = reinterpret_cast<byte*>(state.data()), *next_to = reinterpret_cast<byte*>(next.data());
-        const WindowOutputs outputs{&state_to, &next_to, reinterpret_cast<byte*>(action.data()), reinterpret_cast<byte*>(reward.data()),
-                                    length.data(), next_length.data()};
+        const WindowOutputs outputs{&state_to,
+                                    &next_to,
+                                    reinterpret_cast<byte*>(action.data()),
+                                    reinterpret_cast<byte*>(reward.data()),
+                                    length.data(),
+                                    next_length.data()};
         gather(replay, windows, [&](const auto& loops) { loops.windows(outputs); });
     });
-    for (std::size_t i = 0; i < 64; ++i) EXPECT(state[8 * i] == static_cast<float>(handles[i] + 1) && state[8 * i] <= 4);
+    for (std::size_t i = 0; i < 64; ++i)
+        EXPECT(state[8 * i] == static_cast<float>(handles[i] + 1) && state[8 * i] <= 4);
     expect_sound(replay);
     const std::size_t before = replay.nbytes();
     for (u32 tag = 21; tag <= 400; ++tag) add_episode(replay, tag, 10);
@@ -64,7 +74,8 @@ void memory_of_evicted_episodes_is_not_written_while_a_reader_copies() {
 
 void the_lowest_key_goes_first_in_lru_and_lfu() {
     for (const bool recent : {true, false}) {
-        Replay replay(options(40), recent ? std::unique_ptr<Eviction>(std::make_unique<Lru>()) : std::make_unique<Lfu>());
+        Replay replay(options(40),
+                      recent ? std::unique_ptr<Eviction>(std::make_unique<Lru>()) : std::make_unique<Lfu>());
         const u32 selector = replay.add_selector(std::make_unique<Prioritized>(Random(1, 1), 40, 1.0, 0.0, false));
         for (u32 tag = 1; tag <= 4; ++tag) add_episode(replay, tag, 10);
         std::vector<u64> handles;
@@ -72,7 +83,8 @@ void the_lowest_key_goes_first_in_lru_and_lfu() {
         std::vector<float> priorities;
         for (u64 handle = 0; handle < 4; ++handle)
             for (u32 position = 0; position < 10; ++position)
-                handles.push_back(handle), positions.push_back(position), priorities.push_back(handle == 2 ? 0.0f : 1.0f);
+                handles.push_back(handle), positions.push_back(position),
+                    priorities.push_back(handle == 2 ? 0.0f : 1.0f);
         replay.set_priority(selector, handles, positions, priorities);
         Batch batch;
         for (int i = 0; i < 10; ++i) batch.draw(replay, selector, 32);  // episodes 0, 1 and 3 are used
@@ -88,10 +100,12 @@ void an_episode_that_is_recorded_is_not_evicted_in_favor_of_itself() {
         const u32 uniform = replay.add_selector(std::make_unique<Uniform>(Random(1, 1)));
         Batch batch;
         for (u32 tag = 1; tag <= 40; ++tag) add_episode(replay, tag, 5);
-        for (u32 tag = 50; tag < 60; ++tag) {  // the running episode is the least used one, and it takes the room of several others
+        for (u32 tag = 50; tag < 60;
+             ++tag) {  // the running episode is the least used one, and it takes the room of several others
             batch.draw(replay, uniform, 128);
             const u64 begun = replay.new_episode();
-            for (u32 step = 0; step < 35; ++step) EXPECT(replay.record(begun, Records(tag, step, 1).rows(), Ending::LIVE, nullptr) == begun);
+            for (u32 step = 0; step < 35; ++step)
+                EXPECT(replay.record(begun, Records(tag, step, 1).rows(), Ending::LIVE, nullptr) == begun);
             replay.cut(begun);
             expect_sound(replay);
         }
@@ -117,10 +131,16 @@ void interleaved_rows_make_the_same_episodes_as_records_by_handle() {
         for (u32 stream = 0; stream < 5; ++stream) {
             if (stream == 3 && step == 7) continue;  // a dropped row
             const bool ends = step == 20;
-            rows.push_back({stream, stream, step, static_cast<float>(step), ends ? 1u : 0u, stream * 1000 + step,
+            rows.push_back({stream,
+                            stream,
+                            step,
+                            static_cast<float>(step),
+                            ends ? 1u : 0u,
+                            stream * 1000 + step,
                             {static_cast<float>(stream), static_cast<float>(step)}});
         }
-    EXPECT(replay.record_rows(reinterpret_cast<const byte*>(rows.data()), static_cast<u32>(rows.size()), row_layout()) == 99);
+    EXPECT(replay.record_rows(reinterpret_cast<const byte*>(rows.data()), static_cast<u32>(rows.size()),
+                              row_layout()) == 99);
     EXPECT(replay.episodes() == 6 && replay.records() == 99);
     expect_sound(replay);
     EXPECT(replay.pick_count() == 4 * 20 + 6 + 12);  // a cut episode's last record bootstraps nothing

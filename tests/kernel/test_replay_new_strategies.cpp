@@ -1,4 +1,5 @@
-// A selector and an eviction added from outside: one class each against the interface, nothing of the kernel touched (docs/replay.md).
+// A selector and an eviction added from outside: one class each against the interface, nothing of the kernel touched
+// (docs/replay.md).
 #include "replay_fixture.hpp"
 
 using namespace fixture;
@@ -7,7 +8,7 @@ namespace {
 
 // Draws the picks in turn, newest table entry first.
 class RoundRobin final : public PickSelector {
-  public:
+public:
     void picks_added(u32 first, u32 count) override { size_ = first + count; }
     void picks_moved(std::span<const Move>) override {}
     void picks_dropped(u32 size) override { size_ = size; }
@@ -26,13 +27,13 @@ class RoundRobin final : public PickSelector {
     void save(Writer& out, bool) const override { out.value(size_), out.value(next_); }
     void load(Reader& in) override { size_ = in.value<u32>(), next_ = in.value<u32>(); }
 
-  private:
+private:
     u32 size_ = 0, next_ = 0;
 };
 
 // Evicts the longest episode.
 class LongestFirst final : public Eviction {
-  public:
+public:
     void added(u32, const Store&) override {}
     void ended(u32) override {}
     void removed(u32, const Store&) override {}
@@ -56,9 +57,10 @@ void a_selector_and_an_eviction_from_outside_work_like_those_inside() {
     Batch batch;
     EXPECT(batch.draw(replay, selector, 30));
     std::vector<int> seen(30);
-    for (std::size_t i = 0; i < 30; ++i) ++seen[batch.handle[i] * 5 + (batch.handle[i] == 2 ? 15 : 0) + batch.position[i]];
+    for (std::size_t i = 0; i < 30; ++i)
+        ++seen[batch.handle[i] * 5 + (batch.handle[i] == 2 ? 15 : 0) + batch.position[i]];
     for (const int count : seen) EXPECT(count == 1);  // each pick once
-    add_episode(replay, 4, 3);                         // the longest, with handle 1, goes
+    add_episode(replay, 4, 3);  // the longest, with handle 1, goes
     EXPECT(replay.store().find(1) == NONE && replay.records() == 13);
     EXPECT(batch.draw(replay, selector, 13));
     expect_sound(replay);

@@ -31,7 +31,10 @@ void the_sum_tree_finds_what_a_plain_prefix_sum_finds() {
             if (tree.total() == 0) continue;
             std::vector<double> targets;
             std::vector<u32> found(50);
-            for (int i = 0; i < 50; ++i) targets.push_back(i == 0 ? 0.0 : i == 1 ? std::nextafter(tree.total(), 0.0) : random.unit() * tree.total());
+            for (int i = 0; i < 50; ++i)
+                targets.push_back(i == 0   ? 0.0
+                                  : i == 1 ? std::nextafter(tree.total(), 0.0)
+                                           : random.unit() * tree.total());
             std::vector<double> wanted = targets;
             tree.find(targets, found);
             for (std::size_t i = 0; i < 50; ++i) {

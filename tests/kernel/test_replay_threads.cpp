@@ -1,4 +1,5 @@
-// Writers, readers, priority updates and snapshots at once: no torn record, sound invariants; the thread sanitizer looks on in CI.
+// Writers, readers, priority updates and snapshots at once: no torn record, sound invariants; the thread sanitizer
+// looks on in CI.
 #include <atomic>
 #include <thread>
 
@@ -59,22 +60,26 @@ void many_writers_and_readers_leave_no_torn_record() {
     expect_sound(replay);
 }
 
-// A writer without a free chunk waits, in the middle of one call, for the reader that holds them; whoever comes meanwhile finds selectors and
-// pick table agreed.
+// A writer without a free chunk waits, in the middle of one call, for the reader that holds them; whoever comes
+// meanwhile finds selectors and pick table agreed.
 void a_snapshot_taken_while_a_writer_waits_for_a_reader_is_sound() {
     Replay replay(options(40, 1, 0), std::make_unique<Fifo>());
     const u32 uniform = replay.add_selector(std::make_unique<Uniform>(Random(1, 1)));
     replay.add_selector(std::make_unique<Prioritized>(Random(1, 2), 40, 0.6, 0.4, false));
     for (u32 tag = 1; tag <= 4; ++tag) add_episode(replay, tag, 10);
     std::vector<Row> rows;
-    for (u32 stream = 0; stream < 10; ++stream) rows.push_back({1, stream, 0, 0, 0, u64{stream} * 1000, {static_cast<float>(stream), 0}});
+    for (u32 stream = 0; stream < 10; ++stream)
+        rows.push_back({1, stream, 0, 0, 0, u64{stream} * 1000, {static_cast<float>(stream), 0}});
     const std::size_t chunks = replay.store().max_slots() >> replay.store().shift();
     std::vector<u64> handles(8);
     std::vector<u32> positions(8);
     std::thread writer;
     replay.draw(uniform, 8, handles.data(), positions.data(), nullptr, [&](std::span<const Window>) {
-        for (u32 tag = 5; replay.store().chunks_touched() + 5 < chunks; ++tag) add_episode(replay, tag, 10);  // every chunk of before stays held
-        writer = std::thread([&] { replay.record_rows(reinterpret_cast<const byte*>(rows.data()), 10, row_layout()); });  // a chunk a row
+        for (u32 tag = 5; replay.store().chunks_touched() + 5 < chunks; ++tag)
+            add_episode(replay, tag, 10);  // every chunk of before stays held
+        writer = std::thread([&] {
+            replay.record_rows(reinterpret_cast<const byte*>(rows.data()), 10, row_layout());
+        });  // a chunk a row
         for (bool waits = false; !waits; std::this_thread::yield()) {
             std::lock_guard lock(replay.mutex());
             waits = !replay.store().has_room();  // it holds the lock but while it waits

@@ -16,8 +16,17 @@ struct Row {
     int64_t action;
     float state[2];
 };
-static const RowFormat format{sizeof(Row), offsetof(Row, policy_version), offsetof(Row, stream), offsetof(Row, step), offsetof(Row, reward),
-                              offsetof(Row, kind), offsetof(Row, action), offsetof(Row, state), 8, 8, 16};  // two frames of two floats
+static const RowFormat format{sizeof(Row),
+                              offsetof(Row, policy_version),
+                              offsetof(Row, stream),
+                              offsetof(Row, step),
+                              offsetof(Row, reward),
+                              offsetof(Row, kind),
+                              offsetof(Row, action),
+                              offsetof(Row, state),
+                              8,
+                              8,
+                              16};  // two frames of two floats
 
 struct Fixture {
     Memory memory;
@@ -29,7 +38,8 @@ struct Fixture {
     bool terminated[2] = {}, truncated[2] = {};
     uint64_t version = 0;
 
-    Fixture(size_t capacity, bool drop) : memory(prepare(capacity, drop)), ring(memory.get()), consumer(memory.get()), writer(&ring, format, 10) {
+    Fixture(size_t capacity, bool drop)
+        : memory(prepare(capacity, drop)), ring(memory.get()), consumer(memory.get()), writer(&ring, format, 10) {
         writer.start(2);
     }
     static Memory prepare(size_t capacity, bool drop) {
@@ -41,12 +51,13 @@ struct Fixture {
         ++version;
         for (int env = 0; env < 2; ++env) {
             for (int i = 0; i < 4; ++i) {
-                state[env][i] = static_cast<float>(version) + 0.1f * static_cast<float>(env) + 10.0f * static_cast<float>(i);
+                state[env][i] =
+                    static_cast<float>(version) + 0.1f * static_cast<float>(env) + 10.0f * static_cast<float>(i);
                 next[env][i] = state[env][i] + 1.0f;
             }
         }
-        return writer.write(reinterpret_cast<std::byte*>(state), reinterpret_cast<std::byte*>(action), reward, terminated, truncated,
-                            reinterpret_cast<std::byte*>(next), version);
+        return writer.write(reinterpret_cast<std::byte*>(state), reinterpret_cast<std::byte*>(action), reward,
+                            terminated, truncated, reinterpret_cast<std::byte*>(next), version);
     }
     std::vector<Row> pop() {
         std::vector<Row> rows(64);
@@ -61,7 +72,8 @@ static void a_step_writes_one_row_an_environment_with_its_newest_frame() {
     const auto rows = f.pop();
     EXPECT(rows.size() == 4);
     for (size_t i = 0; i < 4; ++i) {
-        EXPECT(rows[i].stream == 10 + i % 2 && rows[i].step == i / 2 && rows[i].kind == 0 && rows[i].policy_version == 1 + i / 2);
+        EXPECT(rows[i].stream == 10 + i % 2 && rows[i].step == i / 2 && rows[i].kind == 0 &&
+               rows[i].policy_version == 1 + i / 2);
         EXPECT(rows[i].action == static_cast<int64_t>(1 + i % 2) && rows[i].reward == (i % 2 ? 1.5f : 0.5f));
     }
     EXPECT(rows[3].state[0] == f.state[1][2] && rows[3].state[1] == f.state[1][3]);

@@ -15,16 +15,76 @@ from dockerfile_parse import DockerfileParser
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "mpi_launch"
-SCRIPTS = [LAUNCH / "local", LAUNCH / "slurm.sbatch", ROOT / ".ci" / "run", ROOT / ".ci" / "readme_commands", ROOT / ".ci" / "kernel_tests"]
-SBATCH_OPTIONS = {"account", "array", "chdir", "comment", "constraint", "cpus-per-task", "dependency",
-                  "error", "exclude", "exclusive", "export", "gpus",
-                  "gpus-per-node", "gpus-per-task", "gres", "hint", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mem",
-                  "mem-per-cpu", "mem-per-gpu", "no-requeue", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-node",
-                  "open-mode", "output",
-                  "overcommit", "partition", "qos", "requeue", "reservation", "signal", "switches", "threads-per-core", "time", "wait"}
-DOCKER_INSTRUCTIONS = {"ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "RUN", "SHELL", "STOPSIGNAL",
-                       "USER",
-                       "VOLUME", "WORKDIR", "COMMENT"}
+SCRIPTS = [
+    LAUNCH / "local",
+    LAUNCH / "slurm.sbatch",
+    ROOT / ".ci" / "run",
+    ROOT / ".ci" / "readme_commands",
+    ROOT / ".ci" / "kernel_tests",
+]
+SBATCH_OPTIONS = {
+    "account",
+    "array",
+    "chdir",
+    "comment",
+    "constraint",
+    "cpus-per-task",
+    "dependency",
+    "error",
+    "exclude",
+    "exclusive",
+    "export",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gres",
+    "hint",
+    "job-name",
+    "kill-on-invalid-dep",
+    "licenses",
+    "mail-type",
+    "mail-user",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "no-requeue",
+    "nodelist",
+    "nodes",
+    "ntasks",
+    "ntasks-per-core",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "overcommit",
+    "partition",
+    "qos",
+    "requeue",
+    "reservation",
+    "signal",
+    "switches",
+    "threads-per-core",
+    "time",
+    "wait",
+}
+DOCKER_INSTRUCTIONS = {
+    "ADD",
+    "ARG",
+    "CMD",
+    "COPY",
+    "ENTRYPOINT",
+    "ENV",
+    "EXPOSE",
+    "FROM",
+    "HEALTHCHECK",
+    "LABEL",
+    "RUN",
+    "SHELL",
+    "STOPSIGNAL",
+    "USER",
+    "VOLUME",
+    "WORKDIR",
+    "COMMENT",
+}
 
 
 def job() -> dict:
@@ -63,8 +123,13 @@ def test_the_slurm_script_starts_the_ranks_of_its_allocation_and_passes_argument
     mpirun = tmp_path / "mpirun"
     mpirun.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit 7\n')
     mpirun.chmod(0o755)
-    done = subprocess.run(["bash", LAUNCH / "slurm.sbatch", "pong", "--set", "env.kwargs={a = 1}"], capture_output=True, text=True, cwd=tmp_path,
-                          env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NTASKS": "64"})
+    done = subprocess.run(
+        ["bash", LAUNCH / "slurm.sbatch", "pong", "--set", "env.kwargs={a = 1}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NTASKS": "64"},
+    )
     assert done.returncode == 7, done.stderr
     printed, given = done.stdout.splitlines()
     assert shlex.split(printed.removeprefix("+")) == ["mpirun", *given.strip("|").split("|")]
@@ -83,7 +148,10 @@ def test_the_mpijob_is_one_the_operator_accepts():
 
 def test_the_mpijob_asks_for_as_many_ranks_as_its_workers_have_slots():
     spec, arguments = job()["spec"], container("Launcher")["args"]
-    assert int(arguments[arguments.index("-n") + 1]) == spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+    assert (
+        int(arguments[arguments.index("-n") + 1])
+        == spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+    )
 
 
 def test_every_volume_of_the_mpijob_is_mounted_and_shared_memory_is_roomy():

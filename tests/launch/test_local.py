@@ -17,7 +17,9 @@ LOCAL = Path(__file__).parents[2] / "mpi_launch" / "local"
 
 def fake_mpirun(folder: Path, version: str, status: int = 0) -> Path:
     path = folder / "mpirun"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "{version}"; exit; }}\nprintf "%s|" "$@"\nexit {status}\n')
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "{version}"; exit; }}\nprintf "%s|" "$@"\nexit {status}\n'
+    )
     path.chmod(0o755)
     return path
 
@@ -31,8 +33,12 @@ def test_a_number_of_ranks_is_asked_for(arguments):
 
 def test_the_command_is_printed_as_it_is_run(tmp_path):
     fake = fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11", status=3)
-    done = subprocess.run([LOCAL, "4", "pong", "--set", "env.kwargs={a = 1}"], capture_output=True, text=True,
-                          env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable})
+    done = subprocess.run(
+        [LOCAL, "4", "pong", "--set", "env.kwargs={a = 1}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable},
+    )
     assert done.returncode == 3
     printed, given = done.stdout.splitlines()
     given = given.strip("|").split("|")
@@ -44,7 +50,9 @@ def test_the_command_is_printed_as_it_is_run(tmp_path):
 
 def test_another_mpi_gets_no_option_of_open_mpi(tmp_path):
     fake = fake_mpirun(tmp_path, "HYDRA build details")
-    done = subprocess.run([LOCAL, "4"], capture_output=True, text=True, env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable})
+    done = subprocess.run(
+        [LOCAL, "4"], capture_output=True, text=True, env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable}
+    )
     assert done.stdout.splitlines()[1] == f"-n|4|{sys.executable}|-m|ddrl.run|"
 
 
@@ -55,9 +63,15 @@ def hear_ctrl_c():
 
 def test_ctrl_c_stops_the_job_saves_and_ends_with_130(tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen([LOCAL, "4", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHON": sys.executable},
-                               preexec_fn=hear_ctrl_c)
+    process = subprocess.Popen(
+        [LOCAL, "4", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHON": sys.executable},
+        preexec_fn=hear_ctrl_c,
+    )
     try:
         deadline = time.monotonic() + 120
         while not list((run / "checkpoints").glob("0*")):

@@ -33,5 +33,11 @@ def random_batch(spec: EnvSpec, size: int, seed: int) -> Transitions:
             return generator.integers(0, 256, (size, *spec.observation.shape), np.uint8)
         return generator.standard_normal((size, *spec.observation.shape)).astype(spec.observation.dtype)
 
-    return Transitions(states(), generator.integers(0, spec.num_actions, size), generator.standard_normal(size).astype(np.float32),
-                       generator.choice([0.0, 0.97], size).astype(np.float32), states(), generator.random(size).astype(np.float32))
+    return Transitions(
+        states(),
+        generator.integers(0, spec.num_actions, size),
+        generator.standard_normal(size).astype(np.float32),
+        generator.choice([0.0, 0.97], size).astype(np.float32),
+        states(),
+        generator.random(size).astype(np.float32),
+    )

@@ -53,7 +53,12 @@ class Strided(nn.Module):
         self.scale = nn.Parameter(torch.rand(2, 3))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        screen = observation.view(-1, 1, 2, 2).expand(-1, 1, 2, 2).repeat(1, 1, 1, 2).contiguous(memory_format=torch.channels_last)
+        screen = (
+            observation.view(-1, 1, 2, 2)
+            .expand(-1, 1, 2, 2)
+            .repeat(1, 1, 1, 2)
+            .contiguous(memory_format=torch.channels_last)
+        )
         return self.convolution(screen).flatten(1) @ self.matrix.t() * self.scale.sum()
 
 

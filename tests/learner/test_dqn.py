@@ -28,14 +28,21 @@ def learner_of(config: LearnerConfig, spec: EnvSpec = VECTOR, seed: int = 1) -> 
 def reference_loss(online: nn.Module, target: nn.Module, batch: Transitions, config: LearnerConfig) -> torch.Tensor:
     """Equation by equation, in the networks' own precision."""
     precision = next(online.parameters()).dtype
-    s_tm1, s_t = (torch.from_numpy(s) if s.dtype == np.uint8 else torch.from_numpy(s).to(precision) for s in (batch.s_tm1, batch.s_t))
+    s_tm1, s_t = (
+        torch.from_numpy(s) if s.dtype == np.uint8 else torch.from_numpy(s).to(precision)
+        for s in (batch.s_tm1, batch.s_t)
+    )
     with torch.no_grad():
         best = (online if config.double else target)(s_t).argmax(1)
         bootstrap = target(s_t)[torch.arange(len(best)), best]
         y = torch.from_numpy(batch.r_t) + torch.from_numpy(batch.discount_t) * bootstrap
     q = online(s_tm1)[torch.arange(len(best)), torch.from_numpy(batch.a_tm1)]
     error = y.to(precision) - q
-    loss = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none") if config.loss == "huber" else 0.5 * error**2
+    loss = (
+        nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+        if config.loss == "huber"
+        else 0.5 * error**2
+    )
     return (torch.from_numpy(batch.weight) * loss).mean()
 
 
@@ -53,7 +60,9 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
     monkeypatch.setattr(Adam, "step", lambda self, gradients, lr: (used.extend(gradients), torch.zeros(()))[1])
     learner.update(batch)
     step, generator = 1e-6, np.random.default_rng(0)
-    gradients = learner.parameters.split(used[0].view(torch.uint8)) if len(used) == 1 else used  # the mlp's come as one flat vector
+    gradients = (
+        learner.parameters.split(used[0].view(torch.uint8)) if len(used) == 1 else used
+    )  # the mlp's come as one flat vector
     for parameter, gradient in zip(online.parameters(), gradients, strict=True):
         flat = parameter.data.view(-1)
         for place in generator.choice(flat.numel(), min(flat.numel(), 6), replace=False):
@@ -63,11 +72,16 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
                 flat[place] = moved
                 values.append(reference_loss(online, target, batch, config).item())
             flat[place] = at
-            assert gradient.view(-1)[place].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-3, abs=1e-6)
+            assert gradient.view(-1)[place].item() == pytest.approx(
+                (values[0] - values[1]) / (2 * step), rel=1e-3, abs=1e-6
+            )
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1e9])
-@pytest.mark.parametrize(("network", "spec"), [("mlp", VECTOR), ("tests.learner.learner_user_networks:Strided", VECTOR), ("nature_cnn", SCREEN)])
+@pytest.mark.parametrize(
+    ("network", "spec"),
+    [("mlp", VECTOR), ("tests.learner.learner_user_networks:Strided", VECTOR), ("nature_cnn", SCREEN)],
+)
 def test_updates_are_those_of_torch_s_adam_and_clipping(network: str, spec: EnvSpec, max_grad_norm: float) -> None:
     config = LearnerConfig(network=network, hidden=[16], lr=0.001, max_grad_norm=max_grad_norm, target_period=3)
     learner = learner_of(config, spec)
@@ -199,7 +213,11 @@ def test_divergence_is_loud() -> None:
 
 
 def test_devices_that_are_not_there_are_refused() -> None:
-    for name, words in (("tpu", "choose auto, cpu, cuda"), ("meta", "is not a device"), ("cuda:93", "torch sees .* CUDA device")):
+    for name, words in (
+        ("tpu", "choose auto, cpu, cuda"),
+        ("meta", "is not a device"),
+        ("cuda:93", "torch sees .* CUDA device"),
+    ):
         with pytest.raises(ConfigError, match=f"learner.device = {name}.*{words}"):
             DQN(Plain(VECTOR), VECTOR, LearnerConfig(device=name))
 
@@ -208,7 +226,11 @@ def test_networks_and_environments_that_do_not_suit_are_refused() -> None:
     with pytest.raises(NetworkError, match="WrongWidth returns"):
         DQN(WrongWidth(VECTOR), VECTOR, LearnerConfig())
     with pytest.raises(ConfigError, match="continuous"):
-        DQN(Plain(VECTOR), EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32")), LearnerConfig())
+        DQN(
+            Plain(VECTOR),
+            EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32")),
+            LearnerConfig(),
+        )
 
 
 def test_the_first_update_loads_neither_torch_s_compiler_nor_sympy() -> None:

@@ -1,4 +1,5 @@
-"""Problems whose answers are known: tabular MDPs by value iteration, and the MDP on which single Q-learning deceives itself."""
+"""Problems whose answers are known: tabular MDPs by value iteration, and the MDP on which single Q-learning deceives
+itself."""
 
 import numpy as np
 import pytest
@@ -29,14 +30,18 @@ def one_hot(states: NDArray[np.int64], count: int) -> NDArray[np.float32]:
     return np.eye(count, dtype=np.float32)[states]
 
 
-def random_mdp(states: int, actions: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+def random_mdp(
+    states: int, actions: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """P [S, A, S], R [S, A, S] and which states are terminal [S]; the last one is."""
     generator = np.random.default_rng(seed)
     transition = generator.dirichlet(np.full(states, 0.3), (states, actions))
     return transition, generator.normal(size=(states, actions, states)), np.arange(states) == states - 1
 
 
-def value_iteration(transition: NDArray[np.float64], reward: NDArray[np.float64], terminal: NDArray[np.bool_]) -> NDArray[np.float64]:
+def value_iteration(
+    transition: NDArray[np.float64], reward: NDArray[np.float64], terminal: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """Q* [S, A]: the fixed point of Q(s, a) = sum_s' P (R + gamma max_a' Q(s', a')), nothing after terminal states."""
     q = np.zeros(transition.shape[:2])
     for _ in range(1000):
@@ -44,15 +49,23 @@ def value_iteration(transition: NDArray[np.float64], reward: NDArray[np.float64]
     return q
 
 
-def all_transitions(transition: NDArray[np.float64], reward: NDArray[np.float64], terminal: NDArray[np.bool_]) -> Transitions:
+def all_transitions(
+    transition: NDArray[np.float64], reward: NDArray[np.float64], terminal: NDArray[np.bool_]
+) -> Transitions:
     """Every (s, a, s') once, weighted by its probability: the batch whose gradient is the expectation."""
     count = len(terminal)
     s, a, s_next = (index.ravel() for index in np.indices(transition.shape))
     live = ~terminal[s]
     s, a, s_next = s[live], a[live], s_next[live]
     discount = np.where(terminal[s_next], 0, DISCOUNT).astype(np.float32)
-    return Transitions(one_hot(s, count), a, reward[s, a, s_next].astype(np.float32), discount, one_hot(s_next, count),
-                       transition[s, a, s_next].astype(np.float32))
+    return Transitions(
+        one_hot(s, count),
+        a,
+        reward[s, a, s_next].astype(np.float32),
+        discount,
+        one_hot(s_next, count),
+        transition[s, a, s_next].astype(np.float32),
+    )
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -80,7 +93,10 @@ def test_a_network_converges_to_the_optimal_values_and_policy(dueling: str) -> N
     for turn in range(3000):
         learner.anneal(turn / 3000)
         learner.update(batch, statistics=False)
-    q, best = learner.values(np.eye(5, dtype=np.float32))[~terminal], value_iteration(transition, reward, terminal)[~terminal]
+    q, best = (
+        learner.values(np.eye(5, dtype=np.float32))[~terminal],
+        value_iteration(transition, reward, terminal)[~terminal],
+    )
     np.testing.assert_allclose(q, best, atol=0.02)
     assert np.array_equal(q.argmax(1), best.argmax(1))
 
@@ -94,9 +110,13 @@ def test_n_step_windows_lead_to_the_same_values_as_one_step(n: int) -> None:
     r_t = np.array([(rewards[s:end] * DISCOUNT ** np.arange(end - s)).sum() for s, end in enumerate(ends)], np.float32)
     discount_t = np.where(ends == length, 0, DISCOUNT**n).astype(np.float32)
     states = np.eye(length + 1, dtype=np.float32)
-    batch = Transitions(states[:length], np.zeros(length, np.int64), r_t, discount_t, states[ends], np.ones(length, np.float32))
+    batch = Transitions(
+        states[:length], np.zeros(length, np.int64), r_t, discount_t, states[ends], np.ones(length, np.float32)
+    )
     spec = EnvSpec("Corridor", ArraySpec((length + 1,), "float32"), 1)
-    learner = DQN(Table(spec), spec, LearnerConfig(lr=0.3, loss="mse", target_period=10, max_grad_norm=1e9, lr_end_fraction=0.0))
+    learner = DQN(
+        Table(spec), spec, LearnerConfig(lr=0.3, loss="mse", target_period=10, max_grad_norm=1e9, lr_end_fraction=0.0)
+    )
     for turn in range(2000):
         learner.anneal(turn / 2000)
         learner.update(batch, statistics=False)
@@ -105,15 +125,18 @@ def test_n_step_windows_lead_to_the_same_values_as_one_step(n: int) -> None:
 
 
 def share_of_left(double: bool) -> float:
-    """Sutton & Barto (2018), example 6.7, 200 times side by side in one table: how often the agents still go left at the end.
+    """Sutton & Barto (2018), example 6.7, 200 times side by side in one table: how often the agents still go left at
+    the end.
 
-    From A, even actions go left to B, odd ones right to the end, both for 0; from B every action ends the episode for N(-0.1, 1). Left
-    costs 0.1 in expectation. Actions are greedy but for a tenth, so the best agent goes left 5 % of the time.
-    """
+    From A, even actions go left to B, odd ones right to the end, both for 0; from B every action ends the episode for
+    N(-0.1, 1). Left costs 0.1 in expectation. Actions are greedy but for a tenth, so the best agent goes left 5 % of
+    the time."""
     runs, actions, steps = 200, 20, 1800
     generator = np.random.default_rng(0)
     spec = EnvSpec("Maximization-bias", ArraySpec((2 * runs,), "float32"), actions)
-    learner = DQN(Table(spec), spec, LearnerConfig(lr=0.1, loss="mse", double=double, target_period=300, max_grad_norm=1e9))
+    learner = DQN(
+        Table(spec), spec, LearnerConfig(lr=0.1, loss="mse", double=double, target_period=300, max_grad_norm=1e9)
+    )
     run, in_b = np.arange(runs), np.zeros(runs, bool)
     identity = np.eye(2 * runs, dtype=np.float32)
     left: list[float] = []
@@ -126,8 +149,17 @@ def share_of_left(double: bool) -> float:
             left.append(goes_left.sum() / (~in_b).sum())
         reward = np.where(in_b, generator.normal(-0.1, 1, runs), 0).astype(np.float32)
         discount = np.where(goes_left, 1, 0).astype(np.float32)
-        learner.update(Transitions(identity[2 * run + in_b], action, reward, discount, identity[2 * run + 1],
-                                   np.full(runs, runs, np.float32)), statistics=False)
+        learner.update(
+            Transitions(
+                identity[2 * run + in_b],
+                action,
+                reward,
+                discount,
+                identity[2 * run + 1],
+                np.full(runs, runs, np.float32),
+            ),
+            statistics=False,
+        )
         in_b = goes_left
     return float(np.mean(left))
 

@@ -22,9 +22,16 @@ def act(model: ActingModel, vector: np.ndarray, observation: np.ndarray) -> np.n
 
 
 @pytest.mark.parametrize("form", ["mean", "policy", "none"])
-@pytest.mark.parametrize("spec", [VECTOR, IMAGE, EnvSpec("Bytes-v0", ArraySpec((3, 5), "uint8"), 2),
-                                  EnvSpec("Wide-v0", ArraySpec((6,), "float64"), 2),
-                                  EnvSpec("Pixels-v0", ArraySpec((40, 40, 3), "uint8"), 2)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        VECTOR,
+        IMAGE,
+        EnvSpec("Bytes-v0", ArraySpec((3, 5), "uint8"), 2),
+        EnvSpec("Wide-v0", ArraySpec((6,), "float64"), 2),
+        EnvSpec("Pixels-v0", ArraySpec((40, 40, 3), "uint8"), 2),
+    ],
+)
 def test_rollouts_act_on_new_parameters_as_the_learner_would(spec: EnvSpec, form: str) -> None:
     network = make_network(LearnerConfig(dueling=form), spec, seed=1)
     model = export_acting(network, spec)
@@ -33,7 +40,9 @@ def test_rollouts_act_on_new_parameters_as_the_learner_would(spec: EnvSpec, form
     for turn in range(2):
         learner.update(random_batch(spec, 8, turn))
     observation = random_batch(spec, 7, 9).s_t
-    np.testing.assert_allclose(act(model, learner.parameters.numpy(), observation), learner.values(observation), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        act(model, learner.parameters.numpy(), observation), learner.values(observation), rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", [Plain, Normalized, Tied])

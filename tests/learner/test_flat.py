@@ -13,7 +13,9 @@ from tests.learner.learner_cases import IMAGE, VECTOR
 from tests.learner.learner_user_networks import Doubles, Normalized, NothingToLearn, Plain, Tied
 
 
-@pytest.mark.parametrize(("kind", "spec"), [(Plain, VECTOR), (Normalized, VECTOR), (Tied, VECTOR), (None, VECTOR), (None, IMAGE)])
+@pytest.mark.parametrize(
+    ("kind", "spec"), [(Plain, VECTOR), (Normalized, VECTOR), (Tied, VECTOR), (None, VECTOR), (None, IMAGE)]
+)
 def test_the_vector_holds_the_state_dict_and_the_module_computes_as_before(kind: type | None, spec: EnvSpec) -> None:
     network = (kind(spec) if kind else make_network(LearnerConfig(), spec)).eval()
     observation = torch.ones((3, *spec.observation.shape), dtype=getattr(torch, spec.observation.dtype))
@@ -23,8 +25,9 @@ def test_the_vector_holds_the_state_dict_and_the_module_computes_as_before(kind:
     assert torch.equal(network(observation), before)
     views = flat.layout.views(flat.numpy())
     assert all(np.array_equal(view, state[name].numpy()) for name, view in views.items())
-    assert {id(tensor) for tensor in network.parameters()} == {id(network.get_parameter(name)) for name in flat.parameters()} | {
-        id(tensor) for tensor in network.parameters() if not tensor.requires_grad}
+    assert {id(tensor) for tensor in network.parameters()} == {
+        id(network.get_parameter(name)) for name in flat.parameters()
+    } | {id(tensor) for tensor in network.parameters() if not tensor.requires_grad}
 
 
 def test_writing_the_vector_changes_the_network_and_training_changes_the_vector() -> None:
@@ -71,8 +74,9 @@ def test_a_vector_of_another_network_is_refused() -> None:
         flat.copy_to(np.zeros(flat.layout.nbytes // 4, np.float32))
 
 
-@pytest.mark.parametrize(("kind", "words"), [(Doubles, "is float64: parameters must be float32"),
-                                             (NothingToLearn, "no parameters to learn")])
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Doubles, "is float64: parameters must be float32"), (NothingToLearn, "no parameters to learn")]
+)
 def test_networks_that_cannot_be_flattened_are_refused(kind: type[nn.Module], words: str) -> None:
     with pytest.raises(NetworkError, match=words):
         FlatParameters(kind(VECTOR))

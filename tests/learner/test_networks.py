@@ -38,7 +38,9 @@ def test_a_head_s_q_has_v_as_its_expectation(form: str, stream_width: int) -> No
     head = ValueHead(5, 4, form, stream_width).double()
     features = torch.randn(20, 5, dtype=torch.float64)
     q = head(features)
-    pi = torch.softmax(q, 1) if form == "policy" else torch.full_like(q, 1 / 4)  # softmax of q is that of A: they differ by a number
+    pi = (
+        torch.softmax(q, 1) if form == "policy" else torch.full_like(q, 1 / 4)
+    )  # softmax of q is that of A: they differ by a number
     streams = torch.relu(head.hidden(features)) if stream_width else features
     value = head.value(streams[:, :stream_width]) if stream_width else head.value_advantage(streams)[:, :1]
     torch.testing.assert_close((pi * q).sum(1, keepdim=True), value)
@@ -47,11 +49,23 @@ def test_a_head_s_q_has_v_as_its_expectation(form: str, stream_width: int) -> No
 @pytest.mark.parametrize("form", ["mean", "policy", "none"])
 def test_gradients_of_the_heads_agree_with_finite_differences(form: str) -> None:
     head = ValueHead(3, 4, form, stream_width=5).double()
-    assert torch.autograd.gradcheck(lambda x: torch.tanh(head(x)), torch.randn(6, 3, dtype=torch.float64, requires_grad=True))
+    assert torch.autograd.gradcheck(
+        lambda x: torch.tanh(head(x)), torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    )
 
 
-@pytest.mark.parametrize(("shape", "kind"), [((4,), MLP), ((), MLP), ((3, 5), MLP), ((10, 10, 4), MLP), ((4, 84, 84), CNN),
-                                             ((96, 96, 3), CNN), ((84, 84), CNN)])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((4,), MLP),
+        ((), MLP),
+        ((3, 5), MLP),
+        ((10, 10, 4), MLP),
+        ((4, 84, 84), CNN),
+        ((96, 96, 3), CNN),
+        ((84, 84), CNN),
+    ],
+)
 def test_auto_chooses_by_the_observation_s_shape(shape: tuple[int, ...], kind: type) -> None:
     network = make_network(LearnerConfig(), spec_of(shape, "uint8" if kind is CNN else "float32"))
     assert isinstance(network, kind)
@@ -85,12 +99,16 @@ def test_channels_last_and_channels_first_images_give_the_same_values() -> None:
 
 def test_the_nature_network_has_the_published_sizes() -> None:
     network = make_network(LearnerConfig(dueling="none"), IMAGE)
-    assert sum(parameter.numel() for parameter in network.parameters()) == 1_687_206  # Mnih et al. (2015) with 6 actions
+    assert (
+        sum(parameter.numel() for parameter in network.parameters()) == 1_687_206
+    )  # Mnih et al. (2015) with 6 actions
 
 
 def test_the_small_network_has_the_published_sizes() -> None:
     network = make_network(LearnerConfig(network="small_cnn", dueling="none"), IMAGE)
-    assert sum(parameter.numel() for parameter in network.parameters()) == 203_750  # van Hasselt et al. (2019) with 6 actions, one stream
+    assert (
+        sum(parameter.numel() for parameter in network.parameters()) == 203_750
+    )  # van Hasselt et al. (2019) with 6 actions, one stream
 
 
 def test_the_same_seed_gives_the_same_network() -> None:
@@ -104,17 +122,23 @@ def test_a_user_s_module_is_called_with_the_spec() -> None:
     assert network(torch.from_numpy(np.zeros((2, 4), np.float32))).shape == (2, 3)
 
 
-@pytest.mark.parametrize(("network", "words"), [
-    ("tests.learner.learner_user_networks:WrongWidth", r"WrongWidth returns \[2, 1\].*\[2, 3\] float32"),
-    ("tests.learner.learner_user_networks:ReturnsTuple", r"returns a tuple.*\[2, 3\]"),
-    ("tests.learner.learner_user_networks:Fails", r"Fails fails on observations \[2, 4\] float32"),
-    ("tests.learner.learner_user_networks:CannotBeBuilt", r"CannotBeBuilt\(spec\) fails: ValueError: needs a pretrained file"),
-    ("tests.learner.learner_user_networks:NotAModule", r"must be a torch.nn.Module"),
-    ("tests.learner.learner_user_networks:Plane", r"tests.learner.learner_user_networks has no Plane"),
-    ("no_such_package:Net", r"cannot import no_such_package.*PYTHONPATH"),
-    ("mpl", r"mpl is not a network: choose auto, mlp, nature_cnn, small_cnn"),
-    ("nature_cnn", r"nature_cnn needs an image"),
-])
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("tests.learner.learner_user_networks:WrongWidth", r"WrongWidth returns \[2, 1\].*\[2, 3\] float32"),
+        ("tests.learner.learner_user_networks:ReturnsTuple", r"returns a tuple.*\[2, 3\]"),
+        ("tests.learner.learner_user_networks:Fails", r"Fails fails on observations \[2, 4\] float32"),
+        (
+            "tests.learner.learner_user_networks:CannotBeBuilt",
+            r"CannotBeBuilt\(spec\) fails: ValueError: needs a pretrained file",
+        ),
+        ("tests.learner.learner_user_networks:NotAModule", r"must be a torch.nn.Module"),
+        ("tests.learner.learner_user_networks:Plane", r"tests.learner.learner_user_networks has no Plane"),
+        ("no_such_package:Net", r"cannot import no_such_package.*PYTHONPATH"),
+        ("mpl", r"mpl is not a network: choose auto, mlp, nature_cnn, small_cnn"),
+        ("nature_cnn", r"nature_cnn needs an image"),
+    ],
+)
 def test_a_network_that_cannot_serve_is_refused_in_one_line(network: str, words: str) -> None:
     with pytest.raises(NetworkError, match=words) as caught:
         make_network(LearnerConfig(network=network), VECTOR)

@@ -20,11 +20,18 @@ def pair_of(config: LearnerConfig, spec: EnvSpec) -> tuple[torch.nn.Module, torc
 
 
 @settings(deadline=None, max_examples=40)
-@given(hidden=st.lists(st.integers(1, 9), min_size=1, max_size=4), shape=st.lists(st.integers(1, 3), max_size=3).map(tuple),
-       dtype=st.sampled_from(["float32", "uint8", "float64"]), actions=st.integers(1, 5), form=st.sampled_from(["mean", "none"]),
-       sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4), select=st.booleans())
-def test_written_out_passes_compute_what_autograd_computes(hidden: list[int], shape: tuple[int, ...], dtype: str, actions: int, form: str,
-                                                           sizes: list[int], select: bool) -> None:
+@given(
+    hidden=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    shape=st.lists(st.integers(1, 3), max_size=3).map(tuple),
+    dtype=st.sampled_from(["float32", "uint8", "float64"]),
+    actions=st.integers(1, 5),
+    form=st.sampled_from(["mean", "none"]),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    select=st.booleans(),
+)
+def test_written_out_passes_compute_what_autograd_computes(
+    hidden: list[int], shape: tuple[int, ...], dtype: str, actions: int, form: str, sizes: list[int], select: bool
+) -> None:
     spec = EnvSpec("Any-v0", ArraySpec(shape, dtype), actions)
     online, target = pair_of(LearnerConfig(network="mlp", hidden=hidden, dueling=form), spec)
     flat = FlatParameters(online)
@@ -34,7 +41,11 @@ def test_written_out_passes_compute_what_autograd_computes(hidden: list[int], sh
         batch = random_batch(spec, size, turn)
         s_tm1, s_t = torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.s_t)
         slope = torch.randn(size, actions)
-        for ours, theirs in zip(written.forward(s_tm1, s_t, select_online=select), reference.forward(s_tm1, s_t, select_online=select), strict=True):
+        for ours, theirs in zip(
+            written.forward(s_tm1, s_t, select_online=select),
+            reference.forward(s_tm1, s_t, select_online=select),
+            strict=True,
+        ):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         (whole,) = written.backward(slope)
         assert whole.shape == written.learning(flat.vector)[0].shape
@@ -55,7 +66,9 @@ def test_written_out_passes_follow_the_parameters_as_they_change() -> None:
 
 def test_anything_but_the_plain_mlp_goes_through_autograd() -> None:
     config = LearnerConfig()
-    hooked, frozen, policy = (make_network(chosen, VECTOR) for chosen in (config, config, LearnerConfig(dueling="policy")))
+    hooked, frozen, policy = (
+        make_network(chosen, VECTOR) for chosen in (config, config, LearnerConfig(dueling="policy"))
+    )
     hooked.trunk[0].register_forward_hook(lambda *_: None)
     for parameter in frozen.trunk.parameters():
         parameter.requires_grad_(False)

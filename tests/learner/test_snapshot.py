@@ -64,7 +64,13 @@ def test_the_state_is_a_copy_and_plain_arrays(saved: tuple[DQN, Path]) -> None:
     before = {name: array.copy() for name, array in state.items()}
     learner.update(random_batch(VECTOR, 8, 0))
     assert all(np.array_equal(state[name], before[name]) for name in before)
-    assert {"online.layers.0.weight", "target.layers.0.weight", "first_moment.layers.0.weight", "updates", "torch_rng"} <= set(state)
+    assert {
+        "online.layers.0.weight",
+        "target.layers.0.weight",
+        "first_moment.layers.0.weight",
+        "updates",
+        "torch_rng",
+    } <= set(state)
 
 
 def test_saving_twice_gives_the_same_bytes_and_leaves_one_file(saved: tuple[DQN, Path]) -> None:
@@ -78,7 +84,9 @@ def test_saving_twice_gives_the_same_bytes_and_leaves_one_file(saved: tuple[DQN,
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(saved: tuple[DQN, Path], tmp_path: Path) -> None:
+def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(
+    saved: tuple[DQN, Path], tmp_path: Path
+) -> None:
     _, path = saved
     data = path.read_bytes()
     (header_size,) = struct.unpack("<Q", data[:8])
@@ -109,11 +117,14 @@ def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(save
     assert learner.updates == 0
 
 
-@pytest.mark.parametrize(("config", "words"), [
-    (LearnerConfig(hidden=[8]), r"online.trunk.0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here"),
-    (LearnerConfig(hidden=[16, 16]), "lacks online.trunk.2.weight|online.head"),
-    (LearnerConfig(hidden=[16], dueling="none"), "lacks online.head.advantage.weight"),
-])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (LearnerConfig(hidden=[8]), r"online.trunk.0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here"),
+        (LearnerConfig(hidden=[16, 16]), "lacks online.trunk.2.weight|online.head"),
+        (LearnerConfig(hidden=[16], dueling="none"), "lacks online.head.advantage.weight"),
+    ],
+)
 def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str, tmp_path: Path) -> None:
     learner, other = (DQN(make_network(chosen, VECTOR, seed=0), VECTOR, chosen) for chosen in (CONFIG, config))
     learner.update(random_batch(VECTOR, 8, 0))

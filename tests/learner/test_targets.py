@@ -29,7 +29,9 @@ def test_the_loss_s_derivative_is_its_finite_difference(kind: str) -> None:
 
 def test_the_huber_loss_is_torch_s() -> None:
     d = torch.linspace(-4, 4, 33)
-    torch.testing.assert_close(loss_of(d, "huber"), torch.nn.functional.huber_loss(d, torch.zeros_like(d), reduction="none"))
+    torch.testing.assert_close(
+        loss_of(d, "huber"), torch.nn.functional.huber_loss(d, torch.zeros_like(d), reduction="none")
+    )
 
 
 @pytest.mark.parametrize("kind", ["huber", "mse"])
@@ -37,12 +39,17 @@ def test_the_gradient_handed_to_autograd_is_that_of_the_weighted_mean_loss(kind:
     generator = torch.Generator().manual_seed(0)
     q = (3 * torch.randn(16, 4, generator=generator, dtype=torch.float64)).requires_grad_()
     a = torch.randint(0, 4, (16,), generator=generator)
-    target, weight = torch.randn(16, generator=generator, dtype=torch.float64), torch.rand(16, generator=generator, dtype=torch.float64)
+    target, weight = (
+        torch.randn(16, generator=generator, dtype=torch.float64),
+        torch.rand(16, generator=generator, dtype=torch.float64),
+    )
     td_error = target - q.gather(1, a.unsqueeze(1)).squeeze(1)
     (expected,) = torch.autograd.grad((weight * loss_of(td_error, kind)).mean(), q)
     torch.testing.assert_close(q_gradient(q.detach(), a, td_error.detach(), weight, kind), expected)
 
 
 def test_the_step_size_falls_linearly_and_stays_at_its_end() -> None:
-    assert np.allclose([linear_lr(1e-3, 0.1, progress) for progress in (-1, 0, 0.5, 1, 7)], [1e-3, 1e-3, 5.5e-4, 1e-4, 1e-4])
+    assert np.allclose(
+        [linear_lr(1e-3, 0.1, progress) for progress in (-1, 0, 0.5, 1, 7)], [1e-3, 1e-3, 5.5e-4, 1e-4, 1e-4]
+    )
     assert linear_lr(1e-3, 1.0, 0.3) == 1e-3

@@ -37,10 +37,13 @@ def test_a_notebook_is_committed_with_its_pictures_and_short_cells(path):
 def test_widgets_are_drawn_from_their_saved_state_for_readers_without_a_kernel():
     picture = {"output_type": "display_data", "data": {"image/png": "AAAA", "text/plain": "figure"}}
     children = [f"IPY_MODEL_{name}" for name in ("slider", "out", "html", "button", "gone")]
-    states = {"box": {"_model_name": "VBoxModel", "children": children},
-              "slider": {"_model_name": "IntSliderModel", "description": "m <relays>", "min": 1, "max": 9, "value": 4},
-              "out": {"_model_name": "OutputModel", "outputs": [picture, {"output_type": "stream", "text": "said"}]},
-              "html": {"_model_name": "HTMLModel", "value": "<b>0.5</b>"}, "button": {"_model_name": "ButtonModel", "description": "Stop"}}
+    states = {
+        "box": {"_model_name": "VBoxModel", "children": children},
+        "slider": {"_model_name": "IntSliderModel", "description": "m <relays>", "min": 1, "max": 9, "value": 4},
+        "out": {"_model_name": "OutputModel", "outputs": [picture, {"output_type": "stream", "text": "said"}]},
+        "html": {"_model_name": "HTMLModel", "value": "<b>0.5</b>"},
+        "button": {"_model_name": "ButtonModel", "description": "Stop"},
+    }
     html = draw("box", states)
     for part in ("m &lt;relays&gt;", "value=4", "data:image/png;base64,AAAA", "<b>0.5</b>", "<button>Stop</button>"):
         assert part in html

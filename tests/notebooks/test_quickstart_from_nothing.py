@@ -33,11 +33,23 @@ def test_three_cells_lead_from_an_empty_environment_to_a_live_learning_curve(tmp
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([str(python), "-m", "pip", "install", "-q", "ipykernel"], check=True)
-    assert subprocess.run([str(python), "-c", "import ddrl"], capture_output=True, check=False, cwd=tmp_path / "venv").returncode != 0
+    assert (
+        subprocess.run(
+            [str(python), "-c", "import ddrl"], capture_output=True, check=False, cwd=tmp_path / "venv"
+        ).returncode
+        != 0
+    )
     kernel = tmp_path / "jupyter" / "kernels" / "empty"
     kernel.mkdir(parents=True)
-    (kernel / "kernel.json").write_text(json.dumps({"argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-                                                    "display_name": "empty", "language": "python"}))
+    (kernel / "kernel.json").write_text(
+        json.dumps(
+            {
+                "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                "display_name": "empty",
+                "language": "python",
+            }
+        )
+    )
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("PYTHONPATH", raising=False)

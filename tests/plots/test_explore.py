@@ -44,24 +44,64 @@ def test_the_sliders_draw_both_figures():
     assert [child.description.split()[0] for child in sliders.children[:4]] == ["hosts", "m", "bandwidth", "latency"]
 
 
-DOCUMENT = {"hosts": 16, "rate": "200mbit", "bytes": 5_000_000, "links": {"up": [24e6, 25e6], "down": [25e6, 26e6], "latency": 2e-4}, "rows": [
-    {"scheme": "auto", "mode": "closed loop", "seconds": 0.25, "efficiency": 0.8, "simulated": 0.24, "is": ["two_tree", {}]},
-    {"scheme": "two_tree", "mode": "closed loop", "seconds": 0.26, "efficiency": 0.77, "simulated": 0.24, "is": ["two_tree", {}]},
-    {"scheme": "two_tree, larger chunks", "mode": "closed loop", "seconds": 0.3, "efficiency": 0.67, "simulated": 0.29, "is": ["two_tree", {}]},
-    {"scheme": "two_tree", "mode": "3 in flight", "seconds": 0.21, "efficiency": 0.95, "simulated": 0.22, "is": ["two_tree", {}]},
-    {"scheme": "MPI_Bcast", "mode": "closed loop", "seconds": 1.0, "efficiency": 0.2},
-    {"scheme": "of another version", "mode": "closed loop"}]}
+DOCUMENT = {
+    "hosts": 16,
+    "rate": "200mbit",
+    "bytes": 5_000_000,
+    "links": {"up": [24e6, 25e6], "down": [25e6, 26e6], "latency": 2e-4},
+    "rows": [
+        {
+            "scheme": "auto",
+            "mode": "closed loop",
+            "seconds": 0.25,
+            "efficiency": 0.8,
+            "simulated": 0.24,
+            "is": ["two_tree", {}],
+        },
+        {
+            "scheme": "two_tree",
+            "mode": "closed loop",
+            "seconds": 0.26,
+            "efficiency": 0.77,
+            "simulated": 0.24,
+            "is": ["two_tree", {}],
+        },
+        {
+            "scheme": "two_tree, larger chunks",
+            "mode": "closed loop",
+            "seconds": 0.3,
+            "efficiency": 0.67,
+            "simulated": 0.29,
+            "is": ["two_tree", {}],
+        },
+        {
+            "scheme": "two_tree",
+            "mode": "3 in flight",
+            "seconds": 0.21,
+            "efficiency": 0.95,
+            "simulated": 0.22,
+            "is": ["two_tree", {}],
+        },
+        {"scheme": "MPI_Bcast", "mode": "closed loop", "seconds": 1.0, "efficiency": 0.2},
+        {"scheme": "of another version", "mode": "closed loop"},
+    ],
+}
 
 
 def test_measured_figures_are_drawn_with_the_best_first_and_peers_apart(tmp_path):
     (tmp_path / "distribution.json").write_text(json.dumps(DOCUMENT))
     found = explore.measured("distribution", tmp_path)
     figure = plots.measured_schemes(found)
-    assert [list(trace.y) for trace in figure.data] == [["auto", "two_tree", "two_tree, larger chunks"], ["MPI_Bcast"],
-                                                        ["auto", "two_tree", "two_tree, larger chunks"]]
+    assert [list(trace.y) for trace in figure.data] == [
+        ["auto", "two_tree", "two_tree, larger chunks"],
+        ["MPI_Bcast"],
+        ["auto", "two_tree", "two_tree, larger chunks"],
+    ]
     assert figure.data[2].x[0] == pytest.approx(0.2 / 0.24)
     points = explore.measured_points(found)
-    assert {name: (hosts.tolist(), seconds.tolist()) for name, (hosts, seconds) in points.items()} == {"two-tree, measured": ([16.0], [0.26])}
+    assert {name: (hosts.tolist(), seconds.tolist()) for name, (hosts, seconds) in points.items()} == {
+        "two-tree, measured": ([16.0], [0.26])
+    }
     assert explore.measured_network(found) == {"nbytes": 5e6, "rate": 25e6, "latency": 2e-4}
 
 
@@ -79,15 +119,30 @@ def test_replay_is_drawn_beside_its_limit_and_damaged_cells_are_left_out():
     def cell(records, **timings):
         return {"records": records, "get_5000": {name: {"median": value} for name, value in timings.items()}}
 
-    document = {"grid": [cell(100, ddrl=2.0, limit=1.0, ratio=2.0), cell(100, ddrl=4.0, limit=1.0), cell(10, ddrl=1.0), {"records": 5}, 7]}
+    document = {
+        "grid": [
+            cell(100, ddrl=2.0, limit=1.0, ratio=2.0),
+            cell(100, ddrl=4.0, limit=1.0),
+            cell(10, ddrl=1.0),
+            {"records": 5},
+            7,
+        ]
+    }
     figure = plots.cost_against_limit(document)
-    assert {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data} == {"ddrl": ([10, 100], [1.0, 3.0]), "limit": ([100], [1.0])}
+    assert {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data} == {
+        "ddrl": ([10, 100], [1.0, 3.0]),
+        "limit": ([100], [1.0]),
+    }
     assert plots.cost_against_limit({"grid": {"figures": document["grid"]}}) == figure
     assert "not measured yet" in plots.cost_against_limit({}).layout.annotations[0].text
 
 
 def test_operations_of_replay_stand_beside_other_libraries():
-    rows = {"add 1": {"ddrl": {"median": 0.5}, "other": {"median": 5.0}, "ratio": {"median": 1.0}}, "draw": {"ddrl": {"median": 9.0}}, "note": 3}
+    rows = {
+        "add 1": {"ddrl": {"median": 0.5}, "other": {"median": 5.0}, "ratio": {"median": 1.0}},
+        "draw": {"ddrl": {"median": 9.0}},
+        "note": 3,
+    }
     figure = plots.operations_beside_peers({"rows": {"figures": rows}})
     points = {trace.name: (list(trace.y), list(trace.x)) for trace in figure.data}
     assert points == {"ddrl": (["add 1", "draw"], [0.5, 9.0]), "other": (["add 1"], [5.0])}
@@ -95,9 +150,21 @@ def test_operations_of_replay_stand_beside_other_libraries():
         assert "not measured yet" in plots.operations_beside_peers(document).layout.annotations[0].text
 
 
-CHAIN = {"links": {"up": [1e6] * 3, "down": [1e6] * 3, "latency": 1e-4, "message_seconds": 1e-5},
-         "trace": {"scheme": "chain", "parameters": {"chunk_bytes": 6400}, "hosts": 2, "bytes": 12_800, "sends": [
-             [0.0, 0.007, 0.007, 0, 1, 0], [0.007, 0.014, 0.014, 1, 2, 1], [0.007, 0.014, 0.014, 0, 1, 2], [0.014, 0.021, 0.022, 1, 2, 3]]}}
+CHAIN = {
+    "links": {"up": [1e6] * 3, "down": [1e6] * 3, "latency": 1e-4, "message_seconds": 1e-5},
+    "trace": {
+        "scheme": "chain",
+        "parameters": {"chunk_bytes": 6400},
+        "hosts": 2,
+        "bytes": 12_800,
+        "sends": [
+            [0.0, 0.007, 0.007, 0, 1, 0],
+            [0.007, 0.014, 0.014, 1, 2, 1],
+            [0.007, 0.014, 0.014, 0, 1, 2],
+            [0.014, 0.021, 0.022, 1, 2, 3],
+        ],
+    },
+}
 
 
 def test_a_measured_trace_comes_with_its_plan_simulated_on_the_same_links_and_both_are_drawn():
@@ -117,7 +184,11 @@ def test_the_notebook_draws_the_measured_trace_that_the_benchmark_saved(traced, 
     document = CHAIN if traced else {"links": CHAIN["links"], "rows": []}
     (tmp_path / "distribution.json").write_text(json.dumps(document))
     cells = json.loads((Path(__file__).parents[2] / "notebooks" / "02_distribution.ipynb").read_text())["cells"]
-    source = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code" and "measured_trace" in "".join(cell["source"]))
+    source = next(
+        "".join(cell["source"])
+        for cell in cells
+        if cell["cell_type"] == "code" and "measured_trace" in "".join(cell["source"])
+    )
     figure = eval(source, {"explore": explore, "plots": plots, "found": explore.measured("distribution", tmp_path)})
     if traced:
         assert figure.layout.title.text == "One model: simulated 20 ms, measured 22 ms"

@@ -74,10 +74,20 @@ def all_figures(tables):
         plots.learning_curve({"a": series}, {"a": tables.evaluations}),
         plots.learning_curve({"a": series, "b": series}, {"a": tables.evaluations}, x="wall_seconds"),
         *(plots.series_over({"a": series}, name, x=x) for name in SERIES_NAMES for x in ("env_steps", "wall_seconds")),
-        plots.trainer_time(series), plots.relay_bandwidth(processes), plots.relay_bandwidth(processes, "received"),
-        plots.version_age_heatmap(processes), plots.version_flow({"a": series}), plots.bytes_against_bound(processes),
-        plots.seal_times(processes), plots.cpu_by_role(processes), plots.memory_by_role(processes), plots.gpu_use(processes),
-        plots.replay_fill(series, 100_000), plots.sample_balance(series, 8.0), plots.who_waits(series), plots.recording_rates(series),
+        plots.trainer_time(series),
+        plots.relay_bandwidth(processes),
+        plots.relay_bandwidth(processes, "received"),
+        plots.version_age_heatmap(processes),
+        plots.version_flow({"a": series}),
+        plots.bytes_against_bound(processes),
+        plots.seal_times(processes),
+        plots.cpu_by_role(processes),
+        plots.memory_by_role(processes),
+        plots.gpu_use(processes),
+        plots.replay_fill(series, 100_000),
+        plots.sample_balance(series, 8.0),
+        plots.who_waits(series),
+        plots.recording_rates(series),
         plots.heartbeat_ages(processes, now),
     ]
 
@@ -94,8 +104,14 @@ def test_every_figure_is_made_from_any_run_without_a_warning_and_is_valid_json(w
 
 def test_figures_of_a_run_that_said_nothing_say_so_in_words(silent):
     series, processes = silent.series, silent.processes
-    for figure in (plots.learning_curve({"a": series}), plots.trainer_time(series), plots.version_age_heatmap(processes),
-                   plots.cpu_by_role(processes), plots.gpu_use(processes), plots.replay_fill(series, 10)):
+    for figure in (
+        plots.learning_curve({"a": series}),
+        plots.trainer_time(series),
+        plots.version_age_heatmap(processes),
+        plots.cpu_by_role(processes),
+        plots.gpu_use(processes),
+        plots.replay_fill(series, 10),
+    ):
         assert not figure.data
         assert "no" in figure.layout.annotations[0].text
 
@@ -124,7 +140,10 @@ def test_forty_relays_are_drawn_as_a_heatmap_with_a_row_each(large):
 
 def test_records_close_to_each_other_do_not_make_bandwidth_jump(small):
     processes = small.processes
-    time, values = np.append(processes.time, processes.time[-1] + 0.001), np.append(processes.values, processes.values[-1:], axis=0)
+    time, values = (
+        np.append(processes.time, processes.time[-1] + 0.001),
+        np.append(processes.values, processes.values[-1:], axis=0),
+    )
     wall = np.append(processes.wall_seconds, processes.wall_seconds[-1] + 0.001)
     later = replace(processes, time=time, wall_seconds=wall, values=values, tick=np.arange(len(time)))
     sent = processes.columns.index("bytes_sent")
@@ -158,7 +177,9 @@ def test_a_gantt_chart_has_a_bar_a_send_and_a_mark_where_a_host_is_complete():
 
 def test_points_take_the_color_of_their_scheme():
     hosts = np.array([1, 2, 4])
-    figure = plots.times_against_hosts(hosts, {"direct": hosts * 1.0, "bound": hosts * 0.5}, {"direct, measured": (hosts, hosts * 1.1)})
+    figure = plots.times_against_hosts(
+        hosts, {"direct": hosts * 1.0, "bound": hosts * 0.5}, {"direct, measured": (hosts, hosts * 1.1)}
+    )
     assert figure.data[2].marker.color == figure.data[0].line.color
     assert np.allclose(y_of(figure, "lower bound"), hosts * 500)
 

@@ -32,7 +32,9 @@ def test_every_start_of_an_episode_can_be_drawn_with_n_step_returns() -> None:
     _, positions = replay.picks()
     assert sorted(positions.tolist()) == list(range(20))
     batch = replay.sample(2000, selector, 0.5)
-    for position, reward, discount, state in zip(batch.pick_pos.tolist(), batch.r_t, batch.discount_t, batch.s_t, strict=True):
+    for position, reward, discount, state in zip(
+        batch.pick_pos.tolist(), batch.r_t, batch.discount_t, batch.s_t, strict=True
+    ):
         steps = min(5, 20 - position)
         assert reward == pytest.approx(sum(0.5**j * (position + j) for j in range(steps)))
         assert discount == (0 if position + steps == 20 else 0.5**steps)
@@ -100,7 +102,12 @@ def test_arrays_that_do_not_fit_are_refused_and_others_are_converted() -> None:
     batch = replay.sample(8, replay.new_pick_selector("uniform"), 1.0)
     assert set(batch.a_tm1.tolist()) == {3, 4}
     assert set(map(tuple, batch.s_tm1.tolist())) == {(1, 2), (0, 2)}
-    for state, action in ((np.zeros(3, np.float32), 0), (np.zeros((2, 2), np.float32), 0), (np.zeros(2), 0.5), (np.zeros(2), [1, 2])):
+    for state, action in (
+        (np.zeros(3, np.float32), 0),
+        (np.zeros((2, 2), np.float32), 0),
+        (np.zeros(2), 0.5),
+        (np.zeros(2), [1, 2]),
+    ):
         with pytest.raises((ValueError, TypeError)):
             replay.record(replay.new_episode(), state, action, 0.0)
     with pytest.raises(TypeError, match="row dtype"):
@@ -198,7 +205,10 @@ def test_one_thread_records_while_another_samples_and_no_row_is_torn() -> None:
         except BaseException as error:
             failures.append(error)
 
-    writers, readers = [threading.Thread(target=write) for _ in range(2)], [threading.Thread(target=draw) for _ in range(2)]
+    writers, readers = (
+        [threading.Thread(target=write) for _ in range(2)],
+        [threading.Thread(target=draw) for _ in range(2)],
+    )
     for thread in (*writers, *readers):
         thread.start()
     for thread in readers:
@@ -210,10 +220,17 @@ def test_one_thread_records_while_another_samples_and_no_row_is_torn() -> None:
     replay.check()
 
 
-@pytest.mark.parametrize(("options", "named"), [
-    ({"capacity": 0}, "capacity"), ({"pick_len": 0}, "pick_len"), ({"n_step": -1}, "n_step"), ({"eviction": "random"}, "eviction"),
-    ({"capacity": 5, "pick_len": 5}, "no pick could ever be drawn"), ({"frame_stack": 0}, "frame_stack"),
-])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"capacity": 0}, "capacity"),
+        ({"pick_len": 0}, "pick_len"),
+        ({"n_step": -1}, "n_step"),
+        ({"eviction": "random"}, "eviction"),
+        ({"capacity": 5, "pick_len": 5}, "no pick could ever be drawn"),
+        ({"frame_stack": 0}, "frame_stack"),
+    ],
+)
 def test_impossible_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         ExperienceReplay(STATE, ACTION, **({"capacity": 100} | options))

@@ -59,7 +59,9 @@ late = replay.new_pick_selector("uniform")  # sees the picks that were made befo
 replay.check()
 assert len(replay.law(late)) == replay.num_picks
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
+    )
     assert done.stdout == "refused\n", done.stderr
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1 << 20
 

@@ -31,7 +31,9 @@ def test_the_ratio_stays_within_the_tolerance(samples_per_insert: float, inserts
         if limiter.can_sample(samples):
             limiter.sampled(samples)
         if limiter.inserts > 100:
-            assert abs(limiter.samples_behind) <= 200 * samples_per_insert + 1e-6 + max(0, samples - 200 * samples_per_insert)
+            assert abs(limiter.samples_behind) <= 200 * samples_per_insert + 1e-6 + max(
+                0, samples - 200 * samples_per_insert
+            )
 
 
 def test_nothing_is_drawn_before_min_size_and_nobody_waits_at_ratio_zero() -> None:

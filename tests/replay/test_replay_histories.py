@@ -1,4 +1,5 @@
-"""Random histories of calls: the kernel and the plain reference must agree on everything, and the kernel's invariants hold after each."""
+"""Random histories of calls: the kernel and the plain reference must agree on everything, and the kernel's invariants
+hold after each."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from ddrl.replay.reference import ReferenceReplay
 
 DISCOUNT = 0.9
 
-options = st.fixed_dictionaries({
-    "capacity": st.integers(8, 40),
-    "pick_len": st.integers(1, 4),
-    "short_picks": st.booleans(),
-    "n_step": st.integers(0, 3),
-    "frame_stack": st.integers(1, 3),
-    "eviction": st.sampled_from(["fifo", "second_chance", "lru", "lfu"]),
-})
+options = st.fixed_dictionaries(
+    {
+        "capacity": st.integers(8, 40),
+        "pick_len": st.integers(1, 4),
+        "short_picks": st.booleans(),
+        "n_step": st.integers(0, 3),
+        "frame_stack": st.integers(1, 3),
+        "eviction": st.sampled_from(["fifo", "second_chance", "lru", "lfu"]),
+    }
+)
 kinds = st.sampled_from([0, 0, 0, 0, 0, 1, 2, 3])  # of rows; 3: a gap
 endings = st.sampled_from(["live", "live", "terminated", "truncated", "cut"])
 priorities = st.tuples(st.integers(0, 30), st.integers(0, 8), st.floats(0, 10, width=32))
@@ -80,14 +83,25 @@ class Pair:
         final = self.state() if ending in ("terminated", "truncated") else None
         for step, state in enumerate(states):
             last = final if step == count - 1 else None
-            mine = self.reference.record(mine, state, step, step / 4, last, truncated=ending == "truncated", policy_version=step)
+            mine = self.reference.record(
+                mine, state, step, step / 4, last, truncated=ending == "truncated", policy_version=step
+            )
         if count % 2:
             for step, state in enumerate(states):
                 last = final if step == count - 1 else None
-                handle = self.kernel.record(handle, state, step, step / 4, last, truncated=ending == "truncated", policy_version=step)
+                handle = self.kernel.record(
+                    handle, state, step, step / 4, last, truncated=ending == "truncated", policy_version=step
+                )
         else:
-            handle = self.kernel.record_steps(handle, np.stack(states), np.arange(count), np.arange(count) / 4, final,
-                                              truncated=ending == "truncated", policy_version=np.arange(count))
+            handle = self.kernel.record_steps(
+                handle,
+                np.stack(states),
+                np.arange(count),
+                np.arange(count) / 4,
+                final,
+                truncated=ending == "truncated",
+                policy_version=np.arange(count),
+            )
         assert handle == mine
         self.handles[name] = handle
         if ending == "cut":
@@ -105,9 +119,15 @@ class Pair:
             window = self.reference.window(pick)
             length, length_next = len(window["action"]), len(window["next"])
             assert (batch.seq_len[i], batch.seq_len_next[i]) == (length, length_next)
-            for array, wanted in ((batch.batch_state[i], window["state"]), (batch.batch_state_next[i], window["next"]),
-                                  (batch.batch_action[i], window["action"]), (batch.batch_reward[i], window["reward"])):
-                np.testing.assert_array_equal(array[: len(wanted)], np.array(wanted, array.dtype).reshape(len(wanted), *array.shape[1:]))
+            for array, wanted in (
+                (batch.batch_state[i], window["state"]),
+                (batch.batch_state_next[i], window["next"]),
+                (batch.batch_action[i], window["action"]),
+                (batch.batch_reward[i], window["reward"]),
+            ):
+                np.testing.assert_array_equal(
+                    array[: len(wanted)], np.array(wanted, array.dtype).reshape(len(wanted), *array.shape[1:])
+                )
                 assert not array[len(wanted) :].any()
         if self.settings["n_step"] and self.settings["pick_len"] == 1 and any(self.reference.priority.values()):
             self.sample(size)
@@ -124,16 +144,23 @@ class Pair:
             np.testing.assert_array_equal(batch.s_t[i], wanted["s_t"])
             assert batch.a_tm1[i] == wanted["a_tm1"]
             assert batch.policy_version[i] == wanted["policy_version"]
-            np.testing.assert_allclose([batch.r_t[i], batch.discount_t[i]], [wanted["r_t"], wanted["discount_t"]], rtol=1e-5)
+            np.testing.assert_allclose(
+                [batch.r_t[i], batch.discount_t[i]], [wanted["r_t"], wanted["discount_t"]], rtol=1e-5
+            )
             assert law[pick] > 0
             np.testing.assert_allclose(batch.weight[i], (least / law[pick]) ** 0.5, rtol=1e-4)
 
     def priority(self, updates: list[tuple[int, int, float]]) -> None:
         picks = [(episode, position) for episode, position, _ in updates]
         values = [value for _, _, value in updates]
-        set_ = self.kernel.set_priority(self.prioritized, [pick[0] for pick in picks], [pick[1] for pick in picks], values)
+        set_ = self.kernel.set_priority(
+            self.prioritized, [pick[0] for pick in picks], [pick[1] for pick in picks], values
+        )
         assert set_ == sum(pick in self.reference.priority for pick in picks)
-        assert self.kernel.set_priority(self.ranked, [pick[0] for pick in picks], [pick[1] for pick in picks], values) == set_
+        assert (
+            self.kernel.set_priority(self.ranked, [pick[0] for pick in picks], [pick[1] for pick in picks], values)
+            == set_
+        )
         self.reference.set_priority(picks, values)
 
     def cut_streams(self) -> None:
@@ -153,10 +180,14 @@ class Pair:
         assert list(zip(handles.tolist(), positions.tolist(), strict=True)) == self.reference.table
         if self.reference.table:
             np.testing.assert_allclose(self.kernel.law(self.ranked), self.reference.rank_law(0.8), rtol=1e-9)
-            np.testing.assert_allclose(self.kernel.law(self.recent), self.reference.recency_law(3.0), rtol=1e-4, atol=1e-12)
+            np.testing.assert_allclose(
+                self.kernel.law(self.recent), self.reference.recency_law(3.0), rtol=1e-4, atol=1e-12
+            )
             wanted = np.array([self.reference.priority[pick] for pick in self.reference.table])
             if wanted.any():
-                np.testing.assert_allclose(self.kernel.law(self.prioritized), self.reference.proportional_law(0.7), rtol=1e-5, atol=1e-30)
+                np.testing.assert_allclose(
+                    self.kernel.law(self.prioritized), self.reference.proportional_law(0.7), rtol=1e-5, atol=1e-30
+                )
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -46,9 +46,17 @@ def test_prioritized_draws_follow_priority_to_the_alpha(stratified: bool) -> Non
     priority[::7] = 0
     replay.set_priority(selector, handles, positions, priority)
     add_episode(replay, 20)  # evicts the oldest episode: the table's picks move
-    known = {pick: p for *pick, p in zip(handles.tolist(), positions.tolist(), priority.tolist(), strict=True) for pick in [tuple(pick)]}
-    mass = np.array([known.get(pick, priority.max()) ** 0.6 if known.get(pick, 1) else 0.0
-                     for pick in zip(*(side.tolist() for side in replay.picks()), strict=True)])
+    known = {
+        pick: p
+        for *pick, p in zip(handles.tolist(), positions.tolist(), priority.tolist(), strict=True)
+        for pick in [tuple(pick)]
+    }
+    mass = np.array(
+        [
+            known.get(pick, priority.max()) ** 0.6 if known.get(pick, 1) else 0.0
+            for pick in zip(*(side.tolist() for side in replay.picks()), strict=True)
+        ]
+    )
     law = mass / mass.sum()
     np.testing.assert_allclose(replay.law(selector), law, rtol=1e-5)
     counts = drawn_counts(replay, selector)
@@ -115,7 +123,9 @@ def test_ranks_stay_exact_through_thousands_of_updates_and_evictions() -> None:
         chosen = rng.integers(len(handles), size=200)
         values = rng.integers(1, 50, 200) / 8
         replay.set_priority(selector, handles[chosen], positions[chosen], values)
-        known |= dict(zip(zip(handles[chosen].tolist(), positions[chosen].tolist(), strict=True), values.tolist(), strict=True))
+        known |= dict(
+            zip(zip(handles[chosen].tolist(), positions[chosen].tolist(), strict=True), values.tolist(), strict=True)
+        )
         highest = max(highest, values.max())
         if turn % 10 == 9:
             replay.check()

@@ -13,8 +13,16 @@ from tests.replay.filled import ACTION, STATE, make_replay
 @pytest.mark.parametrize(("final", "truncated"), [(True, False), (True, True), (False, False)])
 def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated: bool) -> None:
     length, n_step, burn_in, discount = 5, 3, 4, 0.5
-    replay = ExperienceReplay(STATE, ACTION, 1000, pick_len=length, n_step=n_step, burn_in=burn_in, short_picks=True,
-                              memory=ArraySpec((2, 3), "float32"))
+    replay = ExperienceReplay(
+        STATE,
+        ACTION,
+        1000,
+        pick_len=length,
+        n_step=n_step,
+        burn_in=burn_in,
+        short_picks=True,
+        memory=ArraySpec((2, 3), "float32"),
+    )
     selector = replay.new_pick_selector("prioritized")
     ends = {}
     for steps in (1, 3, 7, 40, 150):
@@ -22,8 +30,16 @@ def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated:
         ends[handle] = steps
         states = np.stack([np.full(steps + 1, handle), np.arange(steps + 1)], axis=1).astype(np.float32)
         memory = (handle * 1000 + np.arange(steps, dtype=np.float32))[:, None, None] * np.ones((2, 3), np.float32)
-        replay.record_steps(handle, states[:-1], np.arange(steps), np.arange(steps), states[-1] if final else None, truncated=truncated,
-                            policy_version=np.arange(steps) + 7, memory=memory)
+        replay.record_steps(
+            handle,
+            states[:-1],
+            np.arange(steps),
+            np.arange(steps),
+            states[-1] if final else None,
+            truncated=truncated,
+            policy_version=np.arange(steps) + 7,
+            memory=memory,
+        )
         if not final:
             replay.cut(handle)
     batch = replay.sample_sequences(400, selector, discount)
@@ -45,7 +61,9 @@ def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated:
         for t in range(length):
             steps = min(n_step, last_state - position - t) if t < count else 0
             assert batch.ahead[i, t] == steps
-            np.testing.assert_allclose(batch.r_t[i, t], sum(discount**j * (position + t + j) for j in range(steps)), rtol=1e-6)
+            np.testing.assert_allclose(
+                batch.r_t[i, t], sum(discount**j * (position + t + j) for j in range(steps)), rtol=1e-6
+            )
             ended = final and not truncated and position + t + steps == last_state
             assert batch.discount_t[i, t] == (0 if ended or not steps else discount**steps)
 
@@ -53,7 +71,9 @@ def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated:
 def test_priorities_of_sequences_are_drawn_and_updated() -> None:
     replay = make_replay(pick_len=4, n_step=2)
     selector = replay.new_pick_selector("prioritized", priority_exponent=1.0)
-    replay.record_steps(replay.new_episode(), np.zeros((12, 2), np.float32), np.zeros(12, int), np.zeros(12), np.zeros(2, np.float32))
+    replay.record_steps(
+        replay.new_episode(), np.zeros((12, 2), np.float32), np.zeros(12, int), np.zeros(12), np.zeros(2, np.float32)
+    )
     assert replay.num_picks == 9
     replay.set_priority(selector, np.zeros(9), np.arange(9), [0, 0, 0, 0, 0, 1, 0, 0, 3])
     batch = replay.sample_sequences(4000, selector, 0.9)

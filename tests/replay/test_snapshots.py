@@ -206,8 +206,12 @@ def test_a_writer_that_waits_for_a_snapshot_holds_neither_the_lock_nor_the_inter
     frame = ArraySpec((84, 84), "uint8")
     replay = ExperienceReplay(frame, ACTION, 3000)
     for _ in range(3):
-        replay.record_steps(replay.new_episode(), np.zeros((1000, 84, 84), np.uint8), np.zeros(1000, int), np.zeros(1000))
-    rows = np.zeros(1700, replay.row_dtype)  # one record a stream, a chunk each: more chunks than there are while the snapshot holds the old ones
+        replay.record_steps(
+            replay.new_episode(), np.zeros((1000, 84, 84), np.uint8), np.zeros(1000, int), np.zeros(1000)
+        )
+    rows = np.zeros(
+        1700, replay.row_dtype
+    )  # one record a stream, a chunk each: more chunks than there are while the snapshot holds the old ones
     rows["stream"] = range(1700)
     writer = threading.Thread(target=replay.record_rows, args=(rows,))
     waited = []

@@ -1,4 +1,5 @@
-"""Small acting networks for tests: ONNX graphs whose parameters are inputs, as the learner exports them, made without torch."""
+"""Small acting networks for tests: ONNX graphs whose parameters are inputs, as the learner exports them, made without
+torch."""
 
 from __future__ import annotations
 
@@ -16,17 +17,25 @@ def make_mlp(spec: EnvSpec, hidden: tuple[int, ...] = (16,)) -> tuple[bytes, Par
     """A multilayer perceptron with ReLU: the graph, and the manifest of its parameters."""
     widths = (spec.observation.size, *hidden, spec.num_actions)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-    nodes = [helper.make_node("Flatten", ["observation"], ["flat"], axis=1),
-             helper.make_node("Cast", ["flat"], ["x0"], to=TensorProto.FLOAT)]
+    nodes = [
+        helper.make_node("Flatten", ["observation"], ["flat"], axis=1),
+        helper.make_node("Cast", ["flat"], ["x0"], to=TensorProto.FLOAT),
+    ]
     for place, (before, after) in enumerate(pairwise(widths)):
         shapes[f"{place}.weight"], shapes[f"{place}.bias"] = ((after, before), "float32"), ((after,), "float32")
         last = place == len(widths) - 2
-        nodes.append(helper.make_node("Gemm", [f"x{place}", f"{place}.weight", f"{place}.bias"], ["q" if last else f"h{place}"], transB=1))
+        nodes.append(
+            helper.make_node(
+                "Gemm", [f"x{place}", f"{place}.weight", f"{place}.bias"], ["q" if last else f"h{place}"], transB=1
+            )
+        )
         if not last:
             nodes.append(helper.make_node("Relu", [f"h{place}"], [f"x{place + 1}"]))
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.observation.dtype))
-    inputs = [helper.make_tensor_value_info("observation", kind, ["batch", *spec.observation.shape]),
-              *(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, (shape, _) in shapes.items())]
+    inputs = [
+        helper.make_tensor_value_info("observation", kind, ["batch", *spec.observation.shape]),
+        *(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, (shape, _) in shapes.items()),
+    ]
     outputs = [helper.make_tensor_value_info("q", TensorProto.FLOAT, ["batch", spec.num_actions])]
     graph = helper.make_graph(nodes, "mlp", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -43,9 +43,13 @@ def test_a_new_version_in_another_slot_and_in_the_same_slot_is_used_at_once() ->
     for version in range(60):
         vector = slots[version % len(slots)]
         vector[:] = random_vector(layout, version)
-        np.testing.assert_allclose(policy.values(observation, vector), mlp_values(layout, vector, observation), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            policy.values(observation, vector), mlp_values(layout, vector, observation), rtol=1e-4, atol=1e-4
+        )
     vector[:] = random_vector(layout, 99)  # in place, as a mailbox's writer does
-    np.testing.assert_allclose(policy.values(observation, vector), mlp_values(layout, vector, observation), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        policy.values(observation, vector), mlp_values(layout, vector, observation), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_parameters_are_read_where_they_lie_even_if_they_may_not_be_written() -> None:
@@ -53,7 +57,9 @@ def test_parameters_are_read_where_they_lie_even_if_they_may_not_be_written() ->
     vector = random_vector(layout, 1)
     expected = mlp_values(layout, vector, observations(SPEC, 2))
     vector.flags.writeable = False
-    np.testing.assert_allclose(ActingPolicy(onnx, layout, SPEC).values(observations(SPEC, 2), vector), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        ActingPolicy(onnx, layout, SPEC).values(observations(SPEC, 2), vector), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_values_belong_to_the_caller() -> None:
@@ -67,14 +73,19 @@ def test_values_belong_to_the_caller() -> None:
 
 def test_of_equal_values_the_first_action_is_taken() -> None:
     onnx, layout = make_mlp(SPEC)
-    assert ActingPolicy(onnx, layout, SPEC).greedy(observations(SPEC, 5), np.zeros(layout.nbytes, np.uint8)).tolist() == [0] * 5
+    assert (
+        ActingPolicy(onnx, layout, SPEC).greedy(observations(SPEC, 5), np.zeros(layout.nbytes, np.uint8)).tolist()
+        == [0] * 5
+    )
 
 
 def test_what_is_not_an_acting_network_is_refused() -> None:
     onnx, layout = make_mlp(SPEC)
     with pytest.raises(NetworkError, match="cannot be loaded"):
         ActingPolicy(b"not a graph", layout, SPEC)
-    with pytest.raises(NetworkError, match=r"takes observation, 0\.weight.* must take 'observation' and parameters of its manifest"):
+    with pytest.raises(
+        NetworkError, match=r"takes observation, 0\.weight.* must take 'observation' and parameters of its manifest"
+    ):
         ActingPolicy(onnx, ParameterLayout.of({"0.weight": ((16, 3), "float32")}), SPEC)
     with pytest.raises(NetworkError, match="continuous actions"):
         ActingPolicy(onnx, layout, EnvSpec("Pendulum-v1", SPEC.observation, 0, ArraySpec((1,), "float32")))
@@ -102,7 +113,8 @@ from ddrl.core.errors import NetworkError
 from ddrl.rollout.policy import forbid_torch
 ddrl.envs.make_vector_env(EnvConfig(), 2).reset(0)
 ddrl.envs.make_vector_env(EnvConfig(id="ALE/Pong-v5"), 1).reset(0)
-assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "onnx", "mpi4py")], "something heavy was loaded"
+heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "onnx", "mpi4py")]
+assert not heavy, "something heavy was loaded"
 forbid_torch()
 sys.modules["torch"] = sys
 try:

@@ -31,7 +31,13 @@ def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
     vector = save(tmp_path)
     onnx, layout = make_mlp(SPEC)
     saved = load_policy(tmp_path)
-    assert (saved.onnx, saved.layout, saved.spec, saved.env, saved.evaluation) == (onnx, layout, SPEC, ENV, {"mean": 12.5})
+    assert (saved.onnx, saved.layout, saved.spec, saved.env, saved.evaluation) == (
+        onnx,
+        layout,
+        SPEC,
+        ENV,
+        {"mean": 12.5},
+    )
     for name, view in layout.views(saved.vector).items():
         np.testing.assert_array_equal(view, layout.views(vector)[name])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx", "policy.safetensors"]
@@ -65,9 +71,14 @@ def test_files_of_two_policies_are_refused(tmp_path: Path) -> None:
         load_policy(tmp_path / "a")
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"format": "ddrl policy 99"}, "this ddrl reads 'ddrl policy 1'"), ({"format": None}, "corrupt or was not written by ddrl"),
-    ({"surprise": 1}, "corrupt or was not written by ddrl")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "ddrl policy 99"}, "this ddrl reads 'ddrl policy 1'"),
+        ({"format": None}, "corrupt or was not written by ddrl"),
+        ({"surprise": 1}, "corrupt or was not written by ddrl"),
+    ],
+)
 def test_a_foreign_manifest_is_refused(tmp_path: Path, change: dict, words: str) -> None:
     save(tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
@@ -92,4 +103,6 @@ def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays
         save(tmp_path, 2)
     (tmp_path / ".policy.safetensors.partial").rmdir()
     _, layout = make_mlp(SPEC)
-    np.testing.assert_array_equal(layout.views(load_policy(tmp_path).vector)["0.weight"], layout.views(first)["0.weight"])
+    np.testing.assert_array_equal(
+        layout.views(load_policy(tmp_path).vector)["0.weight"], layout.views(first)["0.weight"]
+    )

@@ -30,18 +30,40 @@ GREEDY = RolloutConfig(warmup_steps=0)
 class Job:
     """One rollout with its channels."""
 
-    def __init__(self, config: RolloutConfig = GREEDY, *, num_envs: int = 4, capacity: int = 4096, full: Any = "wait", seed: int = 1,
-                 env: Any = None, index: int = 0, count: int = 1) -> None:
+    def __init__(
+        self,
+        config: RolloutConfig = GREEDY,
+        *,
+        num_envs: int = 4,
+        capacity: int = 4096,
+        full: Any = "wait",
+        seed: int = 1,
+        env: Any = None,
+        index: int = 0,
+        count: int = 1,
+    ) -> None:
         self.env = make_vector_env(EnvConfig(), num_envs) if env is None else env
         onnx, self.layout = make_mlp(self.env.spec)
         self.lane = Lane.create(None, row_dtype(self.env.spec), capacity, full)
         self.mailbox = Mailbox.create(None, self.layout.nbytes, 3, 2)
         self.board = Board.create(None)
         self.counters = Counters.create(None, 1)
-        self.worker = RolloutWorker(self.env, ActingPolicy(onnx, self.layout, self.env.spec), self.mailbox.reader(0),
-                                    StepWriter(self.lane, self.env.spec, 0), self.counters.row(0), config, index, count, seed, self.board)
+        self.worker = RolloutWorker(
+            self.env,
+            ActingPolicy(onnx, self.layout, self.env.spec),
+            self.mailbox.reader(0),
+            StepWriter(self.lane, self.env.spec, 0),
+            self.counters.row(0),
+            config,
+            index,
+            count,
+            seed,
+            self.board,
+        )
 
-    def publish(self, version: int, *, env_steps: float = 0, epsilon: float = 0.0, seed: int | None = None) -> np.ndarray:
+    def publish(
+        self, version: int, *, env_steps: float = 0, epsilon: float = 0.0, seed: int | None = None
+    ) -> np.ndarray:
         vector = random_vector(self.layout, version if seed is None else seed)
         assert self.mailbox.publish(vector, version, (env_steps, epsilon))
         return vector
@@ -83,7 +105,12 @@ def test_rows_are_the_episodes_that_were_played() -> None:
                 over[index], step_of[index] = False, 0
                 continue
             np.testing.assert_array_equal(row["state"], observation[index])
-            assert (row["kind"], row["step"], row["reward"], row["policy_version"]) == (RowKind.STEP, step_of[index], step.reward[index], 3)
+            assert (row["kind"], row["step"], row["reward"], row["policy_version"]) == (
+                RowKind.STEP,
+                step_of[index],
+                step.reward[index],
+                3,
+            )
             step_of[index] += 1
             if step.terminated[index] or step.truncated[index]:
                 final = next(streams[index])
@@ -129,8 +156,10 @@ def test_actions_are_random_until_something_is_published_and_the_warm_up_is_over
     vector = job.publish(2, env_steps=100)
     after = job.play(30)
     greedy = [mlp_values(job.layout, vector, rows["state"]).argmax(axis=1) for rows in (before, during, after)]
-    shares = [np.mean((rows["action"] == best)[rows["kind"] == RowKind.STEP])
-              for rows, best in zip((before, during, after), greedy, strict=True)]
+    shares = [
+        np.mean((rows["action"] == best)[rows["kind"] == RowKind.STEP])
+        for rows, best in zip((before, during, after), greedy, strict=True)
+    ]
     assert shares[0] < 0.7
     assert shares[1] < 0.7
     assert shares[2] == 1.0
@@ -144,7 +173,9 @@ def test_the_published_epsilon_is_spread_over_the_rollouts(index: int, epsilon: 
     assert job.figures()["epsilon"] == pytest.approx(epsilon)
 
 
-def test_an_action_computed_from_a_slot_that_was_taken_meanwhile_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_computed_from_a_slot_that_was_taken_meanwhile_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = Job()
     job.publish(1)
     job.play(1)
@@ -287,7 +318,9 @@ def test_continuous_actions_are_refused() -> None:
     job = Job()
     pendulum = make_vector_env(EnvConfig(id="Pendulum-v1"), 1)
     with pytest.raises(EnvError, match="Pendulum-v1 has continuous actions"):
-        RolloutWorker(pendulum, job.worker._policy, job.mailbox.reader(1), None, job.counters.row(0), GREEDY, 0, 1, 0, job.board)
+        RolloutWorker(
+            pendulum, job.worker._policy, job.mailbox.reader(1), None, job.counters.row(0), GREEDY, 0, 1, 0, job.board
+        )
 
 
 @pytest.mark.parametrize("env_id", ["LunarLander-v3", "ALE/Pong-v5"])

@@ -10,11 +10,39 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TINY = ["--set", "run.max_env_steps=3000", "--set", "replay.min_size=200", "--set", "rollout.warmup_steps=200", "--set", "env.num_envs=4",
-        "--set", "learner.hidden=[16]", "--set", "learner.batch_size=16", "--set", "replay.samples_per_insert=2", "--set", "evaluation.period=1000",
-        "--set", "evaluation.episodes=4", "--set", "run.checkpoint_period=1000", "--set", "run.target_return=1000.0", "--set", "telemetry.period=0.2"]
-MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_ALLOW_RUN_AS_ROOT": "1",
-                   "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+TINY = [
+    "--set",
+    "run.max_env_steps=3000",
+    "--set",
+    "replay.min_size=200",
+    "--set",
+    "rollout.warmup_steps=200",
+    "--set",
+    "env.num_envs=4",
+    "--set",
+    "learner.hidden=[16]",
+    "--set",
+    "learner.batch_size=16",
+    "--set",
+    "replay.samples_per_insert=2",
+    "--set",
+    "evaluation.period=1000",
+    "--set",
+    "evaluation.episodes=4",
+    "--set",
+    "run.checkpoint_period=1000",
+    "--set",
+    "run.target_return=1000.0",
+    "--set",
+    "telemetry.period=0.2",
+]
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -24,19 +52,38 @@ def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[s
 
 def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.CompletedProcess[str]:
     """`mpirun -n RANKS python -m ddrl.run ARGUMENTS` with more ranks than cores allowed."""
-    return subprocess.run(_mpirun(ranks, arguments), capture_output=True, text=True, timeout=limit, env={**os.environ, **MPI_ENVIRONMENT})
+    return subprocess.run(
+        _mpirun(ranks, arguments), capture_output=True, text=True, timeout=limit, env={**os.environ, **MPI_ENVIRONMENT}
+    )
 
 
 def start_mpirun(ranks: int, *arguments: str) -> subprocess.Popen[bytes]:
     """The same, not waited for; what it prints is thrown away."""
-    return subprocess.Popen(_mpirun(ranks, arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **MPI_ENVIRONMENT})
+    return subprocess.Popen(
+        _mpirun(ranks, arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **MPI_ENVIRONMENT},
+    )
 
 
 def _mpirun(ranks: int, arguments: tuple[str, ...]) -> list[str]:
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     assert launcher, "mpirun is not installed: pip install 'ddrl[mpi]'"
-    return [launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "ddrl.run", *arguments]
+    return [
+        launcher,
+        "--map-by",
+        ":OVERSUBSCRIBE",
+        "--bind-to",
+        "none",
+        "-n",
+        str(ranks),
+        sys.executable,
+        "-m",
+        "ddrl.run",
+        *arguments,
+    ]
 
 
 def summary(run: Path) -> dict[str, Any]:

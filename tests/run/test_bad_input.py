@@ -32,8 +32,11 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("refusal", "mode"), [*((name, []) for name in REFUSALS), ("environment", ["--serial"]), ("outputs", ["--serial"])],
-                         ids=lambda value: value if isinstance(value, str) else "serial" if value else "local")
+@pytest.mark.parametrize(
+    ("refusal", "mode"),
+    [*((name, []) for name in REFUSALS), ("environment", ["--serial"]), ("outputs", ["--serial"])],
+    ids=lambda value: value if isinstance(value, str) else "serial" if value else "local",
+)
 def test_it_is_refused_in_one_line(refusal, mode, tmp_path):
     arguments, words = REFUSALS[refusal]
     where = [] if refusal in ("directory", "resume") else ["--set", f"run.dir={tmp_path / 'run'}"]

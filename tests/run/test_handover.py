@@ -9,10 +9,18 @@ from ddrl.telemetry import Run
 from tests.run.launch import TINY, mpirun, start_mpirun, summary
 
 
-@pytest.mark.parametrize("settings", [["cluster.closed_loop=true", "cluster.codec=int8"], ["cluster.codec=xor_zstd"]], ids=["closed", "streaming"])
+@pytest.mark.parametrize(
+    "settings",
+    [["cluster.closed_loop=true", "cluster.codec=int8"], ["cluster.codec=xor_zstd"]],
+    ids=["closed", "streaming"],
+)
 def test_every_rollout_of_every_host_reports_the_newest_version_within_one_closed_loop(settings, tmp_path):
     run = tmp_path / "run"
-    words = [word for setting in [*settings, "cluster.relays=3", "run.max_env_steps=1000000000", f"run.dir={run}"] for word in ("--set", setting)]
+    words = [
+        word
+        for setting in [*settings, "cluster.relays=3", "run.max_env_steps=1000000000", f"run.dir={run}"]
+        for word in ("--set", setting)
+    ]
     job = start_mpirun(9, *TINY, *words)
     try:
         loops = Loops(run, rollouts=4, enough=3)

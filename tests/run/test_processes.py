@@ -28,7 +28,16 @@ def test_a_local_run_trains_evaluates_and_leaves_nothing_behind(tmp_path):
 
 
 def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_it_once(tmp_path):
-    done = mpirun(10, *TINY, "--set", "cluster.relays=4", "--set", "cluster.scheme=sharded", "--set", f"run.dir={tmp_path / 'run'}")
+    done = mpirun(
+        10,
+        *TINY,
+        "--set",
+        "cluster.relays=4",
+        "--set",
+        "cluster.scheme=sharded",
+        "--set",
+        f"run.dir={tmp_path / 'run'}",
+    )
     assert done.returncode == 0, done.stderr
     written = summary(tmp_path / "run")
     assert written["env_steps"] >= 3000
@@ -49,8 +58,21 @@ def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_i
 
 @pytest.mark.parametrize("mode", ["local", "serial", "mpi"])
 def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mode, tmp_path):
-    arguments = [*TINY, *WALK, "--set", "env.kwargs={fail_at = 40}", "--set", "evaluation.period=0", "--set", f"run.dir={tmp_path / 'run'}"]
-    start = {"local": ddrl, "serial": partial(ddrl, "--serial"), "mpi": partial(mpirun, 6, "--set", "cluster.relays=2")}[mode]
+    arguments = [
+        *TINY,
+        *WALK,
+        "--set",
+        "env.kwargs={fail_at = 40}",
+        "--set",
+        "evaluation.period=0",
+        "--set",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    start = {
+        "local": ddrl,
+        "serial": partial(ddrl, "--serial"),
+        "mpi": partial(mpirun, 6, "--set", "cluster.relays=2"),
+    }[mode]
     done = start(*arguments)
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: the corridor collapsed") == 1, done.stderr
@@ -59,7 +81,16 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
 
 
 def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
-    done = ddrl(*TINY, *WALK, "--set", "env.kwargs={die_at = 40}", "--set", "evaluation.period=0", "--set", f"run.dir={tmp_path / 'run'}")
+    done = ddrl(
+        *TINY,
+        *WALK,
+        "--set",
+        "env.kwargs={die_at = 40}",
+        "--set",
+        "evaluation.period=0",
+        "--set",
+        f"run.dir={tmp_path / 'run'}",
+    )
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
     assert "Traceback" not in done.stderr
@@ -68,8 +99,23 @@ def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
 @pytest.mark.parametrize("mode", [[], ["--serial"]], ids=["local", "serial"])
 def test_ctrl_c_saves_and_says_how_to_resume(mode, tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-m", "ddrl.run", *mode, *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ddrl.run",
+            *mode,
+            *TINY,
+            "--set",
+            "run.max_env_steps=100000000",
+            "--set",
+            f"run.dir={run}",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     wait_for_updates(run)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
@@ -85,8 +131,11 @@ def test_ctrl_c_saves_and_says_how_to_resume(mode, tmp_path):
 
 def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-m", "ddrl.run", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddrl.run", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_for_updates(run)
     assert segments_of(tmp_path / "run")
     process.kill()
@@ -106,7 +155,16 @@ def wait_for_updates(run) -> None:
 
 def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
     run = tmp_path / "run"
-    process = start_mpirun(4, *TINY, "--set", "run.max_env_steps=100000000", "--set", "run.checkpoint_period=1000", "--set", f"run.dir={run}")
+    process = start_mpirun(
+        4,
+        *TINY,
+        "--set",
+        "run.max_env_steps=100000000",
+        "--set",
+        "run.checkpoint_period=1000",
+        "--set",
+        f"run.dir={run}",
+    )
     wait_for_updates(run)
     process.send_signal(signal.SIGINT)  # as Ctrl-C does; mpirun leaves its ranks a quarter of a second
     process.wait(timeout=60)

@@ -42,8 +42,15 @@ def first(tmp_path_factory) -> Path:
 
 
 def test_a_run_leaves_everything_the_readme_names(first):
-    assert {path.name for path in first.iterdir()} >= {"config.toml", "telemetry.sqlite", "checkpoints", "policy.onnx", "policy.json",
-                                                       "policy.safetensors", "summary.json"}
+    assert {path.name for path in first.iterdir()} >= {
+        "config.toml",
+        "telemetry.sqlite",
+        "checkpoints",
+        "policy.onnx",
+        "policy.json",
+        "policy.safetensors",
+        "summary.json",
+    }
     written = summary(first)
     assert written["env_steps"] >= 3000
     assert written["updates"] > 100

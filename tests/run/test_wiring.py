@@ -9,13 +9,20 @@ from ddrl.run.wiring import LANE_ROWS, Topology
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
 
-@pytest.mark.parametrize(("samples_per_insert", "channels", "rows"), [
-    (32.0, ChannelConfig(), 32),  # held back: four vector steps of 8 environments
-    (0.0, ChannelConfig(), LANE_ROWS),  # free: room to hide the drain's pauses
-    (32.0, ChannelConfig(lane_full="drop"), LANE_ROWS),  # nobody waits, so nothing stands there for long
-    (32.0, ChannelConfig(lane_rows=100), 100),
-    (32.0, ChannelConfig(lane_rows=8), 32),  # two vector steps with their ends must fit
-])
-def test_lanes_of_rollouts_that_are_held_back_are_short(samples_per_insert: float, channels: ChannelConfig, rows: int) -> None:
-    config = Config(env=EnvConfig(num_envs=8), replay=ReplayConfig(samples_per_insert=samples_per_insert), channels=channels)
+@pytest.mark.parametrize(
+    ("samples_per_insert", "channels", "rows"),
+    [
+        (32.0, ChannelConfig(), 32),  # held back: four vector steps of 8 environments
+        (0.0, ChannelConfig(), LANE_ROWS),  # free: room to hide the drain's pauses
+        (32.0, ChannelConfig(lane_full="drop"), LANE_ROWS),  # nobody waits, so nothing stands there for long
+        (32.0, ChannelConfig(lane_rows=100), 100),
+        (32.0, ChannelConfig(lane_rows=8), 32),  # two vector steps with their ends must fit
+    ],
+)
+def test_lanes_of_rollouts_that_are_held_back_are_short(
+    samples_per_insert: float, channels: ChannelConfig, rows: int
+) -> None:
+    config = Config(
+        env=EnvConfig(num_envs=8), replay=ReplayConfig(samples_per_insert=samples_per_insert), channels=channels
+    )
     assert Topology("run", config, SPEC, ()).lane_rows() == rows

@@ -12,17 +12,33 @@ from ddrl.telemetry import name_bottleneck
 from ddrl.telemetry.series import SeriesWindow
 
 ROLLOUTS = 4
-TRAINER = {"env_steps": 4000.0, "rows_recorded": 4000.0, "updates": 100.0, "samples": 6400.0, "publishes": 100.0, "learn_seconds": 0.2,
-           "sample_seconds": 0.05, "record_seconds": 0.05, "publish_seconds": 0.01, "checkpoint_seconds": 0.0, "wait_seconds": 0.6}
+TRAINER = {
+    "env_steps": 4000.0,
+    "rows_recorded": 4000.0,
+    "updates": 100.0,
+    "samples": 6400.0,
+    "publishes": 100.0,
+    "learn_seconds": 0.2,
+    "sample_seconds": 0.05,
+    "record_seconds": 0.05,
+    "publish_seconds": 0.01,
+    "checkpoint_seconds": 0.0,
+    "wait_seconds": 0.6,
+}
 ROLLOUT = {"env_steps": 1000.0, "env_seconds": 0.6, "act_seconds": 0.3, "wait_seconds": 0.0}
 
 
 def bottleneck_of(trainer=None, rollout=None, *, held=0.0, seconds=10):
-    """The bottleneck of a run whose counters grow so much a second: what is given, else those of a run that rollouts hold back."""
+    """The bottleneck of a run whose counters grow so much a second: what is given, else those of a run that rollouts
+    hold back."""
     table = np.full((2 + ROLLOUTS, len(COLUMNS)), np.nan)
     roles = [Role.TRAINER, Role.RELAY, *[Role.ROLLOUT] * ROLLOUTS]
     for row, role in enumerate(roles):
-        table[row, [COLUMNS.index("rank"), COLUMNS.index("role"), COLUMNS.index("host")]] = row, list(Role).index(role), 0
+        table[row, [COLUMNS.index("rank"), COLUMNS.index("role"), COLUMNS.index("host")]] = (
+            row,
+            list(Role).index(role),
+            0,
+        )
     table[0, COLUMNS.index("replay_size")] = 5000.0
     table[0, COLUMNS.index("rollout_wait")] = held
     window, series = SeriesWindow(Config()), {}
@@ -34,20 +50,46 @@ def bottleneck_of(trainer=None, rollout=None, *, held=0.0, seconds=10):
     return name_bottleneck(series)
 
 
-@pytest.mark.parametrize(("trainer", "rollout", "held", "stage", "words"), [
-    ({}, {}, 0, "rollout", ["waits for data 60%", "nothing queues", "environments (60%)"]),
-    ({}, {"env_seconds": 0.1, "act_seconds": 0.85}, 0, "rollout", ["waits for data 60%", "policy (85%)"]),
-    ({}, {"wait_seconds": 0.5}, 0, "network", ["waits for data 60%", "full lanes 50%"]),
-    ({"learn_seconds": 0.85, "wait_seconds": 0.0}, {"wait_seconds": 0.8}, 0, "learner", ["85%", "optimizer", "full lanes 80%"]),
-    ({"learn_seconds": 0.85, "wait_seconds": 0.0}, {"wait_seconds": 0.8}, 1, "learner", ["85%", "held back 100%", "samples_per_insert"]),
-    ({"learn_seconds": 0.85, "wait_seconds": 0.0}, {}, 0, "learner", ["85%", "rollouts keep up"]),
-    ({"learn_seconds": 0.3, "sample_seconds": 0.4, "record_seconds": 0.2, "wait_seconds": 0.0}, {}, 0, "replay",
-     ["60%", "recording (20%)", "drawing (40%)"]),
-    ({"learn_seconds": 0.3, "publish_seconds": 0.5, "wait_seconds": 0.0}, {}, 0, "network", ["50%", "publishing"]),
-    ({"learn_seconds": 0.3, "checkpoint_seconds": 0.5, "wait_seconds": 0.0}, {}, 0, "learner", ["50%", "checkpoints"]),
-    ({"updates": 0.0, "samples": 0.0}, {}, 0, "rollout", ["still filling", "5%"]),
-    ({"updates": 0.0, "env_steps": 0.0}, {"env_steps": 0.0}, 0, "paused", ["Nothing moves", "ranks page"]),
-])
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "held", "stage", "words"),
+    [
+        ({}, {}, 0, "rollout", ["waits for data 60%", "nothing queues", "environments (60%)"]),
+        ({}, {"env_seconds": 0.1, "act_seconds": 0.85}, 0, "rollout", ["waits for data 60%", "policy (85%)"]),
+        ({}, {"wait_seconds": 0.5}, 0, "network", ["waits for data 60%", "full lanes 50%"]),
+        (
+            {"learn_seconds": 0.85, "wait_seconds": 0.0},
+            {"wait_seconds": 0.8},
+            0,
+            "learner",
+            ["85%", "optimizer", "full lanes 80%"],
+        ),
+        (
+            {"learn_seconds": 0.85, "wait_seconds": 0.0},
+            {"wait_seconds": 0.8},
+            1,
+            "learner",
+            ["85%", "held back 100%", "samples_per_insert"],
+        ),
+        ({"learn_seconds": 0.85, "wait_seconds": 0.0}, {}, 0, "learner", ["85%", "rollouts keep up"]),
+        (
+            {"learn_seconds": 0.3, "sample_seconds": 0.4, "record_seconds": 0.2, "wait_seconds": 0.0},
+            {},
+            0,
+            "replay",
+            ["60%", "recording (20%)", "drawing (40%)"],
+        ),
+        ({"learn_seconds": 0.3, "publish_seconds": 0.5, "wait_seconds": 0.0}, {}, 0, "network", ["50%", "publishing"]),
+        (
+            {"learn_seconds": 0.3, "checkpoint_seconds": 0.5, "wait_seconds": 0.0},
+            {},
+            0,
+            "learner",
+            ["50%", "checkpoints"],
+        ),
+        ({"updates": 0.0, "samples": 0.0}, {}, 0, "rollout", ["still filling", "5%"]),
+        ({"updates": 0.0, "env_steps": 0.0}, {"env_steps": 0.0}, 0, "paused", ["Nothing moves", "ranks page"]),
+    ],
+)
 def test_the_bottleneck_is_named_from_the_counters_with_its_reason(trainer, rollout, held, stage, words):
     found = bottleneck_of(trainer, rollout, held=float(held))
     assert found.stage == stage, found
@@ -69,5 +111,7 @@ def test_a_share_that_a_coarse_clock_puts_above_one_is_told_as_all_of_the_time()
 
 
 def test_series_that_nobody_reports_do_not_decide():
-    found = name_bottleneck({"env_steps_per_s": 10.0, "updates_per_s": 5.0, "learn_share": 0.9, "sample_share": math.nan})
+    found = name_bottleneck(
+        {"env_steps_per_s": 10.0, "updates_per_s": 5.0, "learn_share": 0.9, "sample_share": math.nan}
+    )
     assert found.stage == "learner"

@@ -19,10 +19,17 @@ class Serving:
         self.events: list[tuple[str, str]] = []
         self.done: list[object] = []
         config = config or Config()
-        handlers = {"pause": lambda: self.done.append("pause"), "resume": lambda: self.done.append("resume"),
-                    "checkpoint": lambda: {"path": "checkpoints/000"}, "stop": lambda: self.done.append("stop"),
-                    "set": lambda name, value: self.done.append((name, value)), "status": lambda: {"env_steps": 7}} | handlers
-        self.server = ControlServer(run_dir, config, handlers, lambda kind, text, **fields: self.events.append((kind, text)))
+        handlers = {
+            "pause": lambda: self.done.append("pause"),
+            "resume": lambda: self.done.append("resume"),
+            "checkpoint": lambda: {"path": "checkpoints/000"},
+            "stop": lambda: self.done.append("stop"),
+            "set": lambda name, value: self.done.append((name, value)),
+            "status": lambda: {"env_steps": 7},
+        } | handlers
+        self.server = ControlServer(
+            run_dir, config, handlers, lambda kind, text, **fields: self.events.append((kind, text))
+        )
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.work)
 
@@ -52,16 +59,27 @@ def test_every_command_is_done_acknowledged_and_recorded(tmp_path):
         run.set("cluster.scheme", "direct")
         run.stop()
         assert run.state == "running"
-    assert serving.done == ["pause", "resume", ("learner.lr", 0.002), ("replay.samples_per_insert", 4.0), ("rollout.epsilon", None),
-                            ("cluster.scheme", "direct"), "stop"]
+    assert serving.done == [
+        "pause",
+        "resume",
+        ("learner.lr", 0.002),
+        ("replay.samples_per_insert", 4.0),
+        ("rollout.epsilon", None),
+        ("cluster.scheme", "direct"),
+        "stop",
+    ]
     assert ("command", "set learner.lr = 0.002: done") in serving.events
     assert len(serving.events) == 8  # asking for the status is no event
 
 
 def test_an_impossible_value_is_refused_and_the_run_is_not_touched(tmp_path):
     with Serving(tmp_path) as serving, attach(tmp_path) as run:
-        for name, value, words in (("learner.lr", -1.0, r"learner\.lr .* must be above 0"), ("learner.batch_size", 4, "cannot be changed"),
-                                   ("learner.lr", "fast", "wanted a number"), ("rollout.epsilon", 1.5, r"rollout\.epsilon .* at most 1")):
+        for name, value, words in (
+            ("learner.lr", -1.0, r"learner\.lr .* must be above 0"),
+            ("learner.batch_size", 4, "cannot be changed"),
+            ("learner.lr", "fast", "wanted a number"),
+            ("rollout.epsilon", 1.5, r"rollout\.epsilon .* at most 1"),
+        ):
             with pytest.raises(MessageError, match=words):
                 run.set(name, value)
         assert serving.done == []
@@ -84,7 +102,13 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
         context = zmq.Context()
         stranger = context.socket(zmq.DEALER)
         stranger.connect(serving.server.endpoint)
-        for message in ([b"hello"], [TOPIC, b"{"], [TOPIC, b'{"id": 1, "command": "stop", "extra": 1}'], [b"", b"", b""], [b"x" * 100] * 7):
+        for message in (
+            [b"hello"],
+            [TOPIC, b"{"],
+            [TOPIC, b'{"id": 1, "command": "stop", "extra": 1}'],
+            [b"", b"", b""],
+            [b"x" * 100] * 7,
+        ):
             stranger.send_multipart(message)
         stranger.send_multipart([TOPIC, b'{"id": 5, "command": "format_disk"}'])
         assert b"there is no command" in stranger.recv_multipart()[1]
@@ -110,7 +134,9 @@ def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
         port = stranger.bind_to_random_port("tcp://127.0.0.1")
         live = {"pid": os.getpid(), "host": socket.gethostname(), "control": f"tcp://127.0.0.1:{port}"}
         (tmp_path / "live.json").write_text(json.dumps(live))
-        answer = threading.Thread(target=lambda: stranger.send_multipart([stranger.recv_multipart()[0], b"HTTP/1.1 400 Bad Request"]))
+        answer = threading.Thread(
+            target=lambda: stranger.send_multipart([stranger.recv_multipart()[0], b"HTTP/1.1 400 Bad Request"])
+        )
         answer.start()
         with attach(tmp_path) as run, pytest.raises(MessageError, match="does another program use the port"):
             run.status()
@@ -161,7 +187,9 @@ def test_a_copy_of_two_files_is_all_that_another_machine_needs(tmp_path):
     with Serving(run, config):
         live = (run / "live.json").read_text()
         assert "0.0.0.0" in live
-        (elsewhere / "live.json").write_text(live.replace("0.0.0.0", "127.0.0.1").replace(socket.gethostname(), "another machine"))
+        (elsewhere / "live.json").write_text(
+            live.replace("0.0.0.0", "127.0.0.1").replace(socket.gethostname(), "another machine")
+        )
         (elsewhere / "keys" / "client.secret").write_bytes((run / "keys" / "client.secret").read_bytes())
         with attach(elsewhere) as control:
             assert control.status() == {"env_steps": 7}

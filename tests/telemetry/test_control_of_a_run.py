@@ -16,8 +16,17 @@ def records(run, *, most=200):
 
 
 def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
-    started = ddrl.start({"env.num_envs": 2, "run.max_seconds": 250.0, "run.max_env_steps": 10**9, "run.target_return": 1e9, "evaluation.period": 0,
-                          "telemetry.period": 0.1}, root=tmp_path)
+    started = ddrl.start(
+        {
+            "env.num_envs": 2,
+            "run.max_seconds": 250.0,
+            "run.max_env_steps": 10**9,
+            "run.target_return": 1e9,
+            "evaluation.period": 0,
+            "telemetry.period": 0.1,
+        },
+        root=tmp_path,
+    )
     try:
         with started.attach() as run:
             steps = (record.series["env_steps"] for record in records(run))
@@ -31,7 +40,9 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
             assert any(record.series["env_steps"] > held + 1 for record in records(run)), "the run goes on"
             assert run.set("learner.lr", 1e-4) == "set learner.lr = 0.0001: done"
             run.set("rollout.epsilon", 0.5)
-            assert any(abs(record.series["epsilon"] - 0.5) < 1e-6 for record in records(run)), "rollouts take the new epsilon"
+            assert any(abs(record.series["epsilon"] - 0.5) < 1e-6 for record in records(run)), (
+                "rollouts take the new epsilon"
+            )
             run.set("replay.samples_per_insert", 4.0)
             with pytest.raises(MessageError, match="one host, so no model travels"):
                 run.set("cluster.scheme", "direct")
@@ -41,8 +52,13 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
         with started.open() as tables:
             commands = tables.events(kinds=["command"])["text"].tolist()
             assert tables.state == "ended"
-        assert commands[:5] == ["pause: done", "resume: done", "set learner.lr = 0.0001: done", "set rollout.epsilon = 0.5: done",
-                                "set replay.samples_per_insert = 4.0: done"]
+        assert commands[:5] == [
+            "pause: done",
+            "resume: done",
+            "set learner.lr = 0.0001: done",
+            "set rollout.epsilon = 0.5: done",
+            "set replay.samples_per_insert = 4.0: done",
+        ]
         assert "refused" in commands[5]
         assert commands[6:] == ["checkpoint: done", "stop: done"]
         assert started.summary["reason"] == "stopped from outside"
@@ -52,8 +68,16 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
 
 def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(tmp_path):
     pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
-    settings = {"cluster.relays": 4, "cluster.scheme": "direct", "env.num_envs": 2, "run.max_seconds": 250.0, "run.max_env_steps": 10**9,
-                "run.target_return": 1e9, "evaluation.period": 0, "telemetry.period": 0.1}
+    settings = {
+        "cluster.relays": 4,
+        "cluster.scheme": "direct",
+        "env.num_envs": 2,
+        "run.max_seconds": 250.0,
+        "run.max_env_steps": 10**9,
+        "run.target_return": 1e9,
+        "evaluation.period": 0,
+        "telemetry.period": 0.1,
+    }
     started = ddrl.start(settings, ranks=9, root=tmp_path, wait=120)
 
     def sealed(run, more):

@@ -75,7 +75,9 @@ def test_prometheus_text_names_series_and_processes_and_leaves_out_what_nobody_r
     assert "gpu_utilization" not in text
     for line in lines:
         assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
-    assert len([line for line in lines if line.startswith("# TYPE")]) == len({line for line in lines if line.startswith("# TYPE")})
+    assert len([line for line in lines if line.startswith("# TYPE")]) == len(
+        {line for line in lines if line.startswith("# TYPE")}
+    )
 
 
 def test_the_prometheus_page_serves_the_newest_record_and_nothing_else():
@@ -159,7 +161,10 @@ def test_gpus_are_read_through_nvml_into_the_row_of_the_hosts_relay(monkeypatch)
     cells.values[1, COLUMNS.index("role")] = list(Role).index(Role.RELAY)
     with HostSampler(cells, period=1000.0) as sampler:
         sampler.sample()
-    found = [cells.values[1, COLUMNS.index(name)] for name in ("gpu_utilization", "gpu_memory_bytes", "gpu_memory_total_bytes")]
+    found = [
+        cells.values[1, COLUMNS.index(name)]
+        for name in ("gpu_utilization", "gpu_memory_bytes", "gpu_memory_total_bytes")
+    ]
     assert found == [0.7, 2e9, 16e9]
     assert np.isnan(cells.values[0]).all()
     assert nvml.ended

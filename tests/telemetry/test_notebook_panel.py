@@ -81,11 +81,17 @@ def test_a_run_whose_port_is_taken_says_which_setting_to_change(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(DdrlError, match=r"cannot listen on .*: set telemetry\.control_port = 0"):
-            start({"telemetry.control_port": other.getsockname()[1], "env.num_envs": 2, "run.max_seconds": 60.0}, root=tmp_path)
+            start(
+                {"telemetry.control_port": other.getsockname()[1], "env.num_envs": 2, "run.max_seconds": 60.0},
+                root=tmp_path,
+            )
 
 
 def test_the_reason_stands_above_what_mpirun_adds():
-    said = "starting\nddrl: there is no setting 'learner.lrr'\n-------\nprterun detected that one or more processes exited\n-------\n"
+    said = (
+        "starting\nddrl: there is no setting 'learner.lrr'\n-------\n"
+        "prterun detected that one or more processes exited\n-------\n"
+    )
     assert _reason(said) == "ddrl: there is no setting 'learner.lrr'"
     assert _reason("a\n\n") == "a"
     assert _reason("") == "it said nothing"
@@ -94,11 +100,13 @@ def test_the_reason_stands_above_what_mpirun_adds():
 def test_a_run_started_from_a_plain_script_goes_on_stops_when_told_and_leaves_a_summary(tmp_path):
     script = (
         "import ddrl, json, sys\n"
-        "settings = {'env.num_envs': 2, 'run.max_seconds': 120.0, 'run.max_env_steps': 10**9, 'evaluation.period': 0}\n"
+        "settings = {'env.num_envs': 2, 'run.max_seconds': 120.0, 'run.max_env_steps': 10**9, 'evaluation.period': "
+        "0}\n"
         f"run = ddrl.start(settings, root={str(tmp_path)!r})\n"
         "assert run.state == 'running', run.state\n"
         "state = run.stop()\n"
-        "print(json.dumps([state, run.summary is not None, 'torch' in sys.modules]))\n")
+        "print(json.dumps([state, run.summary is not None, 'torch' in sys.modules]))\n"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["ended", True, False]

@@ -19,7 +19,13 @@ def records(count, cluster=None, config=None, step=1.0):
     window = SeriesWindow(config or Config())
     for tick in range(count):
         cluster.advance(step)
-        yield Record(tick, cluster.now, cluster.elapsed, window.measure(cluster.table(), cluster.now, cluster.elapsed), cluster.table())
+        yield Record(
+            tick,
+            cluster.now,
+            cluster.elapsed,
+            window.measure(cluster.table(), cluster.now, cluster.elapsed),
+            cluster.table(),
+        )
 
 
 def test_a_table_in_which_nobody_has_reported_gives_no_numbers_and_no_warnings():
@@ -84,7 +90,10 @@ def test_returns_below_zero_are_told_as_they_are():
 def test_time_left_is_the_nearer_of_the_two_limits():
     from ddrl.core.config import RunConfig
 
-    for run, low, high in ((RunConfig(max_env_steps=200_000), 9, 13), (RunConfig(max_env_steps=200_000, max_seconds=12.0), 2, 2)):
+    for run, low, high in (
+        (RunConfig(max_env_steps=200_000), 9, 13),
+        (RunConfig(max_env_steps=200_000, max_seconds=12.0), 2, 2),
+    ):
         last = list(records(10, config=Config(run=run)))[-1]
         assert low <= last.series["seconds_left"] <= high
 
@@ -136,8 +145,15 @@ def test_elsewhere_plain_lines_come_every_so_often_and_the_last_is_printed(monke
 
 
 def test_numbers_are_short():
-    assert [count_text(value) for value in (0, 950, 12_345, 456_789, 4_560_000, 7.8e9, NAN)] == \
-        ["0", "950", "12.3k", "457k", "4.6M", "7.8G", "-"]
+    assert [count_text(value) for value in (0, 950, 12_345, 456_789, 4_560_000, 7.8e9, NAN)] == [
+        "0",
+        "950",
+        "12.3k",
+        "457k",
+        "4.6M",
+        "7.8G",
+        "-",
+    ]
     assert [duration_text(value) for value in (5, 185, 7800, NAN)] == ["5s", "3m05s", "2h10m", "-"]
 
 
@@ -162,7 +178,9 @@ def test_the_summary_of_a_resumed_run_adds_what_came_before_once():
     cluster = FakeCluster()
     cluster.advance(10.0)
     alone = summarize(cluster.table(), wall_seconds=10.0)
-    resumed = summarize(cluster.table(), wall_seconds=110.0, base={"env_steps": 1000.0, "updates": 50.0, "wall_seconds": 100.0})
+    resumed = summarize(
+        cluster.table(), wall_seconds=110.0, base={"env_steps": 1000.0, "updates": 50.0, "wall_seconds": 100.0}
+    )
     assert resumed["env_steps"] == alone["env_steps"] + 1000
     assert resumed["updates"] == alone["updates"] + 50
     assert resumed["trainer_shares"] == alone["trainer_shares"]

@@ -20,7 +20,8 @@ LIVE = Config(telemetry=TelemetryConfig(period=0.001, live=True))
 
 
 class Feed:
-    """Gives a fake cluster's tables one after the other, each `seconds` of its own time apart, then waits to be closed."""
+    """Gives a fake cluster's tables one after the other, each `seconds` of its own time apart, then waits to be
+    closed."""
 
     def __init__(self, cluster: FakeCluster, records: int, seconds: float = 1.0) -> None:
         self.cluster, self.left, self.seconds = cluster, records, seconds
@@ -271,7 +272,11 @@ def test_unusable_run_directories_are_refused_with_what_and_where(tmp_path):
 def test_the_settings_of_a_run_of_another_version_are_read_as_far_as_they_are_known(tmp_path):
     record_run(tmp_path, records=1)
     path = tmp_path / "config.toml"
-    text = path.read_text().replace("[learner]", "[learner]\nmomentum = 0.9").replace("[replay]", "[reward_shaping]\nscale = 2\n\n[replay]")
+    text = (
+        path.read_text()
+        .replace("[learner]", "[learner]\nmomentum = 0.9")
+        .replace("[replay]", "[reward_shaping]\nscale = 2\n\n[replay]")
+    )
     path.write_text(text)
     with Run(tmp_path) as run:
         assert run.config == CONFIG
@@ -318,7 +323,9 @@ def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_p
 
     with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
         port = stranger.bind_to_random_port("tcp://127.0.0.1")
-        (tmp_path / "live.json").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "stream": f"tcp://127.0.0.1:{port}"}))
+        (tmp_path / "live.json").write_text(
+            json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "stream": f"tcp://127.0.0.1:{port}"})
+        )
         for message in ([TOPIC, b"hello"], [TOPIC + b"x", b"a", b"b"]):
             with LiveReader(tmp_path) as reader:
                 while not stranger.recv().startswith(b"\x01"):  # until the subscription has arrived

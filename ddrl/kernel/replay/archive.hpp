@@ -1,4 +1,5 @@
-// Bytes of a snapshot's structure: what is written in one order is read in the same order, and reading past the end throws.
+// Bytes of a snapshot's structure: what is written in one order is read in the same order, and reading past the end
+// throws.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace ddrl::replay {
 
 class Writer {
-  public:
+public:
     template <class T>
     void value(const T& item) {
         static_assert(std::is_trivially_copyable_v<T>);
@@ -28,12 +29,12 @@ class Writer {
     }
     std::vector<byte>& bytes() { return bytes_; }
 
-  private:
+private:
     std::vector<byte> bytes_;
 };
 
 class Reader {
-  public:
+public:
     Reader(const byte* data, std::size_t bytes) : at_(data), end_(data + bytes) {}
     template <class T>
     T value() {
@@ -58,7 +59,7 @@ class Reader {
     }
     std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
 
-  private:
+private:
     const byte *at_, *end_;
 };
 

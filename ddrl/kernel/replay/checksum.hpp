@@ -1,5 +1,5 @@
-// A 64-bit checksum of a stream of bytes: eight independent multiply-xor lanes over 64-byte blocks, so it runs at several GB/s.
-// It finds corruption, not malice.
+// A 64-bit checksum of a stream of bytes: eight independent multiply-xor lanes over 64-byte blocks, so it runs at
+// several GB/s. It finds corruption, not malice.
 #pragma once
 
 #include "memory.hpp"
@@ -7,7 +7,7 @@
 namespace ddrl::replay {
 
 class Checksum {
-  public:
+public:
     void add(const void* data, std::size_t bytes) {
         const auto* from = static_cast<const byte*>(data);
         total_ += bytes;
@@ -32,7 +32,7 @@ class Checksum {
         return all;
     }
 
-  private:
+private:
     void mix(const byte* block) {
         for (int i = 0; i < 8; ++i) {
             u64 word;

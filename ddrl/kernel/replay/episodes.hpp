@@ -1,4 +1,5 @@
-// The table of episodes: by index (used again once an episode is gone), by handle (never used again), and in order of handles.
+// The table of episodes: by index (used again once an episode is gone), by handle (never used again), and in order of
+// handles.
 //
 // Not thread-safe: the layer above locks. Everything is O(1) but save, load and check.
 #pragma once
@@ -15,8 +16,8 @@ enum class Ending : u8 { LIVE = 0, TERMINATED = 1, TRUNCATED = 2, CUT = 3 };  //
 struct Episode {
     u64 handle = 0;
     u32 first_chunk = NONE, last_chunk = NONE;
-    u32 records = 0;               // T
-    u32 picks = 0;                 // positions 0 .. picks - 1 can be drawn
+    u32 records = 0;  // T
+    u32 picks = 0;  // positions 0 .. picks - 1 can be drawn
     u32 older = NONE, newer = NONE;  // neighbors in order of handles
     Ending ending = Ending::LIVE;
     bool used = false;
@@ -31,13 +32,15 @@ struct EpisodeView {
 };
 
 class Episodes {
-  public:
+public:
     const Episode& operator[](u32 index) const { return table_[index]; }
     // To write to; refresh follows once records or ending have changed.
     Episode& change(u32 index) { return table_.change(index); }
     void refresh(u32 index) {
         const Episode& episode = table_[index];
-        views_[index] = {episode.handle, episode.records | (episode.ending == Ending::TERMINATED ? EpisodeView::TERMINAL : 0), episode.states()};
+        views_[index] = {episode.handle,
+                         episode.records | (episode.ending == Ending::TERMINATED ? EpisodeView::TERMINAL : 0),
+                         episode.states()};
     }
     const EpisodeView* views() const { return views_.data(); }
     std::size_t count() const { return by_handle_.size(); }
@@ -49,7 +52,9 @@ class Episodes {
         return found ? *found : NONE;
     }
     // Whether episode `index` is the one with `handle` still.
-    bool holds(u32 index, u64 handle) const { return index < table_.size() && table_[index].used && table_[index].handle == handle; }
+    bool holds(u32 index, u64 handle) const {
+        return index < table_.size() && table_[index].used && table_[index].handle == handle;
+    }
 
     u32 begin() {
         u32 index;
@@ -82,7 +87,8 @@ class Episodes {
     }
 
     std::size_t nbytes() const {
-        return table_.nbytes() + views_.capacity() * sizeof(EpisodeView) + by_handle_.nbytes() + unused_.capacity() * sizeof(u32);
+        return table_.nbytes() + views_.capacity() * sizeof(EpisodeView) + by_handle_.nbytes() +
+               unused_.capacity() * sizeof(u32);
     }
     // All episodes, or those that changed since mark_saved.
     void save(Writer& out, bool whole) const {
@@ -111,15 +117,17 @@ class Episodes {
         for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer, ++count) {
             const Episode& episode = table_[i];
             if (!episode.used || find(episode.handle) != i) return "an episode is not found under its handle";
-            if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle)) return "the order of handles is broken";
-            if (views_[i].handle != episode.handle || views_[i].states != episode.states()) return "an episode's view is stale";
+            if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle))
+                return "the order of handles is broken";
+            if (views_[i].handle != episode.handle || views_[i].states != episode.states())
+                return "an episode's view is stale";
         }
         if (before != newest_) return "the newest episode is wrong";
         if (count != by_handle_.size() || count + unused_.size() != table_.size()) return "episodes are lost";
         return "";
     }
 
-  private:
+private:
     TrackedVector<Episode> table_;
     std::vector<EpisodeView> views_;
     std::vector<u32> unused_;

@@ -6,7 +6,7 @@
 namespace ddrl::replay {
 
 class Fifo final : public Eviction {
-  public:
+public:
     void added(u32, const Store&) override {}
     void ended(u32) override {}
     void removed(u32, const Store&) override {}

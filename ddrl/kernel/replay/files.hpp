@@ -19,8 +19,9 @@ namespace ddrl::replay {
 
 // A snapshot's way into a file, through a buffer.
 class FileSink {
-  public:
-    explicit FileSink(const std::string& path) : file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+public:
+    explicit FileSink(const std::string& path)
+        : file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
         if (file_ < 0) fail();
         held_.reserve(LIMIT);
     }
@@ -41,9 +42,11 @@ class FileSink {
         if (fsync(file_) != 0 || ::close(std::exchange(file_, -1)) != 0) fail();
     }
 
-  private:
+private:
     static constexpr std::size_t LIMIT = std::size_t{1} << 20;
-    [[noreturn]] static void fail() { throw std::runtime_error("it cannot be written (" + std::string(std::strerror(errno)) + ")"); }
+    [[noreturn]] static void fail() {
+        throw std::runtime_error("it cannot be written (" + std::string(std::strerror(errno)) + ")");
+    }
     void flush() { send(held_.data(), held_.size()), held_.clear(); }
     void send(const char* from, std::size_t bytes) {
         while (bytes) {
@@ -59,10 +62,10 @@ class FileSink {
 
 // A file as memory, to read a snapshot from.
 class MappedFile {
-  public:
+public:
     explicit MappedFile(const std::string& path) {
         const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        struct stat info {};
+        struct stat info{};
         if (file < 0 || fstat(file, &info) != 0) {
             const std::string reason = std::strerror(errno);
             if (file >= 0) close(file);
@@ -81,7 +84,7 @@ class MappedFile {
     }
     std::span<const byte> bytes() const { return {static_cast<const byte*>(data_), bytes_}; }
 
-  private:
+private:
     void* data_ = MAP_FAILED;
     std::size_t bytes_ = 0;
 };

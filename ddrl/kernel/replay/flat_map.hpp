@@ -1,5 +1,5 @@
-// A small open-addressing map from integer keys to a trivial value: linear probing, deletion by shifting back, load at most one half.
-// Lookup, insertion and deletion are O(1) expected. Keys are never the reserved EMPTY.
+// A small open-addressing map from integer keys to a trivial value: linear probing, deletion by shifting back, load at
+// most one half. Lookup, insertion and deletion are O(1) expected. Keys are never the reserved EMPTY.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@ namespace ddrl::replay {
 
 template <class Value>
 class FlatMap {
-  public:
+public:
     static constexpr u64 EMPTY = ~u64{0};
 
     Value* find(u64 key) {
@@ -54,7 +54,7 @@ class FlatMap {
             if (cell.key != EMPTY) visit(cell.key, cell.value);
     }
 
-  private:
+private:
     struct Cell {
         u64 key = EMPTY;
         Value value{};

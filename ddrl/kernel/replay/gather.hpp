@@ -1,8 +1,10 @@
-// Copies drawn windows out of the store, outside the lock: windows of records, n-step transitions, and sequences with burn-in.
+// Copies drawn windows out of the store, outside the lock: windows of records, n-step transitions, and sequences with
+// burn-in.
 //
-// Every output is an array of whole windows [B, L, ..] that the caller supplies; what lies past a window's length is set to zero.
-// An observation is `frame_stack` states: that of position p is the states p - k + 1 .. p, where positions before 0 repeat state 0.
-// The loops (gather_loops.hpp) are compiled three times, for any processor, AVX2 and AVX-512; the processor at hand decides.
+// Every output is an array of whole windows [B, L, ..] that the caller supplies; what lies past a window's length is
+// set to zero. An observation is `frame_stack` states: that of position p is the states p - k + 1 .. p, where positions
+// before 0 repeat state 0. The loops (gather_loops.hpp) are compiled three times, for any processor, AVX2 and AVX-512;
+// the processor at hand decides.
 #pragma once
 
 #include <algorithm>

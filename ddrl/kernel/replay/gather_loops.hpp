@@ -37,15 +37,24 @@ __attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from
 }
 
 class Gather {
-  public:
+public:
     Gather(const Options& options, const Store& store, std::span<const Window> windows)
-        : options_(options), store_(store), windows_(windows), shift_(store.shift()), mask_(store.chunk_records() - 1),
-          states_(store.state_count()), action_(store.column_count() - 3), reward_(action_ + 1), version_(action_ + 2),
+        : options_(options),
+          store_(store),
+          windows_(windows),
+          shift_(store.shift()),
+          mask_(store.chunk_records() - 1),
+          states_(store.state_count()),
+          action_(store.column_count() - 3),
+          reward_(action_ + 1),
+          version_(action_ + 2),
           stack_(options.frame_stack) {}
 
-    // Windows of L records. The sizes of the commonest shapes (windows of 8, actions of 8 bytes, small states) are known to the compiler.
+    // Windows of L records. The sizes of the commonest shapes (windows of 8, actions of 8 bytes, small states) are
+    // known to the compiler.
     void windows(const WindowOutputs& outputs) const {
-        const std::size_t most = options_.pick_len, action = most * store_.column_bytes(action_), state = most * store_.column_bytes(0);
+        const std::size_t most = options_.pick_len, action = most * store_.column_bytes(action_),
+                          state = most * store_.column_bytes(0);
         if (stack_ != 1 || most > mask_ + 1) return copy_edges(outputs);
         if (states_ == 1 && most == 8 && action == 64) {
             if (state == 64) return copy_windows<64, 64, 32>(outputs);
@@ -55,8 +64,8 @@ class Gather {
         copy_windows<0, 0, 0>(outputs);
     }
 
-    // n-step transitions: r_t = sum of discount^j r_{t+j} over the window, discount_t = discount^k (0 where it ends in a terminal state),
-    // s_t the state k steps on; k = n, less at an episode's end.
+    // n-step transitions: r_t = sum of discount^j r_{t+j} over the window, discount_t = discount^k (0 where it ends in
+    // a terminal state), s_t the state k steps on; k = n, less at an episode's end.
     void transitions(float discount, const TransitionOutputs& outputs) const {
         const u32 n = options_.n_step, columns = states_ + 2, mask = mask_, shift = shift_, stack = stack_;
         Copied copied[MOST_STATES + 2];
@@ -75,7 +84,9 @@ class Gather {
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
-                for (u32 c = 0; c < columns; ++c) ask(chunk + copied[c].offset + offset * copied[c].bytes, copied[c].bytes * (copied[c].next ? n + 1 : 1));
+                for (u32 c = 0; c < columns; ++c)
+                    ask(chunk + copied[c].offset + offset * copied[c].bytes,
+                        copied[c].bytes * (copied[c].next ? n + 1 : 1));
                 ask(chunk + reward_offset + offset * sizeof(float), n * sizeof(float));
             }
             const Window& window = windows[i];
@@ -83,7 +94,8 @@ class Gather {
             const u32 after = window.states() - 1 - window.position, steps = after < n ? after : n;
             const byte* chunk = chunks[number];
             n_step(number, window, window.position, steps, discount, reward[i], left[i]);
-            const bool whole = offset + steps <= mask && offset + 1 >= stack && window.position + 1 >= stack;  // in one chunk, no repeated frames
+            const bool whole = offset + steps <= mask && offset + 1 >= stack &&
+                               window.position + 1 >= stack;  // in one chunk, no repeated frames
             for (u32 c = 0; c < columns; ++c) {
                 const Copied& column = copied[c];
                 const byte* from = chunk + column.offset + offset * column.bytes;
@@ -101,25 +113,30 @@ class Gather {
         }
     }
 
-    // Sequences for recurrent learners: states [B, burn_in + L + n, stack, ..] from burn[i] <= burn_in records before the pick on, actions
-    // [B, burn_in + L, ..] alike; reward, discount and ahead [B, L] by position of the pick: n-step sums, discounts, and how many states
-    // further the bootstrap state stands. length [B] counts the positions in use, memory [B, ..] is stored beside the first state.
+    // Sequences for recurrent learners: states [B, burn_in + L + n, stack, ..] from burn[i] <= burn_in records before
+    // the pick on, actions [B, burn_in + L, ..] alike; reward, discount and ahead [B, L] by position of the pick:
+    // n-step sums, discounts, and how many states further the bootstrap state stands. length [B] counts the positions
+    // in use, memory [B, ..] is stored beside the first state.
     void sequences(float discount, const SequenceOutputs& out) const {
         const u32 most = options_.pick_len, n = options_.n_step, room = options_.burn_in + most;
         for (std::size_t i = 0; i < windows_.size(); ++i) {
             const Window& window = windows_[i];
-            const u32 before = window.position < options_.burn_in ? window.position : options_.burn_in, first = window.position - before;
+            const u32 before = window.position < options_.burn_in ? window.position : options_.burn_in,
+                      first = window.position - before;
             const u32 left = window.states() - 1 - window.position, count = left < most ? left : most;
-            const u32 states_left = window.states() - first, states = before + count + n < states_left ? before + count + n : states_left;
+            const u32 states_left = window.states() - first,
+                      states = before + count + n < states_left ? before + count + n : states_left;
             const u32 chunk = seek(window.slot >> shift_, first);
             out.burn[i] = before, out.length[i] = count;
-            for (u32 c = 0; c < states_; ++c) observations(c, chunk, first, states, room + n, out.state[c] + i * (room + n) * stacked(c));
+            for (u32 c = 0; c < states_; ++c)
+                observations(c, chunk, first, states, room + n, out.state[c] + i * (room + n) * stacked(c));
             padded(action_, chunk, first, before + count, room, out.action + i * room * store_.column_bytes(action_));
             for (u32 t = 0; t < most; ++t) {
                 const std::size_t at = i * most + t;
                 out.reward[at] = out.discount[at] = 0.0f, out.ahead[at] = 0;
                 if (t >= count) continue;
-                const u32 position = window.position + t, after = window.states() - 1 - position, steps = after < n ? after : n;
+                const u32 position = window.position + t, after = window.states() - 1 - position,
+                          steps = after < n ? after : n;
                 out.ahead[at] = steps;
                 n_step(seek(chunk, position), window, position, steps, discount, out.reward[at], out.discount[at]);
             }
@@ -128,7 +145,7 @@ class Gather {
         }
     }
 
-  private:
+private:
     static constexpr std::size_t AHEAD = 20;  // windows whose memory is asked for before it is used
     static constexpr u32 MOST_STATES = 16;
     void copy_edges(const WindowOutputs& outputs) const {
@@ -137,14 +154,19 @@ class Gather {
     // S, A, R: bytes of a window's (only) state, action and reward, or 0: known when it runs.
     template <std::size_t S, std::size_t A, std::size_t R>
     void copy_windows(const WindowOutputs& outputs) const {
-        // What the loop reads stands in locals: bytes written to an output could be anything else, as far as the compiler knows.
+        // What the loop reads stands in locals: bytes written to an output could be anything else, as far as the
+        // compiler knows.
         const u32 most = options_.pick_len, states = S ? 1 : states_, mask = mask_, shift = shift_;
         Copied state[MOST_STATES];
         for (u32 c = 0; c < states; ++c)
-            state[c] = {store_.column_offset(c), store_.column_bytes(c), most * std::size_t{store_.column_bytes(c)}, outputs.state[c], outputs.next[c]};
-        Copied action{store_.column_offset(action_), store_.column_bytes(action_), most * std::size_t{store_.column_bytes(action_)}, outputs.action, nullptr};
+            state[c] = {store_.column_offset(c), store_.column_bytes(c), most * std::size_t{store_.column_bytes(c)},
+                        outputs.state[c], outputs.next[c]};
+        Copied action{store_.column_offset(action_), store_.column_bytes(action_),
+                      most * std::size_t{store_.column_bytes(action_)}, outputs.action, nullptr};
         Copied reward{store_.column_offset(reward_), sizeof(float), most * sizeof(float), outputs.reward, nullptr};
-        if (S) state[0].window = S, state[0].bytes = S / (R / 4), action.window = A, action.bytes = A / (R / 4), reward.window = R;
+        if (S)
+            state[0].window = S, state[0].bytes = S / (R / 4), action.window = A, action.bytes = A / (R / 4),
+            reward.window = R;
         const Chunks chunks = store_.chunks();
         const Window* const windows = windows_.data();
         const std::size_t count = windows_.size();
@@ -185,12 +207,15 @@ class Gather {
             const byte* after = chunks[store_.head(window.slot >> shift).next];
             const u32 here = mask + 1 - offset;
             for (u32 c = 0; c < states; ++c) {
-                copy_split(state[c].to + i * state[c].window, state[c].at(chunk, offset), here * state[c].bytes, after + state[c].offset, state[c].window);
-                copy_split(state[c].next + i * state[c].window, state[c].at(chunk, offset + 1), (here - 1) * state[c].bytes, after + state[c].offset,
-                           state[c].window);
+                copy_split(state[c].to + i * state[c].window, state[c].at(chunk, offset), here * state[c].bytes,
+                           after + state[c].offset, state[c].window);
+                copy_split(state[c].next + i * state[c].window, state[c].at(chunk, offset + 1),
+                           (here - 1) * state[c].bytes, after + state[c].offset, state[c].window);
             }
-            copy_split(action.to + i * action.window, action.at(chunk, offset), here * action.bytes, after + action.offset, action.window);
-            copy_split(reward.to + i * reward.window, reward.at(chunk, offset), here * reward.bytes, after + reward.offset, reward.window);
+            copy_split(action.to + i * action.window, action.at(chunk, offset), here * action.bytes,
+                       after + action.offset, action.window);
+            copy_split(reward.to + i * reward.window, reward.at(chunk, offset), here * reward.bytes,
+                       after + reward.offset, reward.window);
         }
     }
     // `bytes` in all: up to `here` of them from `from`, the others from `rest`.
@@ -199,7 +224,8 @@ class Gather {
         copy_bytes(to, from, first);
         copy_bytes(to + first, rest, bytes - first);
     }
-    struct Copied {  // a column: where it stands in a chunk, bytes of a record and of what a window takes of it, and where that goes
+    struct Copied {  // a column: where it stands in a chunk, bytes of a record and of what a window takes of it, and
+                     // where that goes
         std::size_t offset, bytes, window;
         byte *to, *next;  // next: the same, a state (or n) later; null but for states
         const byte* at(const byte* chunk, u32 record) const { return chunk + offset + record * bytes; }
@@ -262,7 +288,8 @@ class Gather {
         padded(action_, chunk, window.position, count, most, out.action + i * most * store_.column_bytes(action_));
         padded(reward_, chunk, window.position, count, most, out.reward + i * most * sizeof(float));
     }
-    void n_step(u32 chunk, const Window& window, u32 position, u32 steps, float discount, float& sum, float& left) const {
+    void n_step(u32 chunk, const Window& window, u32 position, u32 steps, float discount, float& sum,
+                float& left) const {
         double total = 0.0, factor = 1.0;
         const byte* rewards = store_.column(chunk, reward_);
         for (u32 j = 0; j < steps; ++j, factor *= discount) {

@@ -1,6 +1,8 @@
-// Flat memory whose pages are committed as they are touched, so that nothing ever moves: readers keep plain pointers while writers grow it.
+// Flat memory whose pages are committed as they are touched, so that nothing ever moves: readers keep plain pointers
+// while writers grow it.
 //
-// Reserved<T>: one array in RAM. Arena: fixed-size chunks in RAM or in a file (a buffer larger than RAM). Knows no Python and no replay.
+// Reserved<T>: one array in RAM. Arena: fixed-size chunks in RAM or in a file (a buffer larger than RAM). Knows no
+// Python and no replay.
 #pragma once
 
 #include <fcntl.h>
@@ -33,8 +35,8 @@ inline byte* reserve_pages(std::size_t bytes, int protection) {
     const std::size_t asked = large ? bytes + HUGE_PAGE : bytes;
     void* raw = mmap(nullptr, asked, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED)
-        throw std::runtime_error("replay cannot reserve " + std::to_string(asked) + " bytes of address space (" + std::strerror(errno) +
-                                 "): lower replay.capacity, or raise the limit (ulimit -v)");
+        throw std::runtime_error("replay cannot reserve " + std::to_string(asked) + " bytes of address space (" +
+                                 std::strerror(errno) + "): lower replay.capacity, or raise the limit (ulimit -v)");
     auto* begin = static_cast<byte*>(raw);
     if (!large) return begin;
     const auto address = reinterpret_cast<std::uintptr_t>(begin);
@@ -52,13 +54,15 @@ template <class T>
 class Reserved {
     static_assert(std::is_trivially_copyable_v<T>);
 
-  public:
+public:
     Reserved() = default;
     explicit Reserved(std::size_t capacity) : capacity_(capacity), bytes_(round_up(capacity * sizeof(T) + 1, PAGE)) {
         data_ = reinterpret_cast<T*>(reserve_pages(bytes_, PROT_READ | PROT_WRITE));
     }
     Reserved(Reserved&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)), bytes_(std::exchange(other.bytes_, 0)) {}
+        : data_(std::exchange(other.data_, nullptr)),
+          capacity_(std::exchange(other.capacity_, 0)),
+          bytes_(std::exchange(other.bytes_, 0)) {}
     Reserved& operator=(Reserved&& other) noexcept {
         std::swap(data_, other.data_), std::swap(capacity_, other.capacity_), std::swap(bytes_, other.bytes_);
         return *this;
@@ -76,16 +80,20 @@ class Reserved {
         if (data_) madvise(data_, bytes_, MADV_DONTNEED);
     }
 
-  private:
+private:
     T* data_ = nullptr;
     std::size_t capacity_ = 0, bytes_ = 0;
 };
 
-// `max_chunks` chunks of `chunk_bytes`, committed in order of their number; in RAM, or in the file `path` (created, unlinked with the arena).
+// `max_chunks` chunks of `chunk_bytes`, committed in order of their number; in RAM, or in the file `path` (created,
+// unlinked with the arena).
 class Arena {
-  public:
+public:
     Arena(std::size_t chunk_bytes, std::size_t max_chunks, std::string path)
-        : chunk_bytes_(chunk_bytes), max_chunks_(max_chunks), reserved_(round_up(chunk_bytes * max_chunks, PAGE)), path_(std::move(path)) {
+        : chunk_bytes_(chunk_bytes),
+          max_chunks_(max_chunks),
+          reserved_(round_up(chunk_bytes * max_chunks, PAGE)),
+          path_(std::move(path)) {
         if (!path_.empty()) {
             file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
             if (file_ < 0)
@@ -107,7 +115,8 @@ class Arena {
     std::size_t max_chunks() const { return max_chunks_; }
     bool in_file() const { return file_ >= 0; }
 
-    // Makes chunks 0 .. count - 1 usable; in a file it takes the room on disk now, so that a full disk is an error here and not a SIGBUS later.
+    // Makes chunks 0 .. count - 1 usable; in a file it takes the room on disk now, so that a full disk is an error here
+    // and not a SIGBUS later.
     void commit(std::size_t count) {
         const std::size_t wanted = round_up(count * chunk_bytes_, PAGE);
         if (file_ < 0 || wanted <= committed_) return;
@@ -115,14 +124,16 @@ class Arena {
         if (target > reserved_) target = reserved_;
         const std::size_t extra = target - committed_;
         if (const int error = posix_fallocate(file_, static_cast<off_t>(committed_), static_cast<off_t>(extra)))
-            throw std::runtime_error("replay cannot grow its buffer file " + path_ + " by " + std::to_string(extra) + " bytes (" +
-                                     std::strerror(error) + "): free room on that disk or lower replay.capacity");
-        if (mmap(base_ + committed_, extra, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, static_cast<off_t>(committed_)) == MAP_FAILED)
+            throw std::runtime_error("replay cannot grow its buffer file " + path_ + " by " + std::to_string(extra) +
+                                     " bytes (" + std::strerror(error) +
+                                     "): free room on that disk or lower replay.capacity");
+        if (mmap(base_ + committed_, extra, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
+                 static_cast<off_t>(committed_)) == MAP_FAILED)
             throw std::runtime_error("replay cannot map its buffer file " + path_ + " (" + std::strerror(errno) + ")");
         committed_ = target;
     }
 
-  private:
+private:
     static constexpr std::size_t EXTENT = std::size_t{32} << 20;
     std::size_t chunk_bytes_, max_chunks_, reserved_, committed_ = 0;
     std::string path_;

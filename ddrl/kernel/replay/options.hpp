@@ -12,14 +12,14 @@ inline constexpr std::size_t MOST_COLUMNS = 20;  // up to sixteen states, memory
 
 struct Options {
     Columns columns;
-    u64 capacity = 0;        // [records]
-    u32 pick_len = 1;        // L [records]
-    u32 n_step = 1;          // n; 0: a pick needs no state after its last record
-    u32 frame_stack = 1;     // states that make one observation
-    u32 burn_in = 0;         // [records] before a pick that sequences() adds
+    u64 capacity = 0;  // [records]
+    u32 pick_len = 1;  // L [records]
+    u32 n_step = 1;  // n; 0: a pick needs no state after its last record
+    u32 frame_stack = 1;  // states that make one observation
+    u32 burn_in = 0;  // [records] before a pick that sequences() adds
     bool short_picks = false;
-    u32 shift = 6;           // log2 of the records in a chunk
-    std::string file;        // the buffer's file, or empty: RAM
+    u32 shift = 6;  // log2 of the records in a chunk
+    std::string file;  // the buffer's file, or empty: RAM
 };
 
 // A drawn pick: its first record, and how much of the episode the window sees.

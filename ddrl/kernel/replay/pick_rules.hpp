@@ -1,5 +1,5 @@
-// Which positions of an episode can be drawn, and the picks that stand for them (docs/replay.md has the rules). All calls come under the
-// replay's lock.
+// Which positions of an episode can be drawn, and the picks that stand for them (docs/replay.md has the rules). All
+// calls come under the replay's lock.
 #pragma once
 
 #include "options.hpp"
@@ -34,11 +34,13 @@ inline void make_picks(const Options& options, Store& store, PickTable& picks, u
     store.set_picks(index, wanted);
 }
 
-// Index of a pick by its episode's handle and its position; NONE where the episode was evicted or that position is no pick.
+// Index of a pick by its episode's handle and its position; NONE where the episode was evicted or that position is no
+// pick.
 inline u32 find_pick(const Store& store, const PickTable& picks, u64 handle, u32 position) {
     const u32 index = store.find(handle);
     if (index == NONE || position >= store.episode(index).picks) return NONE;
-    return picks.index_of((store.chunk_at(index, position) << store.shift()) | (position & (store.chunk_records() - 1)));
+    return picks.index_of((store.chunk_at(index, position) << store.shift()) |
+                          (position & (store.chunk_records() - 1)));
 }
 
 }  // namespace ddrl::replay

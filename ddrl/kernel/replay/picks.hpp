@@ -16,7 +16,7 @@ struct Move {
 };
 
 class PickTable {
-  public:
+public:
     PickTable(std::size_t most, std::size_t max_slots) : table_(most), index_of_(max_slots) {}
 
     u32 size() const { return size_; }
@@ -35,7 +35,8 @@ class PickTable {
         const Episode& episode = store.episode(index);
         u32 left = episode.picks;
         for (u32 chunk = episode.first_chunk; left; chunk = store.head(chunk).next) {
-            const u32 first = chunk << store.shift(), count = left < store.chunk_records() ? left : store.chunk_records();
+            const u32 first = chunk << store.shift(),
+                      count = left < store.chunk_records() ? left : store.chunk_records();
             for (u32 slot = first; slot < first + count; ++slot) {
                 while (size_ && store.episode_of(table_[size_ - 1]) == index) index_of_[table_[--size_]] = NONE;
                 const u32 hole = index_of_[slot];
@@ -49,7 +50,9 @@ class PickTable {
         }
     }
 
-    std::size_t nbytes(u32 chunks, u32 shift) const { return (std::size_t{high_water()} + (std::size_t{chunks} << shift)) * sizeof(u32); }
+    std::size_t nbytes(u32 chunks, u32 shift) const {
+        return (std::size_t{high_water()} + (std::size_t{chunks} << shift)) * sizeof(u32);
+    }
     u32 high_water() const { return most_ > size_ ? most_ : size_; }
     void note_high_water() { most_ = high_water(); }
 
@@ -67,12 +70,13 @@ class PickTable {
         for (u32 index = 0; index < size_; ++index) {
             const u32 slot = table_[index];
             if (index_of_[slot] != index) return "pick table and pick index disagree";
-            if (store.position(slot) >= store.episode(store.episode_of(slot)).picks) return "a pick stands past its episode's picks";
+            if (store.position(slot) >= store.episode(store.episode_of(slot)).picks)
+                return "a pick stands past its episode's picks";
         }
         return "";
     }
 
-  private:
+private:
     Tracked<u32> table_;
     Reserved<u32> index_of_;
     u32 size_ = 0, most_ = 0;

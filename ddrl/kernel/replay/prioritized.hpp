@@ -1,8 +1,9 @@
-// Proportional prioritized draws (Schaul et al. 2016): mass = priority^alpha, P = mass / sum of masses, and importance weights
-// w = (N P)^-beta / max w, the maximum over the batch drawn. O(log16 N) a draw, whatever the masses.
+// Proportional prioritized draws (Schaul et al. 2016): mass = priority^alpha, P = mass / sum of masses, and importance
+// weights w = (N P)^-beta / max w, the maximum over the batch drawn. O(log16 N) a draw, whatever the masses.
 //
-// A new pick gets the maximal priority seen (at first 1). Priority 0 is mass 0: such a pick is not drawn until its priority is raised.
-// Stratified: the sum is cut into one equal part a draw, and each draw falls into its own part (the same law for a batch's average).
+// A new pick gets the maximal priority seen (at first 1). Priority 0 is mass 0: such a pick is not drawn until its
+// priority is raised. Stratified: the sum is cut into one equal part a draw, and each draw falls into its own part (the
+// same law for a batch's average).
 #pragma once
 
 #include <cfloat>
@@ -21,9 +22,10 @@ inline void draw_targets(Random& random, double total, bool stratified, std::spa
         target[i] = stratified ? (static_cast<double>(i) + random.unit()) * part : random.unit() * total;
 }
 
-// `index.size()` draws in proportion to the tree's masses, and the weights (N P)^-beta / max; false where there is no mass.
-inline bool draw_by_mass(Random& random, SumTree& tree, bool stratified, float beta, std::vector<double>& target, std::span<u32> index,
-                         std::span<float> weight) {
+// `index.size()` draws in proportion to the tree's masses, and the weights (N P)^-beta / max; false where there is no
+// mass.
+inline bool draw_by_mass(Random& random, SumTree& tree, bool stratified, float beta, std::vector<double>& target,
+                         std::span<u32> index, std::span<float> weight) {
     const double total = tree.total();
     if (!(total > 0.0)) return false;
     target.resize(index.size());
@@ -38,9 +40,13 @@ inline bool draw_by_mass(Random& random, SumTree& tree, bool stratified, float b
 }
 
 class Prioritized final : public PickSelector {
-  public:
-    Prioritized(Random random, std::size_t capacity, double priority_exponent, double importance_exponent, bool stratified)
-        : random_(random), tree_(capacity), alpha_(static_cast<float>(priority_exponent)), beta_(static_cast<float>(importance_exponent)),
+public:
+    Prioritized(Random random, std::size_t capacity, double priority_exponent, double importance_exponent,
+                bool stratified)
+        : random_(random),
+          tree_(capacity),
+          alpha_(static_cast<float>(priority_exponent)),
+          beta_(static_cast<float>(importance_exponent)),
           stratified_(stratified) {}
 
     void picks_added(u32 first, u32 count) override {
@@ -78,10 +84,14 @@ class Prioritized final : public PickSelector {
         random_ = in.value<Random>(), beta_ = in.value<float>(), max_priority_ = in.value<float>();
         size_ = tree_.load(in);
     }
-    std::string check(u32 size) override { return size == size_ ? tree_.check(size) : "a prioritized selector has lost picks"; }
+    std::string check(u32 size) override {
+        return size == size_ ? tree_.check(size) : "a prioritized selector has lost picks";
+    }
 
-  private:
-    float mass_of(float priority) const { return priority > 0.0f ? std::clamp(std::pow(priority, alpha_), FLT_MIN, FLT_MAX) : 0.0f; }
+private:
+    float mass_of(float priority) const {
+        return priority > 0.0f ? std::clamp(std::pow(priority, alpha_), FLT_MIN, FLT_MAX) : 0.0f;
+    }
 
     Random random_;
     SumTree tree_;

@@ -1,5 +1,6 @@
-// SplitMix64 (Steele, Lea and Flood 2014) as a counter: number i of a selector is a hash of (key, i). Numbers do not wait for each other, so
-// a batch of draws runs as fast as the processor multiplies, and the state in a snapshot is two words.
+// SplitMix64 (Steele, Lea and Flood 2014) as a counter: number i of a selector is a hash of (key, i). Numbers do not
+// wait for each other, so a batch of draws runs as fast as the processor multiplies, and the state in a snapshot is two
+// words.
 #pragma once
 
 #include <span>
@@ -10,8 +11,9 @@
 namespace ddrl::replay {
 
 class Random {
-  public:
-    // Distinct (seed, stream) give unrelated sequences: the key is hashed, and each stream steps by an odd number of its own.
+public:
+    // Distinct (seed, stream) give unrelated sequences: the key is hashed, and each stream steps by an odd number of
+    // its own.
     explicit Random(u64 seed = 0, u64 stream = 0)
         : counter_(mix(mix(seed + GAMMA) ^ (stream * 0xD1342543DE82EF95ULL))), step_(mix(stream + 1) | 1) {
         if (__builtin_popcountll(step_ ^ (step_ >> 1)) < 24) step_ ^= 0xAAAAAAAAAAAAAAAAULL;
@@ -32,17 +34,18 @@ class Random {
     // A number in [0, 1) with 53 random bits.
     double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 
-  private:
+private:
     static constexpr u64 GAMMA = 0x9E3779B97F4A7C15ULL;
-    __attribute__((always_inline)) static inline void below_plain(u64 counter, u64 step, u32 bound, u32* out, std::size_t count) {
+    __attribute__((always_inline)) static inline void below_plain(u64 counter, u64 step, u32 bound, u32* out,
+                                                                  std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) {
             const u64 z = mix(counter + step * (i + 1));
             out[i] = static_cast<u32>(((z >> 32) * bound + ((z & 0xFFFFFFFFu) * bound >> 32)) >> 32);
         }
     }
 #if DDRL_REPLAY_WIDE
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))) static void below_wide(u64 counter, u64 step, u32 bound, u32* out,
-                                                                                                                std::size_t count) {
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))) static void below_wide(
+        u64 counter, u64 step, u32 bound, u32* out, std::size_t count) {
         below_plain(counter, step, bound, out, count);
     }
 #endif

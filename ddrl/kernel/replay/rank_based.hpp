@@ -1,9 +1,10 @@
-// Rank-based prioritized draws (Schaul et al. 2016): P(pick) = rank^-alpha / sum of rank^-alpha, rank 1 the highest priority; among equal
-// priorities the lower index of the pick table ranks higher. The ranks are exact at every draw.
+// Rank-based prioritized draws (Schaul et al. 2016): P(pick) = rank^-alpha / sum of rank^-alpha, rank 1 the highest
+// priority; among equal priorities the lower index of the pick table ranks higher. The ranks are exact at every draw.
 //
-// Keys (priority, index) stand sorted in blocks of at most 256: a change moves at most one block, O(log N + block); a draw finds its rank in
-// the cumulative law and its block by halving, O(log N). Blocks are counted anew when a draw follows changes, O(N / block). Priority 0 is the
-// lowest rank, and is drawn. A new pick gets the maximal priority seen.
+// Keys (priority, index) stand sorted in blocks of at most 256: a change moves at most one block, O(log N + block); a
+// draw finds its rank in the cumulative law and its block by halving, O(log N). Blocks are counted anew when a draw
+// follows changes, O(N / block). Priority 0 is the lowest rank, and is drawn. A new pick gets the maximal priority
+// seen.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace ddrl::replay {
 
 // Sorted u64 keys, all different.
 class SortedKeys {
-  public:
+public:
     void insert(u64 key) {
         stale_ = true;
         if (blocks_.empty()) {
@@ -59,7 +60,8 @@ class SortedKeys {
         for (std::size_t at = 0; at < keys.size(); at += MOST / 2) {
             auto& block = blocks_.emplace_back();
             block.reserve(MOST);
-            block.assign(keys.begin() + static_cast<std::ptrdiff_t>(at), keys.begin() + static_cast<std::ptrdiff_t>(std::min(keys.size(), at + MOST / 2)));
+            block.assign(keys.begin() + static_cast<std::ptrdiff_t>(at),
+                         keys.begin() + static_cast<std::ptrdiff_t>(std::min(keys.size(), at + MOST / 2)));
         }
         stale_ = true;
     }
@@ -74,11 +76,12 @@ class SortedKeys {
         return bytes;
     }
 
-  private:
+private:
     static constexpr std::size_t MOST = 256;
     // The last block whose first key is not above `key`, or the first block.
     std::size_t block_of(u64 key) const {
-        const auto after = std::upper_bound(blocks_.begin(), blocks_.end(), key, [](u64 k, const auto& block) { return k < block.front(); });
+        const auto after = std::upper_bound(blocks_.begin(), blocks_.end(), key,
+                                            [](u64 k, const auto& block) { return k < block.front(); });
         return after == blocks_.begin() ? 0 : static_cast<std::size_t>(after - blocks_.begin()) - 1;
     }
     std::vector<std::vector<u64>> blocks_;  // none is empty
@@ -87,9 +90,14 @@ class SortedKeys {
 };
 
 class RankBased final : public PickSelector {
-  public:
-    RankBased(Random random, std::size_t capacity, double priority_exponent, double importance_exponent, bool stratified)
-        : random_(random), priority_(capacity + 1), alpha_(priority_exponent), beta_(importance_exponent), stratified_(stratified) {}
+public:
+    RankBased(Random random, std::size_t capacity, double priority_exponent, double importance_exponent,
+              bool stratified)
+        : random_(random),
+          priority_(capacity + 1),
+          alpha_(priority_exponent),
+          beta_(importance_exponent),
+          stratified_(stratified) {}
 
     void picks_added(u32 first, u32 count) override {
         if (size_ == 0 && count > 1024) {  // a selector made late
@@ -136,7 +144,8 @@ class RankBased final : public PickSelector {
             index[i] = static_cast<u32>(keys_.at(rank));
             target_[i] = rank, largest = std::max(largest, rank);
         }
-        // P falls with the rank, so the largest weight is that of the lowest rank drawn: w = (rank / lowest rank)^(alpha beta).
+        // P falls with the rank, so the largest weight is that of the lowest rank drawn: w = (rank / lowest
+        // rank)^(alpha beta).
         for (std::size_t i = 0; i < weight.size(); ++i)
             weight[i] = static_cast<float>(std::pow((target_[i] + 1) / (largest + 1.0), alpha_ * beta_));
         return true;
@@ -148,7 +157,8 @@ class RankBased final : public PickSelector {
     }
     void set_importance_exponent(double beta) override { beta_ = beta; }
     std::size_t nbytes() const override {
-        return sizeof *this + keys_.nbytes() + size_ * sizeof(float) + (cumulative_.capacity() + target_.capacity()) * sizeof(double);
+        return sizeof *this + keys_.nbytes() + size_ * sizeof(float) +
+               (cumulative_.capacity() + target_.capacity()) * sizeof(double);
     }
     void save(Writer& out, bool whole) const override {
         out.value(random_), out.value(beta_), out.value(max_priority_);
@@ -165,13 +175,14 @@ class RankBased final : public PickSelector {
         u64 last = 0;
         bool sound = size == size_;
         keys_.each([&](u64 found) {
-            sound = sound && (count++ == 0 || last < found) && static_cast<u32>(found) < size_ && key(static_cast<u32>(found)) == found;
+            sound = sound && (count++ == 0 || last < found) && static_cast<u32>(found) < size_ &&
+                    key(static_cast<u32>(found)) == found;
             last = found;
         });
         return sound && count == size_ ? "" : "a rank-based selector has lost the order of its picks";
     }
 
-  private:
+private:
     // Ascending keys are descending priorities (their bits are in order, as none is negative), then ascending indices.
     u64 key(u32 index) const { return u64{~std::bit_cast<u32>(priority_[index])} << 32 | index; }
     void rebuild() {
@@ -182,7 +193,8 @@ class RankBased final : public PickSelector {
     // Sum of rank^-alpha over the first `count` ranks.
     double cumulative(u32 count) {
         double sum = cumulative_.empty() ? 0.0 : cumulative_.back();
-        while (cumulative_.size() < count) cumulative_.push_back(sum += std::pow(static_cast<double>(cumulative_.size() + 1), -alpha_));
+        while (cumulative_.size() < count)
+            cumulative_.push_back(sum += std::pow(static_cast<double>(cumulative_.size() + 1), -alpha_));
         return count ? cumulative_[count - 1] : 0.0;
     }
 

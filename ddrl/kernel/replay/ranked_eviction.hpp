@@ -1,10 +1,11 @@
 // Least recently used and least frequently used: the episode with the lowest key goes, the lowest handle among equals.
 //
-// Only episodes that have ended compete; while all are running, the lowest handle goes. (A running episode is drawn less the younger it is:
-// it would go first, piece by piece, while it is being recorded.)
-// Lru: the key is the time (batches drawn, episodes ended) of the last batch that drew from the episode, at first of its end.
-// Lfu: the key counts the picks drawn; an episode that ends starts level with the most used one, or it would be the next victim at once.
-// A tournament over groups of 16 keys holds the lowest; a draw only writes a key and marks its group, the next victim() repairs marks.
+// Only episodes that have ended compete; while all are running, the lowest handle goes. (A running episode is drawn
+// less the younger it is: it would go first, piece by piece, while it is being recorded.) Lru: the key is the time
+// (batches drawn, episodes ended) of the last batch that drew from the episode, at first of its end. Lfu: the key
+// counts the picks drawn; an episode that ends starts level with the most used one, or it would be the next victim at
+// once. A tournament over groups of 16 keys holds the lowest; a draw only writes a key and marks its group, the next
+// victim() repairs marks.
 #pragma once
 
 #include <vector>
@@ -14,7 +15,7 @@
 namespace ddrl::replay {
 
 class RankedEviction : public Eviction {
-  public:
+public:
     void added(u32 episode, const Store& store) override {
         if (entries_.size() <= episode) grow(episode);
         entries_.set(episode, {RUNNING, store.episode(episode).handle});
@@ -47,7 +48,7 @@ class RankedEviction : public Eviction {
     }
     void mark_saved() override { entries_.forget(); }
 
-  protected:
+protected:
     static constexpr u32 GROUP = 16;
     struct Entry {
         u64 key = ~u64{0}, handle = ~u64{0};
@@ -62,7 +63,7 @@ class RankedEviction : public Eviction {
     u64 clock_ = 0;  // lru: the time; lfu: the highest key so far
     TrackedVector<Entry> entries_;
 
-  private:
+private:
     void grow(u32 episode) {
         entries_.resize(round_up(std::max<std::size_t>(episode + std::size_t{1}, 2 * entries_.size()), GROUP));
         lay_out();
@@ -72,7 +73,8 @@ class RankedEviction : public Eviction {
         marked_.assign(entries_.size() / GROUP, 1);
         levels_.clear();
         if (!entries_.size()) return pending_.clear();
-        for (std::size_t width = entries_.size(); levels_.empty() || width > 1;) levels_.emplace_back(width = (width + GROUP - 1) / GROUP);
+        for (std::size_t width = entries_.size(); levels_.empty() || width > 1;)
+            levels_.emplace_back(width = (width + GROUP - 1) / GROUP);
         pending_.resize(marked_.size());
         for (u32 i = 0; i < pending_.size(); ++i) pending_[i] = i;
     }
@@ -83,7 +85,8 @@ class RankedEviction : public Eviction {
             for (const u32 group : pending_) {
                 const std::size_t end = level ? levels_[level - 1].size() : entries_.size();
                 u32 best = contender(level, group * std::size_t{GROUP});
-                for (std::size_t i = group * std::size_t{GROUP} + 1; i < std::min<std::size_t>(end, (group + std::size_t{1}) * GROUP); ++i) {
+                for (std::size_t i = group * std::size_t{GROUP} + 1;
+                     i < std::min<std::size_t>(end, (group + std::size_t{1}) * GROUP); ++i) {
                     const u32 other = contender(level, i);
                     if (entries_[other].before(entries_[best])) best = other;
                 }
@@ -97,7 +100,9 @@ class RankedEviction : public Eviction {
         }
         pending_.clear();
     }
-    u32 contender(std::size_t level, std::size_t i) const { return level ? levels_[level - 1][i] : static_cast<u32>(i); }
+    u32 contender(std::size_t level, std::size_t i) const {
+        return level ? levels_[level - 1][i] : static_cast<u32>(i);
+    }
 
     std::vector<u8> marked_;
     std::vector<u32> pending_;
@@ -105,19 +110,19 @@ class RankedEviction : public Eviction {
 };
 
 class Lru final : public RankedEviction {
-  public:
+public:
     void drawn(std::span<const u32> episodes) override {
         ++clock_;
         for (const u32 episode : episodes)
             if (entries_[episode].key < clock_) entries_.change(episode).key = clock_, mark(episode);
     }
 
-  private:
+private:
     u64 first_key() override { return ++clock_; }
 };
 
 class Lfu final : public RankedEviction {
-  public:
+public:
     void drawn(std::span<const u32> episodes) override {
         for (const u32 episode : episodes) {
             if (entries_[episode].key == RUNNING) continue;
@@ -126,7 +131,7 @@ class Lfu final : public RankedEviction {
         }
     }
 
-  private:
+private:
     u64 first_key() override { return clock_; }
 };
 

@@ -1,8 +1,8 @@
-// Readers of chunk memory outside the lock, and the chunks that wait for them: a chunk of an evicted episode stays in limbo, unwritten, until
-// every reader that may hold it has left.
+// Readers of chunk memory outside the lock, and the chunks that wait for them: a chunk of an evicted episode stays in
+// limbo, unwritten, until every reader that may hold it has left.
 //
-// All calls come under the replay's lock. A reader notes the epoch it enters in; an eviction during a read ends the epoch; a chunk in limbo is
-// free once no reader of its epoch or before is left.
+// All calls come under the replay's lock. A reader notes the epoch it enters in; an eviction during a read ends the
+// epoch; a chunk in limbo is free once no reader of its epoch or before is left.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace ddrl::replay {
 
 class Readers {
-  public:
+public:
     // A ticket to leave with.
     u64 enter() {
         inside_.push_back(epoch_);
@@ -27,7 +27,8 @@ class Readers {
         inside_.erase(std::find(inside_.begin(), inside_.end(), ticket));
         u64 oldest = epoch_ + 1;
         for (const u64 reader : inside_) oldest = std::min(oldest, reader);
-        while (!limbo_.empty() && limbo_.front().epoch < oldest) store.give_back(limbo_.front().chunk), limbo_.pop_front();
+        while (!limbo_.empty() && limbo_.front().epoch < oldest)
+            store.give_back(limbo_.front().chunk), limbo_.pop_front();
         left_.notify_all();
     }
     bool none() const { return inside_.empty(); }
@@ -48,7 +49,7 @@ class Readers {
     }
     std::size_t nbytes() const { return limbo_.size() * sizeof(Waiting); }
 
-  private:
+private:
     struct Waiting {
         u32 chunk;
         u64 epoch;  // of the eviction

@@ -1,7 +1,7 @@
 // Recency-weighted draws: P(pick) is halved with every `half_life` picks made after it. O(log16 N) a draw.
 //
-// A pick's mass never changes: 2^(birth / half_life), only the origin of births moves on before a float overflows. Picks older than about 120
-// half-lives share the smallest mass.
+// A pick's mass never changes: 2^(birth / half_life), only the origin of births moves on before a float overflows.
+// Picks older than about 120 half-lives share the smallest mass.
 #pragma once
 
 #include <cfloat>
@@ -12,9 +12,13 @@
 namespace ddrl::replay {
 
 class Recency final : public PickSelector {
-  public:
+public:
     Recency(Random random, std::size_t capacity, double half_life, double importance_exponent, bool stratified)
-        : random_(random), tree_(capacity), half_life_(half_life), beta_(static_cast<float>(importance_exponent)), stratified_(stratified) {}
+        : random_(random),
+          tree_(capacity),
+          half_life_(half_life),
+          beta_(static_cast<float>(importance_exponent)),
+          stratified_(stratified) {}
 
     void picks_added(u32 first, u32 count) override {
         for (u32 i = first; i < first + count; ++i) {
@@ -50,9 +54,11 @@ class Recency final : public PickSelector {
         random_ = in.value<Random>(), beta_ = in.value<float>(), births_ = in.value<u64>(), origin_ = in.value<u64>();
         size_ = tree_.load(in);
     }
-    std::string check(u32 size) override { return size == size_ ? tree_.check(size) : "a recency selector has lost picks"; }
+    std::string check(u32 size) override {
+        return size == size_ ? tree_.check(size) : "a recency selector has lost picks";
+    }
 
-  private:
+private:
     static constexpr double HIGHEST = 60.0;  // half-lives past the origin
     void move_origin(u32 size) {
         const double shift = std::floor(static_cast<double>(births_ - origin_));

@@ -1,8 +1,9 @@
 // Experience replay: episodes, picks, selectors and one eviction, tied together behind one lock.
 //
-// Who may call: any thread, any method. A drawing method resolves its picks under the lock and copies after it: until the copy ends, chunks
-// of evicted episodes stay in limbo instead of being written again, so a batch never holds a torn or foreign record, and writers go on.
-// Amortized O(1) a record, eviction included; a draw's cost does not depend on the number of records (beyond what the caches do).
+// Who may call: any thread, any method. A drawing method resolves its picks under the lock and copies after it: until
+// the copy ends, chunks of evicted episodes stay in limbo instead of being written again, so a batch never holds a torn
+// or foreign record, and writers go on. Amortized O(1) a record, eviction included; a draw's cost does not depend on
+// the number of records (beyond what the caches do).
 #pragma once
 
 #include <algorithm>
@@ -22,10 +23,12 @@
 namespace ddrl::replay {
 
 class Replay {
-  public:
+public:
     Replay(Options options, std::unique_ptr<Eviction> eviction)
-        : options_(std::move(options)), store_(options_.columns, options_.capacity, options_.shift, options_.file),
-          picks_(options_.capacity + 1, store_.max_slots()), eviction_(std::move(eviction)) {}
+        : options_(std::move(options)),
+          store_(options_.columns, options_.capacity, options_.shift, options_.file),
+          picks_(options_.capacity + 1, store_.max_slots()),
+          eviction_(std::move(eviction)) {}
 
     const Options& options() const { return options_; }
     const Store& store() const { return store_; }
@@ -52,17 +55,19 @@ class Replay {
     u32 selector_count() const { return static_cast<u32>(selectors_.size()); }
     PickSelector& selector(u32 handle) {
         if (handle >= selectors_.size())
-            throw std::invalid_argument("there is no pick selector " + std::to_string(handle) + ": take the handle from new_pick_selector");
+            throw std::invalid_argument("there is no pick selector " + std::to_string(handle) +
+                                        ": take the handle from new_pick_selector");
         return *selectors_[handle];
     }
 
-    // Appends records to a live episode, evicting others as needed, and ends it unless `ending` is LIVE. An episode that was evicted
-    // meanwhile goes on under a new handle; returns the handle in force.
+    // Appends records to a live episode, evicting others as needed, and ends it unless `ending` is LIVE. An episode
+    // that was evicted meanwhile goes on under a new handle; returns the handle in force.
     u64 record(u64 handle, const Rows& rows, Ending ending, const byte* const* final_state) {
         std::lock_guard lock(mutex_);
         u32 episode = live_episode(handle);
         for (u32 done = 0; done < rows.count;) episode = append(episode, rows, done);
-        const u64 in_force = ending == Ending::LIVE ? store_.episode(episode).handle : end(episode, ending, final_state);
+        const u64 in_force =
+            ending == Ending::LIVE ? store_.episode(episode).handle : end(episode, ending, final_state);
         tell_added();
         return in_force;
     }
@@ -92,10 +97,12 @@ class Replay {
     }
 
     // Priorities of picks; one whose episode was evicted, or that never was, is passed over. Returns how many were set.
-    u32 set_priority(u32 selector_handle, std::span<const u64> episode, std::span<const u32> position, std::span<const float> priority) {
+    u32 set_priority(u32 selector_handle, std::span<const u64> episode, std::span<const u32> position,
+                     std::span<const float> priority) {
         for (const float p : priority)
             if (!(p >= 0.0f && p <= 3.4028234e38f))
-                throw std::invalid_argument("a priority of " + std::to_string(p) + " cannot be used: priorities are finite and at least 0");
+                throw std::invalid_argument("a priority of " + std::to_string(p) +
+                                            " cannot be used: priorities are finite and at least 0");
         std::lock_guard lock(mutex_);
         PickSelector& chosen = selector(selector_handle);
         tell_added();
@@ -109,7 +116,8 @@ class Replay {
         return set;
     }
 
-    // Draws picks and resolves them, then calls copy(windows) outside the lock while their memory is held. False: nothing to draw.
+    // Draws picks and resolves them, then calls copy(windows) outside the lock while their memory is held. False:
+    // nothing to draw.
     template <class Copy>
     bool draw(u32 selector_handle, u32 count, u64* handles, u32* positions, float* weights, Copy copy) {
         std::vector<Window> windows;
@@ -145,8 +153,9 @@ class Replay {
     }
     std::size_t nbytes() const {
         std::lock_guard lock(mutex_);
-        std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) + eviction_->nbytes() + streams_.nbytes() +
-                            index_.capacity() * sizeof(u32) + resolver_.nbytes() + readers_.nbytes() + moves_.capacity() * sizeof(Move);
+        std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) +
+                            eviction_->nbytes() + streams_.nbytes() + index_.capacity() * sizeof(u32) +
+                            resolver_.nbytes() + readers_.nbytes() + moves_.capacity() * sizeof(Move);
         for (const auto& chosen : selectors_) bytes += chosen->nbytes();
         return bytes;
     }
@@ -171,13 +180,15 @@ class Replay {
         if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
         if (store_.records() > options_.capacity) return "more records than the capacity";
         for (u32 i = store_.oldest(); i != NONE; i = store_.episode(i).newer)
-            if (store_.episode(i).picks != picks_of(options_, store_.episode(i))) return "an episode has the wrong number of picks";
+            if (store_.episode(i).picks != picks_of(options_, store_.episode(i)))
+                return "an episode has the wrong number of picks";
         for (const auto& chosen : selectors_)
             if (std::string wrong = chosen->check(picks_.size()); !wrong.empty()) return wrong;
         return "";
     }
 
-    // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds the lock.
+    // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds
+    // the lock.
     void save_structure(Writer& out, bool whole) {
         tell_added();
         store_.save(out, whole), picks_.save(out, whole), eviction_->save(out, whole), streams_.save(out);
@@ -204,7 +215,7 @@ class Replay {
         wait([&] { return readers_.none(); });
     }
 
-  private:
+private:
     // What record_rows' streams may do with the replay.
     struct Recorder {
         Replay& replay;
@@ -212,18 +223,22 @@ class Replay {
             u32 done = 0;
             return replay.append(episode == NONE ? replay.store_.begin_episode() : episode, rows, done);
         }
-        void end(u32 episode, Ending ending, const byte* const* final_state) { replay.end(episode, ending, final_state); }
+        void end(u32 episode, Ending ending, const byte* const* final_state) {
+            replay.end(episode, ending, final_state);
+        }
     };
 
     u32 live_episode(u64 handle) {
         const u32 episode = store_.find(handle);
         if (episode == NONE) {
             if (handle >= store_.episodes().next_handle())
-                throw std::invalid_argument("there is no episode " + std::to_string(handle) + ": take the handle from new_episode or record");
+                throw std::invalid_argument("there is no episode " + std::to_string(handle) +
+                                            ": take the handle from new_episode or record");
             return store_.begin_episode();  // evicted: it goes on under a new handle
         }
         if (store_.episode(episode).ending != Ending::LIVE)
-            throw std::invalid_argument("episode " + std::to_string(handle) + " has ended: begin another with new_episode");
+            throw std::invalid_argument("episode " + std::to_string(handle) +
+                                        " has ended: begin another with new_episode");
         return episode;
     }
 
@@ -255,10 +270,12 @@ class Replay {
         return handle;
     }
 
-    // Evicts until `records` more fit and a chunk is to be had; the episode itself may go, then a new one takes its place.
+    // Evicts until `records` more fit and a chunk is to be had; the episode itself may go, then a new one takes its
+    // place.
     u32 make_room(u32 episode, u32 records) {
         while (store_.records() + records > options_.capacity || !store_.has_room()) {
-            if (!store_.has_room() && readers_.chunks_waiting()) {  // the chunks are there, once readers have done with them
+            if (!store_.has_room() &&
+                readers_.chunks_waiting()) {  // the chunks are there, once readers have done with them
                 const u64 handle = store_.episode(episode).handle;
                 wait([&] { return store_.has_room(); });
                 episode = store_.find(handle);

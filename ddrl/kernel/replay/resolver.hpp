@@ -1,4 +1,5 @@
-// From drawn picks to windows: what a copy needs to know of each, read under the replay's lock so that the copy itself needs none.
+// From drawn picks to windows: what a copy needs to know of each, read under the replay's lock so that the copy itself
+// needs none.
 #pragma once
 
 #include <span>
@@ -12,17 +13,19 @@
 namespace ddrl::replay {
 
 class Resolver {
-  public:
-    // The window of each pick of `index` (indices in the pick table); its episode's handle and its position stand in `handles` and `positions`.
-    std::vector<Window> resolve(std::span<const u32> index, const Store& store, const PickTable& picks, Eviction& eviction, u64* handles,
-                                u32* positions) {
+public:
+    // The window of each pick of `index` (indices in the pick table); its episode's handle and its position stand in
+    // `handles` and `positions`.
+    std::vector<Window> resolve(std::span<const u32> index, const Store& store, const PickTable& picks,
+                                Eviction& eviction, u64* handles, u32* positions) {
         const std::size_t count = index.size();
         std::vector<Window> windows = take();
         windows.resize(count);
         const bool tell = eviction.wants_draws();
         if (tell) drawn_.resize(count);
-        // Passes, so that the memory each needs has been asked for by the one before: pick table, heads of chunks, episodes. What they read
-        // stands in locals: a number written to an output could be any other, as far as the compiler knows.
+        // Passes, so that the memory each needs has been asked for by the one before: pick table, heads of chunks,
+        // episodes. What they read stands in locals: a number written to an output could be any other, as far as the
+        // compiler knows.
         const u32 *const slots = picks.slots(), shift = store.shift(), mask = store.chunk_records() - 1;
         const u32* const wanted = index.data();
         slots_.resize(count);
@@ -59,7 +62,7 @@ class Resolver {
         return bytes;
     }
 
-  private:
+private:
     static constexpr std::size_t AHEAD = 32;  // picks whose entry is asked for before it is used
 
     std::vector<Window> take() {

@@ -1,5 +1,6 @@
-// Second chance: an episode's flag is set when a pick of it is drawn. A pointer goes round the episodes in order of handles, takes the flag
-// from those it passes, and evicts the first without one; with all flagged that is the one it began at, after one full turn.
+// Second chance: an episode's flag is set when a pick of it is drawn. A pointer goes round the episodes in order of
+// handles, takes the flag from those it passes, and evicts the first without one; with all flagged that is the one it
+// began at, after one full turn.
 #pragma once
 
 #include "eviction.hpp"
@@ -7,7 +8,7 @@
 namespace ddrl::replay {
 
 class SecondChance final : public Eviction {
-  public:
+public:
     void added(u32 episode, const Store&) override {
         if (flag_.size() <= episode) flag_.resize(episode + std::size_t{1});
         flag_.set(episode, 0);
@@ -33,7 +34,7 @@ class SecondChance final : public Eviction {
     void load(Reader& in) override { pointer_ = in.value<u32>(), flag_.load(in); }
     void mark_saved() override { flag_.forget(); }
 
-  private:
+private:
     void step(const Store& store) {
         pointer_ = store.episode(pointer_).newer;
         if (pointer_ == NONE) pointer_ = store.oldest();

@@ -26,16 +26,21 @@ struct SelectorKind {
 inline const std::vector<SelectorKind>& selector_kinds() {
     using Made = std::unique_ptr<PickSelector>;
     static const std::vector<SelectorKind> kinds = {
-        {"uniform", {}, [](Random random, std::size_t, const Parameters&) -> Made { return std::make_unique<Uniform>(random); }},
-        {"prioritized", {{"priority_exponent", 0.6}, {"importance_exponent", 0.4}, {"stratified", 0}},
+        {"uniform",
+         {},
+         [](Random random, std::size_t, const Parameters&) -> Made { return std::make_unique<Uniform>(random); }},
+        {"prioritized",
+         {{"priority_exponent", 0.6}, {"importance_exponent", 0.4}, {"stratified", 0}},
          [](Random random, std::size_t capacity, const Parameters& p) -> Made {
              return std::make_unique<Prioritized>(random, capacity, p[0].second, p[1].second, p[2].second != 0);
          }},
-        {"rank_based", {{"priority_exponent", 0.7}, {"importance_exponent", 0.5}, {"stratified", 0}},
+        {"rank_based",
+         {{"priority_exponent", 0.7}, {"importance_exponent", 0.5}, {"stratified", 0}},
          [](Random random, std::size_t capacity, const Parameters& p) -> Made {
              return std::make_unique<RankBased>(random, capacity, p[0].second, p[1].second, p[2].second != 0);
          }},
-        {"recency", {{"half_life", 10000}, {"importance_exponent", 0}, {"stratified", 0}},
+        {"recency",
+         {{"half_life", 10000}, {"importance_exponent", 0}, {"stratified", 0}},
          [](Random random, std::size_t capacity, const Parameters& p) -> Made {
              return std::make_unique<Recency>(random, capacity, p[0].second, p[1].second, p[2].second != 0);
          }},

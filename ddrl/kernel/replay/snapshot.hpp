@@ -1,12 +1,14 @@
 // Snapshots: one consistent moment of a replay as bytes, whole or as what changed since the last one, and back.
 //
-//   "DDRLRPL4" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds on (0: whole)
-//   | u64 bytes of structure | u64 bytes of records | u64 checksum of all that | structure | its checksum | records | their checksum
+//   "DDRLRPL4" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds
+//   on (0: whole) | u64 bytes of structure | u64 bytes of records | u64 checksum of all that | structure | its checksum
+//   | records | their checksum
 //
-// The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written without it, while
-// recording goes on: records never change, and chunks of evicted episodes wait until the snapshot is done. An increment holds the blocks of
-// the structure that were written since, and the new records: its cost is that of the new data (and of the list of episodes).
-// Reading checks everything first: what is truncated, corrupt, of another configuration or out of order changes nothing.
+// The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written
+// without it, while recording goes on: records never change, and chunks of evicted episodes wait until the snapshot is
+// done. An increment holds the blocks of the structure that were written since, and the new records: its cost is that
+// of the new data (and of the list of episodes). Reading checks everything first: what is truncated, corrupt, of
+// another configuration or out of order changes nothing.
 #pragma once
 
 #include <stdexcept>
@@ -24,19 +26,24 @@ inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '4
 enum class SnapshotKind { COPY, WHOLE, INCREMENT };
 
 class Snapshot {
-  public:
-    // Writes through sink.begin(all bytes) and sink.put(data, bytes); progress(done, total) is told the bytes of records now and then.
+public:
+    // Writes through sink.begin(all bytes) and sink.put(data, bytes); progress(done, total) is told the bytes of
+    // records now and then.
     template <class Sink, class Progress>
-    static void write(Replay& replay, const std::string& configuration, SnapshotKind kind, Sink& sink, Progress progress) {
+    static void write(Replay& replay, const std::string& configuration, SnapshotKind kind, Sink& sink,
+                      Progress progress) {
         Writer structure;
         std::vector<Part> parts;
         u64 ticket, id, parent = 0;
         {
             std::lock_guard lock(replay.mutex());
             const bool whole = kind != SnapshotKind::INCREMENT;
-            if (!whole && !(parent = replay.last_snapshot)) throw std::runtime_error("there is no snapshot to build on: save a whole one first");
+            if (!whole && !(parent = replay.last_snapshot))
+                throw std::runtime_error("there is no snapshot to build on: save a whole one first");
             replay.save_structure(structure, whole);
-            replay.store().each_new(whole, [&](u32 chunk, u32 first, u32 records, u32 states) { parts.push_back({chunk, first, records, states}); });
+            replay.store().each_new(whole, [&](u32 chunk, u32 first, u32 records, u32 states) {
+                parts.push_back({chunk, first, records, states});
+            });
             structure.array(parts.data(), parts.size());
             Checksum sum;
             sum.add(&parent, sizeof parent);
@@ -76,10 +83,11 @@ class Snapshot {
         held.failed = false;
     }
 
-    // Puts the replay into the state that a whole snapshot and the increments after it hold, given in order. Throws std::runtime_error,
-    // with nothing changed, where they cannot be used.
+    // Puts the replay into the state that a whole snapshot and the increments after it hold, given in order. Throws
+    // std::runtime_error, with nothing changed, where they cannot be used.
     template <class Progress>
-    static void read(Replay& replay, const std::string& configuration, std::span<const std::span<const byte>> sources, Progress progress) {
+    static void read(Replay& replay, const std::string& configuration, std::span<const std::span<const byte>> sources,
+                     Progress progress) {
         u64 total = 0, done = 0, told = 0;
         for (const auto source : sources) total += 2 * source.size();
         const auto tell = [&](u64 more) {
@@ -87,7 +95,8 @@ class Snapshot {
             if (done - told >= PROGRESS_BYTES) progress(told = done, total);
         };
         std::vector<Opened> opened;
-        for (const auto source : sources) opened.push_back(open(source, configuration, opened.empty() ? 0 : opened.back().id, tell));
+        for (const auto source : sources)
+            opened.push_back(open(source, configuration, opened.empty() ? 0 : opened.back().id, tell));
 
         std::lock_guard lock(replay.mutex());
         replay.wait_for_readers();
@@ -112,10 +121,11 @@ class Snapshot {
         progress(total, total);
     }
 
-  private:
+private:
     static constexpr u64 PROGRESS_BYTES = u64{16} << 20;
     struct Part {
-        u32 chunk, first, records, states;  // slots first .. states - 1 of the state columns, first .. records - 1 of the others
+        u32 chunk, first, records,
+            states;  // slots first .. states - 1 of the state columns, first .. records - 1 of the others
     };
     struct Opened {
         u64 id;
@@ -137,7 +147,8 @@ class Snapshot {
     template <class Tell>
     static Opened open(std::span<const byte> source, const std::string& configuration, u64 parent, Tell tell) {
         Reader in(source.data(), source.size());
-        if (in.left() < 12 || std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0) throw std::runtime_error("it is not a snapshot of a ddrl replay");
+        if (in.left() < 12 || std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0)
+            throw std::runtime_error("it is not a snapshot of a ddrl replay");
         const u32 length = in.value<u32>();
         const std::string other(reinterpret_cast<const char*>(in.take(length)), length);
         Opened file{};
@@ -147,10 +158,13 @@ class Snapshot {
         const u64 record_bytes = in.value<u64>();
         check(in, source.data(), source.size() - in.left());
         if (other != configuration)
-            throw std::runtime_error("it was written by a replay of another configuration: " + other + "; this one is " + configuration);
+            throw std::runtime_error("it was written by a replay of another configuration: " + other +
+                                     "; this one is " + configuration);
         if (built_on != parent)
-            throw std::runtime_error(parent ? "it does not build on the snapshot before it" : "it is an increment: load the whole snapshot it builds on first");
-        if (in.left() != file.structure_bytes + record_bytes + 2 * sizeof(u64)) throw std::runtime_error("it is truncated");
+            throw std::runtime_error(parent ? "it does not build on the snapshot before it"
+                                            : "it is an increment: load the whole snapshot it builds on first");
+        if (in.left() != file.structure_bytes + record_bytes + 2 * sizeof(u64))
+            throw std::runtime_error("it is truncated");
         file.structure = in.take(file.structure_bytes);
         check(in, file.structure, file.structure_bytes);
         file.records = in.take(record_bytes);

@@ -3,9 +3,10 @@
 //   slot = chunk * C + offset            names one record for as long as its episode lives; C is a power of two
 //   chunk = [state 0 x C | state 1 x C | .. | memory x C | action x C | reward x C | policy_version x C]
 //
-// So the consecutive records of a window lie side by side column by column, within one page or two. An episode of T records with a final
-// state uses T + 1 slots: the final state stands in slot T. Records are written once and never change; a chunk is given back whole.
-// Not thread-safe: the layer above locks. What a reader copies outside the lock (chunk memory, heads of used chunks) never moves.
+// So the consecutive records of a window lie side by side column by column, within one page or two. An episode of T
+// records with a final state uses T + 1 slots: the final state stands in slot T. Records are written once and never
+// change; a chunk is given back whole. Not thread-safe: the layer above locks. What a reader copies outside the lock
+// (chunk memory, heads of used chunks) never moves.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ struct ChunkHead {
     u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
 };
 
-// Bytes per record of each column; the states come first, then the optional recurrent memory, then action, reward, policy_version.
+// Bytes per record of each column; the states come first, then the optional recurrent memory, then action, reward,
+// policy_version.
 struct Columns {
     std::vector<u32> states;
     u32 memory = 0, action = 0;
@@ -59,10 +61,15 @@ struct Chunks {
 };
 
 class Store {
-  public:
+public:
     Store(const Columns& columns, u64 capacity, u32 shift, const std::string& file)
-        : bytes_(columns.all()), state_count_(static_cast<u32>(columns.states.size())), shift_(shift),
-          chunk_bytes_(place_columns()), arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file), heads_(arena_.max_chunks()), grown_(arena_.max_chunks()) {}
+        : bytes_(columns.all()),
+          state_count_(static_cast<u32>(columns.states.size())),
+          shift_(shift),
+          chunk_bytes_(place_columns()),
+          arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file),
+          heads_(arena_.max_chunks()),
+          grown_(arena_.max_chunks()) {}
 
     u32 chunk_records() const { return u32{1} << shift_; }
     u32 shift() const { return shift_; }
@@ -99,7 +106,8 @@ class Store {
         return index;
     }
 
-    // Appends up to `rows.count` records from record `first` on, as many as fit the last chunk (a new one when it is full); returns how many.
+    // Appends up to `rows.count` records from record `first` on, as many as fit the last chunk (a new one when it is
+    // full); returns how many.
     u32 append(u32 index, const Rows& rows, u32 first) {
         const u32 offset = place_next(index);
         Episode& episode = episodes_.change(index);
@@ -129,13 +137,15 @@ class Store {
             const u32 offset = place_next(index);
             byte* chunk = arena_.chunk(episodes_[index].last_chunk);
             note_growth(episodes_[index].last_chunk);
-            for (u32 c = 0; c < state_count_; ++c) std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
+            for (u32 c = 0; c < state_count_; ++c)
+                std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
         }
         episodes_.change(index).ending = ending;
         episodes_.refresh(index);
     }
 
-    // Takes an episode out; `recycle` is called with each of its chunks, which `give_back` makes usable again. O(chunks).
+    // Takes an episode out; `recycle` is called with each of its chunks, which `give_back` makes usable again.
+    // O(chunks).
     template <class Recycle>
     void remove(u32 index, Recycle recycle) {
         const Episode& episode = episodes_[index];
@@ -156,13 +166,15 @@ class Store {
     u32 chunks_touched() const { return fresh_; }
     bool in_file() const { return arena_.in_file(); }
 
-    // Chunks that hold slots which no snapshot holds yet (or, `whole`, any), as visit(chunk, first new slot, records, states).
+    // Chunks that hold slots which no snapshot holds yet (or, `whole`, any), as visit(chunk, first new slot, records,
+    // states).
     template <class Visit>
     void each_new(bool whole, Visit visit) const {
         const auto tell = [&](u32 chunk) {
             const Episode& episode = episodes_[heads_[chunk].episode];
             const u32 base = heads_[chunk].base, first = whole ? 0 : grown_[chunk].saved;
-            visit(chunk, first, std::min(chunk_records(), episode.records - base), std::min(chunk_records(), episode.states() - base));
+            visit(chunk, first, std::min(chunk_records(), episode.records - base),
+                  std::min(chunk_records(), episode.states() - base));
         };
         if (!whole) {
             for (const u32 chunk : growing_)
@@ -184,7 +196,8 @@ class Store {
         episodes_.mark_saved();
     }
 
-    // Everything but the records: all of it, or what was written since mark_saved. Which chunks are free follows from those in use.
+    // Everything but the records: all of it, or what was written since mark_saved. Which chunks are free follows from
+    // those in use.
     void save(Writer& out, bool whole) const {
         out.value(records_), out.value(fresh_);
         episodes_.save(out, whole);
@@ -217,20 +230,23 @@ class Store {
             const Episode& episode = episodes_[i];
             records += episode.records;
             u32 base = 0, previous = NONE;
-            for (u32 chunk = episode.first_chunk; chunk != NONE; previous = chunk, chunk = heads_[chunk].next, base += chunk_records(), ++chunks) {
+            for (u32 chunk = episode.first_chunk; chunk != NONE;
+                 previous = chunk, chunk = heads_[chunk].next, base += chunk_records(), ++chunks) {
                 const ChunkHead& head = heads_[chunk];
-                if (head.episode != i || head.base != base || head.previous != previous) return "a chain of chunks is broken";
+                if (head.episode != i || head.base != base || head.previous != previous)
+                    return "a chain of chunks is broken";
             }
             if (chunks_[i].size() << shift_ != base) return "an episode's list of chunks is wrong";
             if (previous != episode.last_chunk) return "an episode's last chunk is wrong";
-            if (base < episode.states() || (base && base - chunk_records() >= episode.states())) return "a chain of chunks has the wrong length";
+            if (base < episode.states() || (base && base - chunk_records() >= episode.states()))
+                return "a chain of chunks has the wrong length";
         }
         if (records != records_) return "records are miscounted";
         if (chunks > fresh_) return "a chunk is in use twice";
         return "";
     }
 
-  private:
+private:
     struct Growth {
         u32 saved, growing;
     };
@@ -240,11 +256,12 @@ class Store {
     // Whether a chunk belongs to an episode now (a chunk given back keeps its last head).
     bool in_use(u32 chunk) const {
         const u32 index = heads_[chunk].episode, number = heads_[chunk].base >> shift_;
-        return index < episodes_.table_size() && episodes_[index].used && number < chunks_[index].size() && chunks_[index][number] == chunk;
+        return index < episodes_.table_size() && episodes_[index].used && number < chunks_[index].size() &&
+               chunks_[index][number] == chunk;
     }
     static std::size_t chunks_for(u64 capacity, u32 shift, std::size_t chunk_bytes) {
-        // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own size): beyond
-        // that episodes are evicted for want of chunks.
+        // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own
+        // size): beyond that episodes are evicted for want of chunks.
         const u64 records = u64{1} << shift, full = (capacity + records) / records + 1;
         u64 most = capacity / 2 + 64;
         const u64 bytes = std::max<u64>((u64{1} << 39) / chunk_bytes, 4 * full);

@@ -1,6 +1,8 @@
-// Which episode each stream (one environment of one rollout) is in, and the recording of rows in which many streams interleave.
+// Which episode each stream (one environment of one rollout) is in, and the recording of rows in which many streams
+// interleave.
 //
-// All calls come under the replay's lock, which appending may let go of for a moment: a stream is looked up again after it.
+// All calls come under the replay's lock, which appending may let go of for a moment: a stream is looked up again after
+// it.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +16,11 @@
 namespace ddrl::replay {
 
 class Streams {
-  public:
-    // Records rows in their order; returns how many were records (not final states). Step 0 of a stream begins an episode, so does a step
-    // that does not follow the last one, which ends the old episode without a final state. The recorder appends and ends:
-    // recorder.append(episode or NONE, rows) -> episode, recorder.end(episode, ending, final state or null).
+public:
+    // Records rows in their order; returns how many were records (not final states). Step 0 of a stream begins an
+    // episode, so does a step that does not follow the last one, which ends the old episode without a final state. The
+    // recorder appends and ends: recorder.append(episode or NONE, rows) -> episode, recorder.end(episode, ending, final
+    // state or null).
     template <class Recorder>
     u32 record(Recorder& recorder, const Store& store, const byte* rows, u32 count, const RowLayout& layout) {
         const u32 columns = store.column_count();
@@ -26,11 +29,14 @@ class Streams {
         u32 recorded = 0, key, step, kind;
         for (u32 i = 0; i < count; ++i) {
             std::memcpy(&kind, rows + i * layout.row_bytes + layout.kind, 4);
-            if (kind > 2) throw std::invalid_argument("a row of kind " + std::to_string(kind) + " is no row of experience: it is torn or foreign");
+            if (kind > 2)
+                throw std::invalid_argument("a row of kind " + std::to_string(kind) +
+                                            " is no row of experience: it is torn or foreign");
         }
         for (u32 i = 0; i < count; ++i) {
             const byte* row = rows + i * layout.row_bytes;
-            std::memcpy(&key, row + layout.stream, 4), std::memcpy(&step, row + layout.step, 4), std::memcpy(&kind, row + layout.kind, 4);
+            std::memcpy(&key, row + layout.stream, 4), std::memcpy(&step, row + layout.step, 4),
+                std::memcpy(&kind, row + layout.kind, 4);
             Stream& stream = streams_.at(key);
             u32 episode = episode_of(stream, store);
             if (stream.handle != NO_HANDLE && step != stream.next_step) {
@@ -60,7 +66,8 @@ class Streams {
         streams_.each([&](u64, const Stream& stream) { handles.push_back(stream.handle); });
         std::sort(handles.begin(), handles.end());
         for (const u64 handle : handles)
-            if (const u32 episode = handle == NO_HANDLE ? NONE : store.find(handle); episode != NONE) recorder.end(episode, Ending::CUT, nullptr);
+            if (const u32 episode = handle == NO_HANDLE ? NONE : store.find(handle); episode != NONE)
+                recorder.end(episode, Ending::CUT, nullptr);
         streams_.clear();
     }
 
@@ -77,14 +84,15 @@ class Streams {
         }
     }
 
-  private:
+private:
     static constexpr u64 NO_HANDLE = ~u64{0};
     struct Stream {
         u64 handle = NO_HANDLE;
         u32 next_step = 0, episode = 0;  // episode: its index, good while the handle stands there
     };
     static u32 episode_of(const Stream& stream, const Store& store) {
-        return stream.handle != NO_HANDLE && store.episodes().holds(stream.episode, stream.handle) ? stream.episode : NONE;
+        return stream.handle != NO_HANDLE && store.episodes().holds(stream.episode, stream.handle) ? stream.episode
+                                                                                                   : NONE;
     }
     FlatMap<Stream> streams_;
 };

@@ -1,8 +1,10 @@
-// Masses at dense indices, their sum, and draws in proportion: a tree of fan-out 16 instead of 2, so five levels hold a million leaves.
+// Masses at dense indices, their sum, and draws in proportion: a tree of fan-out 16 instead of 2, so five levels hold a
+// million leaves.
 //
-// Leaves are float, sums double. A node is always the sum of its children, added in one fixed order: nothing drifts, and a rebuilt tree is
-// bit-equal. A write touches its leaf and marks its group of 16; the next draw repairs the marked paths, so a burst of writes costs little.
-// A batch descends level by level, all draws together: their cache misses overlap.
+// Leaves are float, sums double. A node is always the sum of its children, added in one fixed order: nothing drifts,
+// and a rebuilt tree is bit-equal. A write touches its leaf and marks its group of 16; the next draw repairs the marked
+// paths, so a burst of writes costs little. A batch descends level by level, all draws together: their cache misses
+// overlap.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +18,7 @@
 namespace ddrl::replay {
 
 class SumTree {
-  public:
+public:
     static constexpr u32 FAN = 16;
 
     explicit SumTree(std::size_t capacity) : leaves_(round_up(capacity + 1, FAN)), marked_(leaves_.capacity() / FAN) {
@@ -41,7 +43,8 @@ class SumTree {
         return sums_.back()[0];
     }
 
-    // For each target in [0, total): the index whose mass spans it. Targets are used up; an index of mass 0 is never found.
+    // For each target in [0, total): the index whose mass spans it. Targets are used up; an index of mass 0 is never
+    // found.
     void find(std::span<double> target, std::span<u32> index) {
         repair();
         for (u32& node : index) node = 0;
@@ -59,7 +62,10 @@ class SumTree {
         }
     }
 
-    std::size_t nbytes() const { return used_ * sizeof(float) + used_ / (FAN - 1) * sizeof(double) + used_ / FAN + pending_.capacity() * sizeof(u32); }
+    std::size_t nbytes() const {
+        return used_ * sizeof(float) + used_ / (FAN - 1) * sizeof(double) + used_ / FAN +
+               pending_.capacity() * sizeof(u32);
+    }
 
     // The first `size` masses (or those written since mark_saved) for a snapshot; load returns their number.
     void save(Writer& out, u32 size, bool whole) const { leaves_.save(out, size, whole); }
@@ -87,21 +93,24 @@ class SumTree {
         return "";
     }
 
-  private:
+private:
     template <class Number>
     static double sum(const Number* children, std::size_t node) {
         const Number* c = children + node * FAN;
         double quarter[4];
-        for (int k = 0; k < 4; ++k) quarter[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
+        for (int k = 0; k < 4; ++k)
+            quarter[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
         return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
     }
 
-    // The child of `node` that spans `target`, which becomes the rest within it: first the quarter, then the child, without branches.
+    // The child of `node` that spans `target`, which becomes the rest within it: first the quarter, then the child,
+    // without branches.
     template <class Number>
     static u32 descend(const Number* children, u32 node, double& target) {
         const Number* c = children + std::size_t{node} * FAN;
         double q[4];
-        for (int k = 0; k < 4; ++k) q[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
+        for (int k = 0; k < 4; ++k)
+            q[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
         const double q1 = q[0], q2 = q[0] + q[1], q3 = q2 + q[2];
         const unsigned quarter = unsigned(target >= q1) + unsigned(target >= q2) + unsigned(target >= q3);
         const double start[4] = {0.0, q1, q2, q3};

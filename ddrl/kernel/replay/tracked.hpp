@@ -1,4 +1,5 @@
-// Arrays that know which of their blocks were written since the last snapshot, so that an incremental snapshot holds those alone.
+// Arrays that know which of their blocks were written since the last snapshot, so that an incremental snapshot holds
+// those alone.
 //
 // Tracked<T>: a fixed array (memory.hpp) that never moves. TrackedVector<T>: one that grows.
 #pragma once
@@ -38,7 +39,7 @@ void load_blocks(Reader& in, T* items, std::size_t size) {
 
 template <class T>
 class Tracked {
-  public:
+public:
     Tracked() = default;
     explicit Tracked(std::size_t capacity) : items_(capacity), written_(capacity / BLOCK + 1) {}
 
@@ -50,7 +51,9 @@ class Tracked {
         written_[index / BLOCK] = 1;
         return items_[index];
     }
-    void save(Writer& out, std::size_t size, bool whole) const { save_blocks(out, items_.data(), size, written_.data(), BLOCK, whole); }
+    void save(Writer& out, std::size_t size, bool whole) const {
+        save_blocks(out, items_.data(), size, written_.data(), BLOCK, whole);
+    }
     // Reads what save wrote over what is there; returns the size.
     std::size_t load(Reader& in) {
         const u64 size = in.value<u64>();
@@ -61,7 +64,7 @@ class Tracked {
     // From here on, writes count as new.
     void forget() { written_.clear(); }
 
-  private:
+private:
     static constexpr std::size_t BLOCK = 256;
     Reserved<T> items_;
     Reserved<u8> written_;
@@ -69,7 +72,7 @@ class Tracked {
 
 template <class T>
 class TrackedVector {
-  public:
+public:
     const T& operator[](std::size_t index) const { return items_[index]; }
     const T* data() const { return items_.data(); }
     std::size_t size() const { return items_.size(); }
@@ -87,7 +90,9 @@ class TrackedVector {
         for (std::size_t at = before; at < size; at += BLOCK) written_[at / BLOCK] = 1;
         if (size > before) written_[(size - 1) / BLOCK] = 1;
     }
-    void save(Writer& out, bool whole) const { save_blocks(out, items_.data(), items_.size(), written_.data(), BLOCK, whole); }
+    void save(Writer& out, bool whole) const {
+        save_blocks(out, items_.data(), items_.size(), written_.data(), BLOCK, whole);
+    }
     void load(Reader& in) {
         const u64 size = in.value<u64>();
         if (size > MOST) throw std::runtime_error("it is inconsistent");
@@ -96,7 +101,7 @@ class TrackedVector {
     }
     void forget() { std::fill(written_.begin(), written_.end(), u8{0}); }
 
-  private:
+private:
     static constexpr std::size_t BLOCK = 32, MOST = std::size_t{1} << 32;
     std::vector<T> items_;
     std::vector<u8> written_ = std::vector<u8>(1);

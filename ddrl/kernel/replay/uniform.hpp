@@ -9,7 +9,7 @@
 namespace ddrl::replay {
 
 class Uniform final : public PickSelector {
-  public:
+public:
     explicit Uniform(Random random) : random_(random) {}
     void picks_added(u32, u32 count) override { size_ += count; }
     void picks_moved(std::span<const Move>) override {}
@@ -27,7 +27,7 @@ class Uniform final : public PickSelector {
     void load(Reader& in) override { random_ = in.value<Random>(), size_ = in.value<u32>(); }
     std::string check(u32 size) override { return size == size_ ? "" : "a uniform selector has lost picks"; }
 
-  private:
+private:
     Random random_;
     u32 size_ = 0;
 };
