@@ -85,9 +85,8 @@ def main() -> None:
         figures["ratio_pairwise"] = ratio
         print(
             f"Stable-Baselines3: solved {figures['stable_baselines3']['solved']}/{len(peers)}, median "
-            f"{peer_timing.median:.1f} s; "
-            f"ratio of medians {figures['ratio_of_medians']:.2f}, pair by pair {ratio.median:.2f} ({ratio.low:.2f} to "
-            f"{ratio.high:.2f})"
+            f"{peer_timing.median:.1f} s; ratio of medians {figures['ratio_of_medians']:.2f}, pair by pair "
+            f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         )
     save(options.json, figures)
 

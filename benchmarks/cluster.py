@@ -87,8 +87,7 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
             ["ip"],
             [
                 f"link add {LINK}{host} mtu {mtu} gso_max_size {gso} type veth peer name eth0 address {hardware} "
-                f"netns {name} mtu {mtu} "
-                f"gso_max_size {gso}",
+                f"netns {name} mtu {mtu} gso_max_size {gso}",
                 f"link set {LINK}{host} master {BRIDGE} up",
                 f"neigh replace {address(host)} lladdr {hardware} dev {BRIDGE} nud permanent",
             ],

@@ -282,9 +282,8 @@ def main() -> None:
     memory = {key: statistics.median(sample[key] for sample in ours["memory"]) for key in ours["memory"][0]}
     print(
         f"a reader: {memory['mailbox_rss_kib'] / 1024:.1f} MiB of the mailbox mapped, of these "
-        f"{memory['mailbox_private_kib']:.0f} KiB private; "
-        f"its share {memory['mailbox_pss_kib'] / 1024:.2f} MiB; the whole process "
-        f"{memory['process_pss_kib'] / 1024:.1f} MiB"
+        f"{memory['mailbox_private_kib']:.0f} KiB private; its share {memory['mailbox_pss_kib'] / 1024:.2f} MiB; the "
+        f"whole process {memory['process_pss_kib'] / 1024:.1f} MiB"
     )
     for name, found in peers.items():
         share, private = (statistics.median(found[key]) / 1024 for key in ("pss_kib", "private_kib"))

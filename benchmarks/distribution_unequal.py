@@ -202,8 +202,8 @@ def main() -> None:
         row = rows[-1]
         print(
             f"cluster {row['seed']}: {row['hosts']} hosts, auto is {row['auto']}, {row['auto_seconds']:.3f} s a "
-            "model, best of the sweep is "
-            f"{row['best']}, {row['best_seconds']:.3f} s, efficiency {row['efficiency']:.2f}",
+            f"model, best of the sweep is {row['best']}, {row['best_seconds']:.3f} s, efficiency "
+            f"{row['efficiency']:.2f}",
             flush=True,
         )
 

@@ -206,8 +206,8 @@ def measure_start(rounds: int) -> dict[str, Any]:
         "import ddrl.learner": "import ddrl.learner",
         "... and network, export, first update": (
             "from benchmarks.learner import *; import benchmarks.learner as b; config = LearnerConfig(); network = "
-            "make_network(config, VECTOR); "
-            "export_acting(network, VECTOR); b.DQN(network, VECTOR, config).update(random_batch(VECTOR, 128))"
+            "make_network(config, VECTOR); export_acting(network, VECTOR); b.DQN(network, VECTOR, "
+            "config).update(random_batch(VECTOR, 128))"
         ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in codes}

@@ -48,8 +48,7 @@ def main() -> None:
     )
     print(
         f"small_cnn: {rise['frames_per_s']:.0f} frames/s, {rise['updates_per_s']:.0f} updates/s; the best evaluation "
-        f"is {rise['rise']:.1f} above "
-        f"the first; the saved policy: {rise['confirmed_mean']:.1f} over 10 episodes"
+        f"is {rise['rise']:.1f} above the first; the saved policy: {rise['confirmed_mean']:.1f} over 10 episodes"
     )
     save(options.json, {"nature_cnn": speed, "small_cnn": rise, "small_cnn_settings": [*SMALL, *options.overrides]})
 

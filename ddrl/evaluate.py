@@ -93,9 +93,9 @@ def _describe(spec: Any) -> str:
 def _words(figures: dict[str, Any]) -> str:
     return (
         f"{figures['env']}: mean return {figures['mean']:.2f} (std {figures['std']:.2f}, median "
-        f"{figures['median']:.2f}, "
-        f"{figures['min']:.2f} to {figures['max']:.2f}) over {figures['episodes']} greedy episodes of "
-        f"{figures['mean_episode_steps']:.1f} steps on average, seed {figures['seed']}, in {figures['seconds']:.1f} s"
+        f"{figures['median']:.2f}, {figures['min']:.2f} to {figures['max']:.2f}) over {figures['episodes']} greedy "
+        f"episodes of {figures['mean_episode_steps']:.1f} steps on average, seed {figures['seed']}, in "
+        f"{figures['seconds']:.1f} s"
     )
 
 

@@ -33,8 +33,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_command_plays_and_prints_one_json_object_without_loading_torch(run: Path) -> None:
     code = (
-        "import sys; from ddrl.evaluate import main; status = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules and 'onnx' not in sys.modules; sys.exit(status)"
+        "import sys; from ddrl.evaluate import main; status = main(sys.argv[1:]); assert 'torch' not in sys.modules "
+        "and 'onnx' not in sys.modules; sys.exit(status)"
     )
     command = [sys.executable, "-c", code, str(run), "--episodes", "12", "--seed", "3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)

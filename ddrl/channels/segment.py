@@ -109,8 +109,7 @@ class Segment:
         except OSError as error:
             raise ChannelError(
                 f"shared memory {name} cannot be opened ({error.strerror}): it belongs to another user or is no file "
-                "of "
-                f"ddrl; remove {SHM / name}"
+                f"of ddrl; remove {SHM / name}"
             ) from None
         try:
             size = os.fstat(descriptor).st_size

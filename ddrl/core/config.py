@@ -267,8 +267,7 @@ class Config:
         if replay.min_size > replay.capacity:
             raise ConfigError(
                 f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): sampling would "
-                "block for "
-                "ever; lower one or raise the other"
+                "block for ever; lower one or raise the other"
             )
         if replay.n_step >= replay.capacity:
             raise ConfigError(f"replay.n_step ({replay.n_step}) must be below replay.capacity ({replay.capacity})")
@@ -277,8 +276,7 @@ class Config:
             raise ConfigError(
                 f"replay.samples_tolerance ({replay.samples_tolerance:g}) times replay.samples_per_insert "
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
-                "neither "
-                "side could move; raise replay.samples_tolerance"
+                "neither side could move; raise replay.samples_tolerance"
             )
         if self.rollout.epsilon_end > self.rollout.epsilon_start:
             raise ConfigError(

@@ -89,8 +89,7 @@ class ParameterLayout:
         if vector.nbytes != self.nbytes:
             raise CheckpointError(
                 f"a parameter vector of {vector.nbytes} bytes does not fit the network's manifest of {self.nbytes} "
-                "bytes: "
-                "it was written for another network"
+                "bytes: it was written for another network"
             )
         return {
             entry.name: vector[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).reshape(entry.shape)

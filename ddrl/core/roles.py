@@ -53,8 +53,8 @@ def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list
         if len(names) > 1:
             raise ConfigError(
                 f"cluster.relays ({relays}) makes a group of ranks on several machines ({', '.join(sorted(names))}), "
-                "which share no memory: "
-                "set cluster.relays = 0 for one relay per machine, or a number that divides each machine's ranks"
+                "which share no memory: set cluster.relays = 0 for one relay per machine, or a number that divides "
+                "each machine's ranks"
             )
     return groups
 

@@ -135,9 +135,8 @@ class Post:
                     come.append((self._peers[index], _decoder.decode(data)))
                 except msgspec.DecodeError as error:
                     raise MessageError(
-                        f"relay {self._comm.rank} got a message of {length} bytes from relay {self._peers[index]} "
-                        "that it does "
-                        f"not know ({error}): all relays must run the same ddrl"
+                        f"relay {self._comm.rank} got a message of {length} bytes from relay {self._peers[index]} that "
+                        f"it does not know ({error}): all relays must run the same ddrl"
                     ) from None
         return come
 

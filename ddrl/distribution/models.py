@@ -280,8 +280,7 @@ class ModelReceiver(_Models):
         if plan.nbytes != self.mailbox.nbytes:
             raise ConfigError(
                 f"relay {self._comm.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root sends "
-                f"{plan.nbytes}: "
-                "all hosts must use the same network"
+                f"{plan.nbytes}: all hosts must use the same network"
             )
         self._epoch = plan.epoch
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)

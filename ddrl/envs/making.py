@@ -206,8 +206,7 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) ->
     else:
         raise EnvError(
             f"env.id = {config.id}: the factory returned a {type(made).__name__}; it must return a gymnasium.Env or a "
-            "VectorEnv "
-            "(ddrl.core.specs)"
+            "VectorEnv (ddrl.core.specs)"
         )
     if vector.num_envs != count:
         raise EnvError(

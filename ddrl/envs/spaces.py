@@ -52,8 +52,7 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
         return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
     raise EnvError(
         f"env.id = {env_id}: actions of {space} are not supported; wrap the environment so that its actions are "
-        "Discrete "
-        "(or a Box of floats)"
+        "Discrete (or a Box of floats)"
     )
 
 
@@ -76,8 +75,7 @@ def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dt
     )
     return EnvError(
         f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an "
-        "array of "
-        f"{np.dtype(dtype)} {shape}; make them agree"
+        f"array of {np.dtype(dtype)} {shape}; make them agree"
     )
 
 

@@ -187,8 +187,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"learner.device = {name} is not a device: choose auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
-            f"learner.device = {name}: torch sees {torch.cuda.device_count()} CUDA device(s) here: choose auto or "
-            "cpu, or "
-            "install a torch with CUDA"
+            f"learner.device = {name}: torch sees {torch.cuda.device_count()} CUDA device(s) here: choose auto or cpu, "
+            "or install a torch with CUDA"
         )
     return device

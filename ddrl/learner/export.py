@@ -98,8 +98,7 @@ def _export_error(what: str, error: BaseException) -> NetworkError:
     first = next(iter(str(error).strip().splitlines()), "no message")
     return NetworkError(
         f"{what} cannot be exported to ONNX, which rollouts act with: {type(error).__name__}: {first}; write its "
-        "forward "
-        "with operations that torch.onnx exports"
+        "forward with operations that torch.onnx exports"
     )
 
 
@@ -160,8 +159,7 @@ def _check(graph: bytes, acting: nn.Module, layout: ParameterLayout, spec: EnvSp
                 raise NetworkError(
                     f"{what} computes something else after its export to ONNX (for {rows} observations torch gives "
                     f"{expected.ravel()[:3]}, ONNX Runtime {q.ravel()[:3]}): its forward must not branch in Python on "
-                    "the "
-                    "values or the number of observations, nor draw random numbers in evaluation mode"
+                    "the values or the number of observations, nor draw random numbers in evaluation mode"
                 )
     except NetworkError:
         raise

@@ -195,8 +195,7 @@ def require_discrete(spec: EnvSpec) -> None:
     if not spec.discrete:
         raise ConfigError(
             f"env.id = {spec.env_id}: its actions are continuous ({spec.action.dtype} {list(spec.action.shape)}), but "
-            "DQN "
-            "chooses among discrete actions: choose an environment with a discrete action space"
+            "DQN chooses among discrete actions: choose an environment with a discrete action space"
         )
 
 
@@ -219,8 +218,7 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
     wanted = [2, spec.num_actions]
     if not isinstance(q, torch.Tensor):
         raise NetworkError(
-            f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action "
-            "values "
+            f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action values "
             f"{wanted} float32"
         )
     if list(q.shape) != wanted or q.dtype != torch.float32:

@@ -247,8 +247,8 @@ class ExperienceReplay:
         defaults = dict(self._core.selector_defaults(kind))
         if unknown := set(options) - set(defaults):
             raise ValueError(
-                f"a {kind} selector takes no {', '.join(sorted(unknown))}; "
-                f"it takes {', '.join(defaults) or 'no options'}"
+                f"a {kind} selector takes no {', '.join(sorted(unknown))}; it takes "
+                f"{', '.join(defaults) or 'no options'}"
             )
         chosen = {name: float(options.get(name, default)) for name, default in defaults.items()}
         for name, value in chosen.items():

@@ -25,8 +25,7 @@ def forbid_torch() -> None:
     if "torch" in sys.modules:
         raise NetworkError(
             "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
-            "environment "
-            "imports does that (env.id); import it only where it is needed, or run with --serial"
+            "environment imports does that (env.id); import it only where it is needed, or run with --serial"
         )
 
 
@@ -42,8 +41,7 @@ class ActingPolicy:
         if not spec.discrete:
             raise NetworkError(
                 f"{spec.env_id} has continuous actions, and action values choose among discrete ones; use an "
-                "environment "
-                "with a Discrete action space"
+                "environment with a Discrete action space"
             )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1

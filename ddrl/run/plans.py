@@ -60,8 +60,7 @@ class PlanWatch:
         known = f"; bound {bound * 1e3:.3g} ms by the links measured" if bound == bound else ""
         words = (
             f"{scheme}: the root sends to {found['plan_shards']:.0f} of {self._hosts} hosts, "
-            f"{found['plan_chunk_bytes'] / 1e3:.3g} kB at a time "
-            f"of a model of {self._nbytes / 1e3:.3g} kB{known}"
+            f"{found['plan_chunk_bytes'] / 1e3:.3g} kB at a time of a model of {self._nbytes / 1e3:.3g} kB{known}"
         )
         self._record_event(
             "plan",

@@ -43,8 +43,7 @@ class Preparation:
         if not spec.discrete:
             raise ConfigError(
                 f"env.id ({self.config.env.id}) has continuous actions, which the DQN learner cannot choose: use an "
-                "environment with "
-                "a Discrete action space"
+                "environment with a Discrete action space"
             )
         return spec
 

@@ -171,8 +171,7 @@ class HostChannels:
         if not board.wait_ready(CHANNELS, timeout):
             raise ChannelError(
                 f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not "
-                "start; "
-                "see its messages"
+                "start; see its messages"
             )
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
         return cls(topology, host, board, owner=False)

@@ -260,8 +260,7 @@ class Attached:
             except msgspec.DecodeError as error:
                 raise MessageError(
                     f"{self.path}: the answer on its control port is not a run's ({error}): does another program use "
-                    "the "
-                    "port?"
+                    "the port?"
                 ) from None
             if reply.id != request.id:  # the late answer to a command that was given up
                 continue

@@ -268,8 +268,7 @@ class LiveReader:
             if len(parts) != 2:
                 raise MessageError(
                     f"a message of {len(parts)} parts on the telemetry socket is not one of ddrl's: does another "
-                    "program "
-                    "use the port?"
+                    "program use the port?"
                 )
             items.append(decode(parts[1]))
 

@@ -200,9 +200,8 @@ class Run:
                 found = self._db.execute(
                     "WITH RECURSIVE wanted(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM wanted WHERE n + 1 < ?), "
                     "chosen AS (SELECT DISTINCT (SELECT max(tick) FROM frames WHERE tick <= ? + (n + 1) * ? / ? - 1 "
-                    "AND tick >= ?) AS tick "
-                    "FROM wanted) SELECT tick, time, wall_seconds, processes, data FROM frames JOIN chosen USING "
-                    "(tick) ORDER BY tick",
+                    "AND tick >= ?) AS tick FROM wanted) SELECT tick, time, wall_seconds, processes, data FROM "
+                    "frames JOIN chosen USING (tick) ORDER BY tick",
                     (points, since, max(end - since, 0), points, since),
                 )
             frames = found.fetchall()

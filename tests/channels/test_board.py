@@ -67,7 +67,7 @@ def test_a_blob_is_read_by_another_process(name, process):
 
 def test_the_channels_load_nothing_heavy(process):
     code = (
-        "import sys, ddrl.channels; "
-        "print([m for m in ('torch', 'mpi4py', 'onnxruntime', 'gymnasium') if m in sys.modules])"
+        "import sys, ddrl.channels; print([m for m in ('torch', 'mpi4py', 'onnxruntime', 'gymnasium') if m in "
+        "sys.modules])"
     )
     assert process(code).stdout.read() == "[]\n"

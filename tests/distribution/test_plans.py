@@ -156,7 +156,7 @@ def test_plans_need_no_mpi():
 
     code = (
         "import sys; sys.modules['mpi4py'] = None; import ddrl.distribution.schemes, ddrl.distribution.simulator, "
-        "ddrl.distribution.costs, ddrl.distribution.planner, ddrl.distribution.relay; "
-        "assert 'torch' not in sys.modules"
+        "ddrl.distribution.costs, ddrl.distribution.planner, ddrl.distribution.relay; assert 'torch' not in "
+        "sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
