@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
 
 NEVER = math.inf
@@ -25,9 +26,13 @@ def setting(
     gt: float | None = None,
     le: float | None = None,
     choices: tuple[str, ...] = (),
+    plugin: str = "",
 ) -> Any:
-    """A field of a component: its default, unit and one line of meaning, with the range or the words it accepts."""
-    metadata = {"unit": unit, "doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices}
+    """A field of a component: its default, unit and one line of meaning, with the range or the words it accepts.
+
+    `plugin`: the package of the plug-ins that the field names (`core.plugins`).
+    """
+    metadata = {"unit": unit, "doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices, "plugin": plugin}
     if isinstance(default, (dict, list)):
         fresh: Callable[[], Any] = default.copy  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         return field(default_factory=fresh, metadata=metadata)
@@ -259,10 +264,14 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    tables: dict[str, dict[str, Any]] = field(
+        default_factory=dict[str, dict[str, Any]]
+    )  # of plug-ins: "learner.c51" -> {...}
 
     def __post_init__(self) -> None:
         for component in fields(self):
-            _check_ranges(component.name, getattr(self, component.name))
+            if component.name != "tables":
+                check_ranges(component.name, getattr(self, component.name))
         replay, learner = self.replay, self.learner
         if replay.min_size > replay.capacity:
             raise ConfigError(
@@ -287,9 +296,12 @@ class Config:
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")
 
 
-def _check_ranges(component: str, values: Any) -> None:
+def check_ranges(component: str, values: Any) -> None:
+    """Raise ConfigError where a field of a component is out of its range, or names no plug-in."""
     for item in fields(values):
         value, meta, name = getattr(values, item.name), item.metadata, f"{component}.{item.name}"
+        if meta["plugin"]:
+            plugins.check_name(name, meta["plugin"], value)
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{name} ({value!r}) must be one of {', '.join(meta['choices'])}")
         for bound, holds, words in (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,30 @@ class ArraySpec:
     def nbytes(self) -> int:
         """Bytes of one array, without padding."""
         return self.size * np.dtype(self.dtype).itemsize
+
+
+class ColumnRole(StrEnum):
+    """When a column is given back with a draw from replay."""
+
+    STATE = "state"  # also in end rows; given at both ends of a transition
+    STEP = "step"  # one a record
+    MEMORY = "memory"  # given at the first record of a window
+    REWARD = "reward"  # of any shape; summed over n steps
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named column of a row: an array of a shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    role: ColumnRole = ColumnRole.STEP
+
+    @property
+    def array(self) -> ArraySpec:
+        """Its shape and dtype."""
+        return ArraySpec(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
