@@ -28,7 +28,7 @@ from ddrl.rollout.policy import ActingPolicy
 from ddrl.rollout.policy_file import load_policy
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
-from ddrl.run.serial import run_serial
+from ddrl.run.modes.serial import run_serial
 
 PERIODS = (1, 10, 100, 1000)  # updates between two publishes
 AGES = (0.1, 0.5, 0.9)  # of the run: where differences are taken
@@ -89,7 +89,7 @@ def train(
 
     DQN.update = update  # type: ignore[method-assign]
     try:
-        summary = run_serial(preparation, uuid.uuid4().hex[:8])
+        summary = run_serial(preparation)
     finally:
         DQN.update = original  # type: ignore[method-assign]
     saved, mean = load_policy(folder / task), (summary["evaluation"] or {}).get("mean", np.nan)

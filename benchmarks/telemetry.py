@@ -167,18 +167,18 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
     The work is the same bit for bit (a serial run with one seed), so the ratio is that of throughputs on a processor of
     one's own."""
     from ddrl.run.__main__ import main as run
-    from ddrl.run.session import Session
+    from ddrl.run.task import Task
 
     spent: list[float] = []
-    begin, end = Session.start, Session.finish  # between them lies the loop
+    begin, end = Task.start, Task.finish  # between them lies the loop
 
-    def timed_start(session: Session) -> None:
-        begin(session)
+    def timed_start(task: Task) -> None:
+        begin(task)
         spent.append(-time.process_time())
 
-    def timed_finish(session: Session, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def timed_finish(task: Task, *arguments: Any, **options: Any) -> dict[str, Any]:
         spent[-1] += time.process_time()
-        return end(session, *arguments, **options)
+        return end(task, *arguments, **options)
 
     def one(settings: list[str]) -> float:
         with (
@@ -198,13 +198,13 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
         assert status == 0, status
         return spent[-1]
 
-    Session.start, Session.finish = timed_start, timed_finish  # type: ignore[method-assign]
+    Session.start, Task.finish = timed_start, timed_finish  # type: ignore[method-assign]
     try:
         seconds = interleave(
             {name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent)
         )
     finally:
-        Session.start, Session.finish = begin, end  # type: ignore[method-assign]
+        Session.start, Task.finish = begin, end  # type: ignore[method-assign]
     return {
         "cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
         "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"},

@@ -69,10 +69,11 @@ def _one_host(command: Command) -> int:
 
     sweep_dead()
     if command.serial:
-        from ddrl.run.serial import run_serial as run
+        from ddrl.run.modes.serial import run_serial as run
     else:
-        from ddrl.run.local import run_local as run
-    return _conclude(run(preparation, run_id), preparation.directory)
+        from ddrl.run.modes.local import run_local as run
+    launcher = "python -m ddrl.run --serial" if command.serial else "python -m ddrl.run"
+    return _conclude(run(preparation), preparation.directory, launcher)
 
 
 def _mpi(arguments: list[str]) -> int:
@@ -82,11 +83,13 @@ def _mpi(arguments: list[str]) -> int:
         from ddrl.core.errors import MissingExtraError
 
         raise MissingExtraError("mpi4py", "mpi", "running under mpirun") from None
-    from ddrl.run.mpi import run_mpi
+    from ddrl.run.modes.mpi import run_mpi
 
     run_id = uuid.uuid4().hex[:8]
     status, ended = run_mpi(lambda: _prepare(arguments, run_id), run_id)
-    return status if ended is None else _conclude(*ended)
+    ranks = mpi_environment()[0]
+    launcher = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {ranks} python -m ddrl.run")
+    return status if ended is None else _conclude(*ended, launcher)
 
 
 def _prepare(arguments: list[str], run_id: str) -> Preparation:
@@ -99,7 +102,7 @@ def _prepare(arguments: list[str], run_id: str) -> Preparation:
     return Preparation(command, run_id)
 
 
-def _conclude(document: dict[str, Any], directory: RunDirectory) -> int:
+def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) -> int:
     """Say how it ended and what to do next; the exit status (130 after an interrupt, as shells expect)."""
     lag, evaluation = document["policy_lag"], document["evaluation"]
     print(
@@ -112,7 +115,7 @@ def _conclude(document: dict[str, Any], directory: RunDirectory) -> int:
             "episodes"
         )
     print(f"play it:  python -m ddrl.evaluate {directory.path}")
-    print(f"go on:    python -m ddrl.run --resume {directory.path}", flush=True)
+    print(f"go on:    {launcher} --resume {directory.path}", flush=True)
     return 130 if document["reason"] == "interrupted" else 0
 
 
@@ -125,7 +128,8 @@ def _complain(error: DdrlError, show_traceback: bool) -> None:
         import traceback
 
         traceback.print_exception(error)
-    print(f"ddrl: {error}", file=sys.stderr)
+    if str(error):  # without words another rank has said it
+        print(f"ddrl: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

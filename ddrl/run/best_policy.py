@@ -1,86 +1,78 @@
-"""The best policy that evaluations have found: kept on disk as a run goes, so that it is there whatever happens next.
+"""The best policy that evaluations have seen: kept on disk as a run goes, so that it is there whatever happens next.
 
-Written by the session on rank 0; read by `ddrl.evaluate`, notebooks, and whoever opens the run directory.
+Written by the task on rank 0; read by `ddrl.evaluate`, notebooks, and whoever opens the run directory. The policy's own
+files say how good it is, so a resumed run, from whichever checkpoint, never replaces it by a worse one.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ddrl.rollout.policy_file import save_policy
-from ddrl.run.wiring import ActingModel, Topology
-from ddrl.telemetry import Evaluation
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import load_policy, save_policy
+from ddrl.core.errors import CheckpointError
+from ddrl.core.messages import Evaluation, Returns
+from ddrl.run.topology import Topology
 
 
 class BestPolicy:
-    """Judges evaluations and keeps the best policy in the run directory `path`."""
+    """Compares evaluations and keeps the best policy in the run directory `path`."""
 
-    def __init__(
-        self, path: Path, topology: Topology, model: ActingModel, judged: dict[str, Any] | None = None
-    ) -> None:
-        self._path = path
-        self._topology = topology
-        self._model = model
-        self.judged = judged  # what is known of the best so far; JSON, part of every checkpoint
+    def __init__(self, path: Path, topology: Topology, model: ActingModel) -> None:
+        self._path, self._topology, self._model = path, topology, model
+        self.evaluation: Evaluation | None = None  # of the best policy so far; None: nobody has played it
         self.target_reached = False
+        self._on_disk = False
+        if (path / "policy.json").exists():
+            self._read()
 
-    def consider(self, version: int, vector: np.ndarray, values: tuple[float, ...]) -> None:
-        """Keep the acting parameters `vector` if no evaluation was better; `values` as of `members.evaluation_values`.
+    def consider(self, evaluation: Evaluation, vector: np.ndarray) -> None:
+        """Keep the acting parameters `vector` if no evaluation was better.
 
         run.target_return counts as reached once an evaluation and, where there is one, its confirmation both reach it.
         """
-        env_steps, mean, std, episodes, confirmed_mean, confirmed_std, confirmed_episodes, _ = values
-        target = self._topology.config.run.target_return
-        judged = {
-            "policy_version": version,
-            "env_steps": int(env_steps),
-            "mean": mean,
-            "std": std,
-            "episodes": int(episodes),
-        }
-        reached = mean >= target
-        if confirmed_episodes:
-            judged["confirmed"] = {"mean": confirmed_mean, "std": confirmed_std, "episodes": int(confirmed_episodes)}
-            reached = reached and confirmed_mean >= target
-        if reached or self.judged is None or mean >= self.judged["mean"]:
-            self.judged = judged
+        reached = self._reaches(evaluation)
+        if self.evaluation is None or self._rank(evaluation) >= self._rank(self.evaluation):
+            self.evaluation = evaluation
             self._save(vector)
         self.target_reached = self.target_reached or reached
 
+    def confirm(self, confirmed: Returns) -> None:
+        """Note further episodes of the best policy."""
+        assert self.evaluation is not None
+        seen = self.evaluation
+        self.evaluation = Evaluation(seen.policy_version, seen.env_steps, seen.played, confirmed)
+        self._save(self.vector())
+
     def save_unjudged(self, vector: np.ndarray) -> None:
         """Where no evaluation ever came, the last parameters stand in for the best."""
-        if self.judged is None:
+        if self.evaluation is None:
             self._save(vector)
 
-    def evaluation(self, wall_seconds: float, updates: int) -> Evaluation | None:
-        """What the summary says of the best policy: its confirmation where there was one."""
-        if self.judged is None:
-            return None
-        judged = self.judged.get("confirmed", self.judged)
-        return Evaluation(
-            time.time(),
-            wall_seconds,
-            self.judged["env_steps"],
-            updates,
-            judged["mean"],
-            judged["std"],
-            judged["episodes"],
-            self.judged["policy_version"],
-        )
+    def vector(self) -> np.ndarray:
+        """The best policy's parameters, from its files [nbytes]."""
+        return load_policy(self._path).vector
+
+    def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
+        return self._reaches(evaluation), evaluation.best.mean
+
+    def _reaches(self, evaluation: Evaluation) -> bool:
+        target = self._topology.config.run.target_return
+        return min(evaluation.played.mean, evaluation.best.mean) >= target
+
+    def _read(self) -> None:
+        """What an earlier part of this run kept."""
+        saved = load_policy(self._path)
+        if saved.model.layout != self._model.layout:
+            raise CheckpointError(
+                f"{self._path} holds a policy of another network than the checkpoint's: move policy.* away to go on"
+            )
+        if saved.evaluation:
+            self.evaluation = Evaluation.from_json(saved.evaluation)
 
     def _save(self, vector: np.ndarray) -> None:
-        layout = self._model.layout
-        save_policy(
-            self._path,
-            self._model.onnx,
-            layout,
-            self._topology.spec,
-            vector[: layout.nbytes],
-            env=asdict(self._topology.config.env),
-            evaluation=self.judged or {},
-        )
+        document = self.evaluation.to_json() if self.evaluation else {}
+        nbytes = self._model.layout.nbytes
+        save_policy(self._path, self._model, vector[:nbytes], env=self._topology.config.env, evaluation=document)

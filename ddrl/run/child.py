@@ -1,18 +1,14 @@
 """Entry of a local member process: `python -m ddrl.run.child RUN_ID HOST RANK PARENT`.
 
-Started by `ddrl.run.local` as a module, so that notebooks and scripts without a `__main__` guard can start runs.
-Imports no torch."""
+Started by `ddrl.run.modes.local` as a module, so that notebooks and scripts without a `__main__` guard can start runs.
+Imports no torch.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 
-from ddrl.run.interrupts import ignore_interrupts
-
-PR_SET_PDEATHSIG = 1
+from ddrl.run.process import die_with, ignore_interrupts
 
 
 def main() -> int:
@@ -23,13 +19,6 @@ def main() -> int:
     from ddrl.run.members import member_process
 
     return member_process(run_id, host, rank)
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request stood
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -68,13 +68,17 @@ class RunDirectory:
         directory = cls(path.absolute())
         try:
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory.config, config_to_toml(config).encode())
+            directory.write_config(config)
             write_json(path / "run.json", {"run_id": run_id, "ddrl": __version__, "began": time.time()})
         except OSError as error:
             raise RunDirError(
                 f"run.dir ({path}) cannot be written: {error.strerror or error}; choose another with --set run.dir=PATH"
             ) from None
         return directory
+
+    def write_config(self, config: Config) -> None:
+        """Keep the settings now in force."""
+        write_atomically(self.config, config_to_toml(config).encode())
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, Config]:

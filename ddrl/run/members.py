@@ -1,55 +1,55 @@
 """What a rollout and an evaluator do from start to end, in whichever mode they were started.
 
 They meet the rest of the job in channels alone: this module attaches them, runs the stage, and reports a failure on the
-board."""
+board.
+"""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy import ActingPolicy, forbid_torch
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import CounterRow
-from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config
+from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
-from ddrl.rollout.evaluation import EvaluationResult, play_episodes
-from ddrl.rollout.policy import ActingPolicy, forbid_torch
+from ddrl.rollout.evaluation import play_episodes
 from ddrl.rollout.worker import RolloutWorker
 from ddrl.run.failure import describe, report_failure
-from ddrl.run.wiring import ActingModel, HostChannels, Topology, board_name
+from ddrl.run.host import HostChannels, board_name
+from ddrl.run.process import step_back
+from ddrl.run.topology import Topology
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
-NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
+MAX_EVALUATION_ENVS = 20
 EVALUATION_SEED = 1_000_003
+CONFIRMATION_TURN = 1 << 30  # no evaluation beside training reaches this turn, so its seeds are its own
+GOING = (Command.RUN, Command.PAUSE)
 
 
 def member_process(run_id: str, host: int, rank: int) -> int:
     """Run one rollout or evaluator until the board says stop; the process's exit status."""
-    os.nice(NICENESS)
+    step_back()
     board = Board.attach(board_name(run_id, host))
     try:
         channels = HostChannels.attach(run_id, host, START_TIMEOUT)
-        topology = channels.topology
-        assignment = topology.ranks[rank]
+        assignment = channels.topology.ranks[rank]
         counters = channels.counters_row(assignment)
         policy = channels.attach_policy(START_TIMEOUT)
         if policy is None:
             return 1 if board.command == Command.FAIL else 0
-        model, mailbox = policy
         if assignment.role is Role.EVALUATOR:
-            evaluate_versions(
-                topology, board, mailbox, channels.attach_evaluations(), model, counters, topology.row_of(assignment)
-            )
+            evaluate_versions(channels, assignment, counters)
         else:
-            lane = channels.attach_lane(assignment.index)
-            worker = make_worker(topology, assignment, model, mailbox, lane, counters, board)
+            worker = make_worker(channels, assignment, counters)
             try:
                 worker.run()
             finally:
@@ -66,120 +66,102 @@ def member_seed(seed: int, index: int, cut: int = 0) -> int:
     return int(np.random.SeedSequence([seed, index, cut]).generate_state(1)[0])
 
 
-def make_worker(
-    topology: Topology,
-    assignment: Assignment,
-    model: ActingModel,
-    mailbox: Mailbox,
-    lane: Lane,
-    counters: CounterRow,
-    board: Board,
-) -> RolloutWorker:
-    """One rollout with its environments, writing to its lane."""
-    config, spec = topology.config, topology.spec
+def make_worker(channels: HostChannels, assignment: Assignment, counters: CounterRow) -> RolloutWorker:
+    """One rollout with its environments, writing to its lane; the host's policy must stand."""
+    topology, config = channels.topology, channels.topology.config
+    model, mailbox = _policy_of(channels)
     env = make_vector_env(config.env)
-    writer = StepWriter(lane, spec, assignment.index * config.env.num_envs)
-    policy = ActingPolicy(model.onnx, model.layout, spec)
+    writer = StepWriter(channels.attach_lane(assignment.index), topology.schema, assignment.index * config.env.num_envs)
     reader = mailbox.reader(topology.row_of(assignment))
     return RolloutWorker(
-        env,
-        policy,
-        reader,
-        writer,
-        counters,
-        config.rollout,
-        assignment.index,
-        topology.rollouts,
-        member_seed(config.run.seed, assignment.index),
-        board,
+        env, ActingPolicy(model), reader, writer, counters, config.rollout, assignment.index, topology.rollouts,
+        member_seed(config.run.seed, assignment.index), channels.board,
     )
 
 
 class Evaluator:
-    """Plays greedy episodes with a policy version and judges it; the same for a process of its own and for a serial
-    run."""
+    """Plays greedy episodes with a policy version and judges it; the same for a process of its own and a serial run."""
 
-    def __init__(self, config: Config, policy: ActingPolicy) -> None:
+    def __init__(self, config: Config, model: ActingModel) -> None:
         self._config = config
-        self._policy = policy
-        episodes = max(config.evaluation.episodes, 1)
-        self._env = make_vector_env(config.env, num_envs=min(episodes, 20))
+        self._policy = ActingPolicy(model)
+        most = max(config.evaluation.episodes, config.evaluation.confirm_episodes, 1)
+        self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
+        self._turn = 0
 
-    def play(
-        self, vector: np.ndarray, turn: int, stop: Callable[[], bool] | None = None
-    ) -> tuple[EvaluationResult, EvaluationResult | None]:
-        """The evaluation, and where its mean reaches run.target_return the confirming episodes; `turn` varies the
-        seeds.
+    def judge(self, vector: np.ndarray, policy_version: int, env_steps: int, *, turn: int = CONFIRMATION_TURN,
+              stop: Callable[[], bool] | None = None) -> Evaluation:
+        """Play the evaluation's episodes, and where their mean reaches run.target_return the confirming ones.
 
-        InterruptedError where `stop` says yes meanwhile.
+        `turn` varies the seeds. InterruptedError where `stop` says yes meanwhile.
         """
         config = self._config
         seed = member_seed(config.run.seed + EVALUATION_SEED, turn)
-        first = play_episodes(self._env, self._policy, vector, config.evaluation.episodes, seed, stop)
-        if first.mean < config.run.target_return or not config.evaluation.confirm_episodes:
-            return first, None
-        return first, play_episodes(self._env, self._policy, vector, config.evaluation.confirm_episodes, seed + 1, stop)
+        played = self._play(vector, config.evaluation.episodes, seed, stop)
+        confirmed = None
+        if played.mean >= config.run.target_return and config.evaluation.confirm_episodes:
+            confirmed = self._play(vector, config.evaluation.confirm_episodes, seed + 1, stop)
+        return Evaluation(policy_version, env_steps, played, confirmed)
+
+    def confirm(self, vector: np.ndarray) -> Returns:
+        """Play evaluation.confirm_episodes further episodes."""
+        seed = member_seed(self._config.run.seed + EVALUATION_SEED, CONFIRMATION_TURN) + 1
+        return self._play(vector, self._config.evaluation.confirm_episodes, seed, None)
 
     def close(self) -> None:
         """Release the environments."""
         self._env.close()
 
-
-def evaluation_values(
-    env_steps: float, first: EvaluationResult, confirmed: EvaluationResult | None
-) -> tuple[float, ...]:
-    """An evaluation as the eight values of its mailbox slot: env steps, then mean, std, episodes of the evaluation and
-    of its confirmation."""
-    nan = float("nan")
-    second = (confirmed.mean, confirmed.std, float(len(confirmed.returns))) if confirmed else (nan, nan, 0.0)
-    return (env_steps, first.mean, first.std, float(len(first.returns)), *second, 0.0)
+    def _play(self, vector: np.ndarray, episodes: int, seed: int, stop: Callable[[], bool] | None) -> Returns:
+        result = play_episodes(self._env, self._policy, vector, episodes, seed, stop)
+        return Returns(result.mean, result.std, len(result.returns))
 
 
-def evaluate_versions(
-    topology: Topology,
-    board: Board,
-    mailbox: Mailbox,
-    results: Mailbox,
-    model: ActingModel,
-    counters: CounterRow,
-    reader_index: int,
-) -> None:
+def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: CounterRow) -> None:
     """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says
     stop."""
-    config = topology.config
-    reader = mailbox.reader(reader_index)
+    config, board = channels.topology.config, channels.board
+    model, mailbox = _policy_of(channels)
+    results = channels.attach_evaluations()
+    reader = mailbox.reader(channels.topology.row_of(assignment))
     forbid_torch()
-    evaluator = Evaluator(config, ActingPolicy(model.onnx, model.layout, topology.spec))
+    evaluator = Evaluator(config, model)
     vector = np.zeros(model.layout.nbytes, np.uint8)
     due = float(config.evaluation.period)
     turn = 0
     try:
-        while board.command in (Command.RUN, Command.PAUSE):
+        while board.command in GOING:
             counters["heartbeat"].set(time.time())
             seen = board.rollout_bell.value
             pin = reader.pin()
-            if pin is None or pin.values[0] < due:
+            if pin is None or VersionStamp.of(pin.values).env_steps < due:
                 reader.unpin()
                 board.rollout_bell.wait(seen, 0.5)
                 continue
-            version, env_steps = pin.version, pin.values[0]
+            version, env_steps = pin.version, VersionStamp.of(pin.values).env_steps
             vector[:] = pin.data
             whole = pin.valid()
             reader.unpin()
             if not whole:
                 continue
             try:
-                first, confirmed = evaluator.play(
-                    vector, turn, lambda: board.command not in (Command.RUN, Command.PAUSE)
+                evaluation = evaluator.judge(
+                    vector, version, int(env_steps), turn=turn, stop=lambda: board.command not in GOING
                 )
             except InterruptedError:
                 break
             turn += 1
             due = env_steps + config.evaluation.period
             counters["policy_version"].set(version)
-            counters["episodes"].add(len(first.returns))
-            counters["return_sum"].add(float(first.returns.sum()))
-            results.publish(vector, version, evaluation_values(env_steps, first, confirmed))
+            counters["episodes"].add(evaluation.played.episodes)
+            counters["return_sum"].add(evaluation.played.mean * evaluation.played.episodes)
+            results.publish(vector, version, evaluation.values())
             board.trainer_bell.ring()
     finally:
         evaluator.close()
+
+
+def _policy_of(channels: HostChannels) -> tuple[ActingModel, Mailbox]:
+    assert channels.model is not None
+    assert channels.mailbox is not None
+    return channels.model, channels.mailbox

@@ -15,7 +15,8 @@ from ddrl.core.roles import Role
 from ddrl.distribution.planner import choose
 from ddrl.distribution.relay import SCHEME_NAMES, SCHEME_VALUE
 from ddrl.distribution.schemes import SCHEMES, make_plan
-from ddrl.run.wiring import HostChannels, Topology
+from ddrl.run.host import HostChannels
+from ddrl.run.topology import Topology
 
 
 class PlanWatch:

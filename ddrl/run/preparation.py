@@ -1,57 +1,84 @@
-"""What is checked and made before anything starts, on rank 0 alone: settings, environment, extras, run directory,
-checkpoint."""
+"""What is checked and made before anything starts, on rank 0 alone: settings, environment, algorithm, extras, run
+directory, checkpoint. Whatever can be refused is refused here, before any channel exists."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from importlib.util import find_spec
+from typing import Any
 
+from ddrl.core.algorithm import Declaration
 from ddrl.core.errors import ConfigError, MissingExtraError
+from ddrl.core.roles import Assignment
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
 from ddrl.run.checkpoint import Checkpoint, newest_checkpoint
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory
+from ddrl.run.task import TaskRecords
+from ddrl.run.topology import Topology
+
+LIVE_SETTINGS = {
+    "learner.lr": "lr", "replay.samples_per_insert": "samples_per_insert", "cluster.scheme": "scheme",
+    "rollout.epsilon_start": "epsilon", "rollout.epsilon_end": "epsilon", "rollout.epsilon_decay_steps": "epsilon",
+}
 
 
 class Preparation:
-    """A command line turned into a run that can start; every refusal of bad input happens here."""
+    """A command line turned into a run that can start."""
 
     def __init__(self, command: Command, run_id: str) -> None:
+        self.run_id = run_id
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume)
             self.config = apply_overrides(saved, command.overrides)
             self.resume = newest_checkpoint(self.directory.checkpoints)
-            if self.resume.state["env_id"] != self.config.env.id:
-                raise ConfigError(
-                    f"--set env.id={self.config.env.id}: the checkpoint {self.resume.path} belongs to "
-                    f"{self.resume.state['env_id']}"
-                )
+            self._check_resume(self.resume, command.overrides)
         else:
             self.config = command.config()
         _require_training()
-        if self.config.cluster.codec == "xor_zstd" and find_spec("zstandard") is None:
-            raise MissingExtraError("zstandard", "codecs", "cluster.codec = xor_zstd")
-        self._command = command
-        self._run_id = run_id
 
+    @cached_property
     def spec(self) -> EnvSpec:
         """What the environment gives and takes; makes one and closes it."""
         from ddrl.envs import probe_spec
 
-        spec = probe_spec(self.config.env)
-        if not spec.discrete:
-            raise ConfigError(
-                f"env.id ({self.config.env.id}) has continuous actions, which the DQN learner cannot choose: use an "
-                "environment with a Discrete action space"
-            )
-        return spec
+        return probe_spec(self.config.env)
 
-    def open_directory(self) -> RunDirectory:
-        """The run's directory; made here for a new run."""
-        if self._command.resume is None:
-            self.directory = RunDirectory.create(self.config, self._run_id)
-        return self.directory
+    @cached_property
+    def declaration(self) -> Declaration:
+        """What the algorithm needs of every process; loads its module, but no torch."""
+        from ddrl.learner import describe
+
+        return describe(self.config, self.spec)
+
+    def topology(self, ranks: tuple[Assignment, ...]) -> Topology:
+        """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
+        from ddrl.distribution import check_cluster
+
+        topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
+        check_cluster(self.config.cluster, topology.hosts - 1)
+        return topology
+
+    def open_records(self) -> TaskRecords:
+        """The run's directory, made here for a new run, and the checkpoint to go on from."""
+        if self.resume is None:
+            self.directory = RunDirectory.create(self.config, self.run_id)
+        else:
+            self.directory.write_config(self.config)
+        return TaskRecords(self.directory, self.resume)
+
+    def _check_resume(self, checkpoint: Checkpoint, overrides: tuple[str, ...]) -> None:
+        state: dict[str, Any] = checkpoint.state
+        for name, mine in (("env.id", self.config.env.id), ("learner.algorithm", self.config.learner.algorithm)):
+            theirs = state[name.replace("learner.", "").replace(".", "_")]
+            if theirs != mine:
+                raise ConfigError(f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}")
+        for override in overrides:  # what is set now comes before what was set while the run went on
+            live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
+            if live is not None:
+                state["live"][live] = None
 
 
 def _require_training() -> None:

@@ -19,7 +19,9 @@ from ddrl.rollout.policy import forbid_torch
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.messages import broadcast
-from ddrl.run.wiring import ActingModel, HostChannels, Topology
+from ddrl.acting.model import ActingModel
+from ddrl.run.host import HostChannels
+from ddrl.run.topology import Topology
 from ddrl.telemetry import HostSampler
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
         topology.config.cluster,
         counters,
         readers=readers,
-        row_dtype=row_dtype(topology.spec),
+        row_dtype=topology.schema.dtype,
         lanes_up=None if root else LaneSet(channels.drained_lanes()),
         lanes_down=remote_lanes,
         mirrors=mirrors,

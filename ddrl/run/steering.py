@@ -1,7 +1,8 @@
-"""Steering a run from outside: what pause, resume, checkpoint, set and stop mean to a session.
+"""Steering a run from outside: what pause, resume, checkpoint, set and stop mean to a task.
 
 The commands come over `telemetry.ControlServer`, which acknowledges and records each one; this module only acts on
-them."""
+them. What was set live is part of the task's live settings, which checkpoints keep.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +10,28 @@ from collections.abc import Callable
 from typing import Any
 
 from ddrl.channels.board import Command
-from ddrl.run.trainer import Trainer
+from ddrl.run.training import Training
 
 Handlers = dict[str, Callable[..., Any]]
 
 
 class Steering:
-    """What was asked of a session from outside."""
+    """What was asked of a task from outside."""
 
-    def __init__(self, trainer: Trainer, checkpoint: Callable[[], object], ask_scheme: Callable[[str], None]) -> None:
-        self._trainer = trainer
+    def __init__(self, training: Training, checkpoint: Callable[[], object], ask_scheme: Callable[[str], None]) -> None:
+        self._training = training
         self._checkpoint = checkpoint
         self._ask_scheme = ask_scheme
         self.paused = False
         self.stop_requested = False
+
+    def restore(self) -> None:
+        """Apply again what had been set live before the checkpoint."""
+        live = self._training.live
+        if live.samples_per_insert is not None:
+            self._training.source.set_samples_per_insert(live.samples_per_insert)
+        if live.scheme is not None:
+            self._ask_scheme(live.scheme)
 
     def handlers(self) -> Handlers:
         """A function per command."""
@@ -36,27 +45,29 @@ class Steering:
         }
 
     def _status(self) -> dict[str, Any]:
-        state = self._trainer.state
+        state = self._training.state
         return {"env_steps": state.env_steps, "updates": state.updates, "paused": self.paused}
 
     def _pause(self) -> None:
         self.paused = True
-        self._trainer.board.command = Command.PAUSE
+        self._training.ends.board.command = Command.PAUSE
 
     def _resume(self) -> None:
         self.paused = False
-        self._trainer.board.command = Command.RUN
+        self._training.ends.board.command = Command.RUN
 
     def _stop(self) -> None:
         self.stop_requested = True
 
     def _set(self, name: str, value: Any) -> None:
-        trainer = self._trainer
+        live = self._training.live
         if name == "learner.lr":
-            trainer.lr_override = float(value)
+            live.lr = float(value)
         elif name == "rollout.epsilon":
-            trainer.epsilon_override = None if value is None else float(value)
+            live.epsilon = None if value is None else float(value)
         elif name == "replay.samples_per_insert":
-            trainer.limiter.change(float(value))
+            self._training.source.set_samples_per_insert(float(value))
+            live.samples_per_insert = float(value)
         else:  # cluster.scheme; the server has refused all other names
             self._ask_scheme(str(value))
+            live.scheme = str(value)

@@ -12,149 +12,60 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
-
+from ddrl.acting.model import ActingModel
 from ddrl.channels.board import Blob, Board, Command
 from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
-from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError
-from ddrl.core.layouts import ParameterLayout, row_dtype
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.settings import config_from_toml, config_to_toml
-from ddrl.core.specs import EnvSpec
 from ddrl.run.failure import forget_failure
+from ddrl.run.topology import Topology
 
 CHANNELS = 1
 POLICY = 2
 EVALUATION_SLOTS = 3
-LANE_ROWS = 512  # of a lane that never stands full for long
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
 Channel = TypeVar("Channel", Board, Blob, Lane, Mailbox, Counters)
-
-
-class ActingModel(msgspec.Struct, frozen=True):
-    """What a rollout needs to act: the ONNX model and the manifest of its parameters."""
-
-    onnx: bytes
-    layout: ParameterLayout
-
-    def to_bytes(self) -> bytes:
-        """Serialized for the host's blob."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ActingModel:
-        """Read what `to_bytes` wrote."""
-        return msgspec.msgpack.decode(data, type=cls)
-
-
-class _TopologyMessage(msgspec.Struct, frozen=True):
-    run_id: str
-    config_toml: str
-    spec: EnvSpec
-    ranks: tuple[Assignment, ...]
-
-
-@dataclass(frozen=True)
-class Topology:
-    """All ranks of a run, and the channels that follow from them."""
-
-    run_id: str
-    config: Config
-    spec: EnvSpec
-    ranks: tuple[Assignment, ...]
-
-    def to_bytes(self) -> bytes:
-        """Serialized for blobs and messages."""
-        return msgspec.msgpack.encode(_TopologyMessage(self.run_id, config_to_toml(self.config), self.spec, self.ranks))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Topology:
-        """Read what `to_bytes` wrote."""
-        message = msgspec.msgpack.decode(data, type=_TopologyMessage)
-        return cls(
-            message.run_id, config_from_toml(message.config_toml, "the run's topology"), message.spec, message.ranks
-        )
-
-    @property
-    def hosts(self) -> int:
-        """Number of hosts, real or grouped."""
-        return 1 + max(rank.host for rank in self.ranks)
-
-    @property
-    def rollouts(self) -> int:
-        """Number of rollout processes."""
-        return sum(rank.role is Role.ROLLOUT for rank in self.ranks)
-
-    def on_host(self, host: int) -> list[Assignment]:
-        """Ranks of one host, in rank order; a rank's place here is its row of the host's counters and its reader
-        index."""
-        return [rank for rank in self.ranks if rank.host == host]
-
-    def row_of(self, assignment: Assignment) -> int:
-        """Row of a rank in its host's counters table."""
-        return self.on_host(assignment.host).index(assignment)
-
-    def lane_rows(self) -> int:
-        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
-        is learned from late."""
-        channels, least = self.config.channels, 4 * self.config.env.num_envs  # room for two vector steps, ends included
-        held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
-        return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
-
-    def creator(self, host: int) -> Assignment:
-        """The rank that makes a host's channels."""
-        return self.on_host(host)[0]
 
 
 class HostChannels:
     """The channels of one host as one process holds them. `create` for the host's creator, `attach` for the others."""
 
     def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
-        self.topology = topology
-        self.host = host
-        self.board = board
-        self._owner = owner
+        self.topology, self.host, self.board = topology, host, board
+        self._owner, self._dtype = owner, topology.schema.dtype
         self._closing: list[Board | Blob | Lane | Mailbox | Counters] = [board]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
-        dtype = row_dtype(topology.spec)
-        ranks = topology.on_host(host)
-        full = topology.config.channels.lane_full
-        if owner:
-            self.counters = self._keep(Counters.create(self._name("counters"), len(ranks)))
-        else:
-            self.counters = self._keep(Counters.attach(self._name("counters")))
-        self._dtype = dtype
-        self._lane_rows = topology.lane_rows()
-        self._full = full
         self.lanes: dict[int, Lane] = {}
-        if owner:
-            for rank in ranks:
-                if rank.role is Role.ROLLOUT:
-                    self.lanes[rank.index] = self._keep(
-                        Lane.create(self._name("lane", rank.index), dtype, self._lane_rows, full=full)
-                    )
         self.remote_lanes: list[Lane] = []
         self.mirrors: list[Counters] = []
-        if host == 0:
-            for other in range(1, topology.hosts):
-                rows = len(topology.on_host(other))
-                if owner:
-                    self.remote_lanes.append(
-                        self._keep(Lane.create(self._name("remote", other), dtype, 4 * self._lane_rows, full="wait"))
-                    )
-                    self.mirrors.append(self._keep(Counters.create(self._name("mirror", other), rows)))
+        if owner:
+            self._create()
+        else:
+            self.counters = self._keep(Counters.attach(self._name("counters")))
 
-    # ---- made or attached -----------------------------------------------------------------------------------------
+    def _create(self) -> None:
+        topology, dtype = self.topology, self._dtype
+        ranks, rows, full = topology.on_host(self.host), topology.lane_rows(), topology.config.channels.lane_full
+        self.counters = self._keep(Counters.create(self._name("counters"), len(ranks)))
+        for rank in ranks:
+            if rank.role is Role.ROLLOUT:
+                lane = Lane.create(self._name("lane", rank.index), dtype, rows, full=full)
+                self.lanes[rank.index] = self._keep(lane)
+        for other in range(1, topology.hosts if self.host == 0 else 1):
+            lane = Lane.create(self._name("remote", other), dtype, 4 * rows, full="wait")
+            self.remote_lanes.append(self._keep(lane))
+            mirror = Counters.create(self._name("mirror", other), len(topology.on_host(other)))
+            self.mirrors.append(self._keep(mirror))
+
+    # -- made or attached ----------------------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, topology: Topology, host: int, board: Board) -> HostChannels:

@@ -16,11 +16,11 @@ from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.failure import JobFailed
-from ddrl.run.final_evaluation import FinalEvaluation
-from ddrl.run.interrupts import Interrupts
+from ddrl.run.host import HostChannels, board_name
+from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
-from ddrl.run.session import Session
-from ddrl.run.wiring import HostChannels, Topology, board_name
+from ddrl.run.process import Interrupts
+from ddrl.run.task import Task
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 
@@ -81,32 +81,23 @@ class Members:
         return f":\n{text}" if text else ""
 
 
-def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
-    """Run to the end; the summary. The members start while this process still looks at the environment and loads
-    torch."""
-    config = preparation.config
+def run_local(preparation: Preparation) -> dict[str, Any]:
+    """Run to the end; the summary. The members start while this process looks at the environment and loads torch."""
+    config, run_id = preparation.config, preparation.run_id
     ranks = local_ranks(config)
     board = Board.create(board_name(run_id, 0))
     members = Members(run_id, ranks)
     channels: HostChannels | None = None
     try:
-        topology = Topology(run_id, config, preparation.spec(), ranks)
-        directory = preparation.open_directory()
+        topology = preparation.topology(ranks)
+        records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
-            session = Session(topology, directory, channels, interrupts, resume=preparation.resume, watch=members.check)
-            try:
-                session.start()
-                return session.finish(session.run(), evaluate=FinalEvaluation(topology, session.model))
-            except BaseException as error:
-                session.abandon(error)
-                raise
+            return drive(Task(topology, channels, records, members.check), interrupts)
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
-        members.stop(
-            STOP_TIMEOUT if channels is not None else 0.0
-        )  # without channels they wait for what will never stand
+        members.stop(STOP_TIMEOUT if channels is not None else 0.0)  # without channels they wait for nothing
         if channels is not None:
             channels.close()
         else:

@@ -4,7 +4,8 @@ import pytest
 
 from ddrl.core.config import ChannelConfig, Config, EnvConfig, ReplayConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.run.wiring import LANE_ROWS, Topology
+from ddrl.core.algorithm import Declaration
+from ddrl.run.topology import LANE_ROWS, Topology
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
@@ -25,4 +26,4 @@ def test_lanes_of_rollouts_that_are_held_back_are_short(
     config = Config(
         env=EnvConfig(num_envs=8), replay=ReplayConfig(samples_per_insert=samples_per_insert), channels=channels
     )
-    assert Topology("run", config, SPEC, ()).lane_rows() == rows
+    assert Topology("run", config, SPEC, Declaration("dqn", "epsilon_greedy"), ()).lane_rows() == rows

@@ -1,0 +1,61 @@
+"""How the ranks of a job begin and end together: everyone says whether it could, and everyone hears it.
+
+Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A rank
+that failed takes part all the same, so that nobody waits for it; the lowest one that failed says why, once.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddrl.channels.segment import unlink_run
+from ddrl.run.failure import JobFailed, describe
+from ddrl.run.messages import wait_for
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+END_TIMEOUT = 10.0  # [s] after a failure for a rank inside a long environment step to end; then the job is aborted
+
+
+class Agreement:
+    """One collective answer to "did everyone reach this point?". Made by every rank; `wait` gives the answer."""
+
+    def __init__(self, world: MPI.Comm, error: BaseException | None = None) -> None:
+        self._world, self._error = world, error
+        rank = world.Get_rank()
+        self._mine = np.array([rank if error is not None else world.Get_size()], np.int64)
+        self._lowest = np.zeros(1, np.int64)
+        from mpi4py import MPI
+
+        self._request = world.Iallreduce(self._mine, self._lowest, MPI.MIN)
+
+    def wait(self) -> None:
+        """Return when every rank is here. JobFailed where one came with an error, which the lowest such rank prints."""
+        wait_for(self._request)
+        rank, lowest = self._world.Get_rank(), int(self._lowest[0])
+        if lowest == self._world.Get_size():
+            return
+        if self._error is not None and rank == lowest and rank != 0:
+            print(f"ddrl: {describe(self._error, f'rank {rank}')}", file=sys.stderr, flush=True)
+        raise JobFailed(str(self._error) if rank == lowest == 0 else "") from self._error
+
+
+def part(world: MPI.Comm, run_id: str, *, failed: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Wait until no rank needs any host's channels. After a failure at most END_TIMEOUT: then the job is aborted."""
+    deadline = time.monotonic() + END_TIMEOUT
+
+    def look() -> None:
+        meanwhile()
+        if failed and time.monotonic() > deadline:
+            if run_id:
+                unlink_run(run_id)
+            world.Abort(1)
+
+    wait_for(world.Ibarrier(), look)
+

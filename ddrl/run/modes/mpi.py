@@ -1,0 +1,105 @@
+"""The job under mpirun: each rank takes its role; MPI is spoken at the start, at the end, and between relays.
+
+Hundreds of ranks load this module, so it imports only what every rank needs; the trainer's and the relays' parts are
+modules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ddrl.channels.board import Board
+from ddrl.channels.segment import sweep_dead
+from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
+from ddrl.run.failure import JobFailed, describe, report_failure
+from ddrl.run.host import HostChannels, board_name
+from ddrl.run.messages import broadcast, host_names
+from ddrl.run.modes.agreement import Agreement, part
+from ddrl.run.process import ignore_interrupts
+from ddrl.run.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ddrl.run.directory import RunDirectory
+    from ddrl.run.preparation import Preparation
+
+
+def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple[dict[str, Any], RunDirectory] | None]:
+    """This rank's part of the job: (exit status, and on rank 0 the summary and the run directory).
+
+    `prepare` is called on rank 0 alone; what it raises is raised there, and every other rank leaves quietly with a
+    nonzero status.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    names = host_names(world)
+    if world.Get_rank() != 0:
+        ignore_interrupts()
+        return _follow(world, broadcast(world, None)), None
+    try:
+        preparation = prepare()
+        config = preparation.config
+        hosts = group_hosts(world.Get_size(), names, config.cluster.relays)
+        topology = preparation.topology(tuple(assign_roles(hosts, evaluator=config.evaluation.period > 0)))
+        records = preparation.open_records()
+        from ddrl.run.modes.mpi_trainer import lead
+
+        message = topology.to_bytes()
+    except BaseException:
+        broadcast(world, b"")
+        raise
+    broadcast(world, message)
+    return 0, (lead(world, topology, records), records.directory)
+
+
+def _follow(world: MPI.Comm, message: bytes) -> int:
+    """A rank that is not the trainer, from the topology on; its exit status. Whatever fails is said to everybody."""
+    if not message:
+        return 1  # rank 0 says what is wrong
+    topology: Topology | None = None
+    channels: HostChannels | None = None
+    trouble: BaseException | None = None
+    status = 1
+    try:
+        topology = Topology.from_bytes(message)
+        mine = topology.ranks[world.Get_rank()]
+        if mine == topology.creator(mine.host):
+            sweep_dead()
+            board = Board.create(board_name(topology.run_id, mine.host))
+            channels = HostChannels.create(topology, mine.host, board)
+    except BaseException as error:
+        trouble = error
+    try:
+        Agreement(world, trouble).wait()
+        assert topology is not None
+        status = _play(world, topology, topology.ranks[world.Get_rank()], channels)
+    except JobFailed:
+        pass  # said by the lowest rank that failed
+    finally:
+        part(world, topology.run_id if topology is not None else "", failed=status != 0)
+        if channels is not None:
+            channels.close()
+    return status
+
+
+def _play(world: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels | None) -> int:
+    where = f"rank {mine.rank} (relay of host {mine.host})" if mine.role is Role.RELAY else f"rank {mine.rank}"
+    try:
+        if mine.role is not Role.RELAY:
+            from ddrl.run.members import member_process
+
+            return member_process(topology.run_id, mine.host, mine.rank)
+        if channels is None:
+            channels = HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
+        from ddrl.run.relay import relay_process
+
+        relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
+        comm = world.Create_group(world.Get_group().Incl(relays))
+        return relay_process(comm, topology, mine, channels)
+    except BaseException as error:
+        board = channels.board if channels is not None else Board.attach(board_name(topology.run_id, mine.host))
+        report_failure(board, topology.run_id, mine.host, describe(error, where))
+        return 1

@@ -1,0 +1,92 @@
+"""Rank 0 under mpirun: the trainer's host, its task, and the end of the job."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddrl.channels.board import Board, Command
+from ddrl.channels.lane import LaneSet
+from ddrl.channels.segment import sweep_dead, unlink_run
+from ddrl.run.host import HostChannels, board_name
+from ddrl.run.leftovers import sweep_open_mpi
+from ddrl.run.modes.agreement import Agreement, part
+from ddrl.run.modes.driver import drive
+from ddrl.run.process import Interrupts, ended_well, leave_process_group
+from ddrl.run.task import Task, TaskRecords
+from ddrl.run.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DISCARDED_ROWS = 64
+
+
+def lead(world: MPI.Comm, topology: Topology, records: TaskRecords) -> dict[str, Any]:
+    """Train to the end; the summary. The learner is built while the other ranks still start."""
+    board: Board | None = None
+    channels: HostChannels | None = None
+    standing: Agreement | None = None
+    failed = True
+    try:
+        sweep_dead()
+        sweep_open_mpi()
+        board = Board.create(board_name(topology.run_id, 0))
+        channels = HostChannels.create(topology, 0, board)
+        standing = Agreement(world)
+        with Interrupts() as interrupts:
+            task = Task(topology, channels, records)
+            try:
+                standing.wait()
+            except BaseException as error:
+                task.abandon(error)
+                raise
+            summary = drive(task, interrupts, _save_in_a_copy)
+        failed = False
+        return summary
+    except BaseException as error:
+        if board is not None:
+            board.command = Command.FAIL
+        if standing is None:
+            Agreement(world, error).wait()
+        raise
+    finally:
+        part(world, topology.run_id, failed=failed, meanwhile=lambda: _discard(channels))
+        if channels is not None:
+            channels.close()
+        elif board is not None:
+            board.unlink()
+
+
+def _save_in_a_copy(task: Task) -> bool:
+    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well."""
+    child = leave_process_group()
+    if child:
+        return ended_well(child)
+    status = 1
+    try:
+        task.forget_sockets()
+        task.finish(settle=False)
+        unlink_run(task.topology.run_id)  # nobody else will: the ranks are being killed
+        _tell(f"saved; go on: python -m ddrl.run --resume {task.directory.path}")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _tell(text: str) -> None:
+    """Say it on the terminal itself, where there is one: mpirun no longer passes on what its ranks print."""
+    try:
+        with open("/dev/tty", "w") as terminal:
+            terminal.write(f"ddrl: {text}\n")
+    except OSError:
+        return
+
+
+def _discard(channels: HostChannels | None) -> None:
+    """Take rows that came after the end, so that no relay waits for room in a lane."""
+    if channels is not None:
+        rows = np.zeros(DISCARDED_ROWS, channels.topology.schema.dtype)
+        LaneSet(channels.drained_lanes()).drain(rows)

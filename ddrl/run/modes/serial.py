@@ -1,0 +1,136 @@
+"""Everything in one process, in a fixed order: the same stages and channels as a distributed run, reproducible bit for
+bit by run.seed.
+
+A checkpoint is a boundary: running episodes are cut, the next ones are seeded from (seed, number of checkpoints), and a
+version is published. A resumed run starts at exactly that boundary, so it does what the uninterrupted run did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddrl.channels.board import Board
+from ddrl.core.roles import Assignment, Role
+from ddrl.run.host import HostChannels, board_name
+from ddrl.run.members import Evaluator, make_worker, member_seed
+from ddrl.run.preparation import Preparation
+from ddrl.run.process import Interrupts, own_randomness, set_torch_threads, spare_collector
+from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
+
+RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
+
+
+class SerialRun:
+    """A task together with its one rollout and its evaluator."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        topology = preparation.topology(RANKS)
+        records = preparation.open_records()
+        self._channels = HostChannels.create(topology, 0, Board.create(board_name(topology.run_id, 0)))
+        try:
+            self.task = task = Task(topology, self._channels, records)
+        except BaseException:
+            self._channels.close()
+            raise
+        try:
+            task.start()
+            counters = self._channels.counters_row(RANKS[1])
+            self._worker = make_worker(self._channels, RANKS[1], counters)
+            self._evaluator = Evaluator(topology.config, task.model)
+            task.cut = self._cut
+            self._begin_episodes()
+            self._next_evaluation = self._evaluation_after(task.training.state.env_steps)
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def turn(self) -> Outcome:
+        """One vector step, all that can be learned after it, and what is due: an evaluation, a checkpoint, the end."""
+        task, training = self.task, self.task.training
+        moved = False
+        if not task.steering.paused:
+            if training.source.insertable():
+                self._worker.step()
+            while training.turn():
+                moved = True
+            self._evaluate_where_due()
+        return Outcome.DONE if task.attend() else Outcome.MOVED if moved else Outcome.IDLE
+
+    def finish(self) -> dict[str, Any]:
+        """End the run in order; its summary."""
+        self._worker.report()
+        self._worker.release()
+        self._worker.env.close()
+        document = self.task.finish(lambda: self._evaluator)
+        self._evaluator.close()
+        self._channels.close()
+        return document
+
+    def abandon(self, error: BaseException) -> None:
+        """End after an error; nothing is saved over older checkpoints."""
+        self.task.abandon(error)
+        self._channels.close()
+
+    def _evaluate_where_due(self) -> None:
+        task, state = self.task, self.task.training.state
+        if state.env_steps < self._next_evaluation:
+            return
+        self._next_evaluation = self._evaluation_after(state.env_steps)
+        vector, turn = task.acting_vector(), state.env_steps // task.config.evaluation.period
+        task.accept(self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn), vector)
+
+    def _cut(self) -> None:
+        training = self.task.training
+        training.drain(everything=True)
+        training.source.cut()
+        self.task.checkpoint()
+        training.publish()
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        self._worker.reset(member_seed(self.task.config.run.seed, 0, self.task.training.state.cuts))
+
+    def _evaluation_after(self, env_steps: int) -> float:
+        period = self.task.config.evaluation.period
+        return (env_steps // period + 1) * period if period else float("inf")
+
+
+def run_serial(preparation: Preparation) -> dict[str, Any]:
+    """Run to the end; the summary."""
+    set_torch_threads(preparation.config.learner.threads)
+    with Interrupts() as interrupts:
+        run = SerialRun(preparation)
+        spare_collector()
+        try:
+            while (outcome := run.turn()) is not Outcome.DONE:
+                if interrupts.requested:
+                    run.task.end(Reason.INTERRUPTED)
+                elif outcome is Outcome.IDLE and run.task.steering.paused:
+                    run.task.wait(LOOK_PERIOD)
+            return run.finish()
+        except BaseException as error:
+            run.abandon(error)
+            raise
+
+
+def run_in_turns(preparations: Sequence[Preparation]) -> list[dict[str, Any]]:
+    """Several runs in one process, a vector step each in turn; each is, bit for bit, what it is alone. Summaries."""
+    randomness: list[dict[str, object]] = [{} for _ in preparations]
+    runs: list[SerialRun] = []
+    summaries: dict[int, dict[str, Any]] = {}
+    try:
+        for preparation, own in zip(preparations, randomness, strict=True):
+            with own_randomness(own):
+                runs.append(SerialRun(preparation))
+        while len(summaries) < len(runs):
+            for index, (run, own) in enumerate(zip(runs, randomness, strict=True)):
+                with own_randomness(own):
+                    if index not in summaries and run.turn() is Outcome.DONE:
+                        summaries[index] = run.finish()
+        return [summaries[index] for index in range(len(runs))]
+    except BaseException as error:
+        for index, run in enumerate(runs):
+            if index not in summaries:
+                run.abandon(error)
+        raise

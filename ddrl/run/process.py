@@ -1,0 +1,115 @@
+"""Everything that acts on the whole process: signals, garbage collection, torch's threads, priority, life and death.
+
+A task owns none of it, so that several can share a process. Each entry point calls what it needs, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
+SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
+PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Interrupts:
+    """Notes that a stop was asked for: Ctrl-C, SIGTERM and SIGUSR1 ask for a clean stop; a second Ctrl-C ends at once.
+
+    Use as a context in the main thread of the trainer's process. Nothing is done inside a signal handler but to set
+    flags; who drives the task looks at them between two moves.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.terminated = False  # by SIGTERM: whoever sent it may kill this process any moment
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.terminated = self.terminated or number == signal.SIGTERM
+        self.requested = True
+
+
+def ignore_interrupts() -> None:
+    """For every process but the trainer: the board tells it when to stop."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def leave_process_group() -> int:
+    """Fork between two moves, so that a copy of this process survives who kills its ranks (mpirun does, a quarter of a
+    second after SIGTERM). 0 in the copy, which is alone in a session of its own; the copy's id in the original.
+
+    The copy has one thread: it must start no parallel kernel of torch, and use no socket or file of other threads.
+    """
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        ignore_interrupts()
+        signal.alarm(SAVE_SECONDS)
+    return child
+
+
+def ended_well(child: int) -> bool:
+    """Wait for a child process; whether it ended with status 0."""
+    return os.waitpid(child, 0)[1] == 0
+
+
+def spare_collector() -> None:
+    """Freeze what lives now: torch's million objects live for ever, and need no visits of the garbage collector."""
+    gc.freeze()
+
+
+def step_back() -> None:
+    """Lower the priority of a rollout or evaluator."""
+    os.nice(MEMBER_NICENESS)
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request stood
+        sys.exit(1)
+
+
+def set_torch_threads(threads: int) -> None:
+    """Threads of torch's CPU kernels, for every task of the process."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def own_randomness(states: dict[str, object]) -> Iterator[None]:
+    """Give a task torch's global random state as the task left it, and put the process's own back afterwards.
+
+    For tasks that take turns in one process: dropout draws from the global state. `states` is the task's.
+    """
+    import torch
+
+    outside = torch.get_rng_state()
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        states["torch"] = torch.get_rng_state()
+        torch.set_rng_state(outside)

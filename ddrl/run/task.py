@@ -1,0 +1,337 @@
+"""A training task: everything one training owns, made move by move by whoever drives it.
+
+Algorithm and parameters, source of experience, lanes, mailbox, counters, best policy, live settings, run directory.
+`turn` makes one move and never blocks; it owns nothing of the process, so tasks can share one, or take turns on a
+device. The mode hands in the channels, and a hook that looks after other processes where there are any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddrl.channels.board import Command
+from ddrl.channels.lane import LaneSet
+from ddrl.core.errors import DdrlError
+from ddrl.core.messages import Evaluation
+from ddrl.core.roles import Role
+from ddrl.run.best_policy import BestPolicy
+from ddrl.run.checkpoint import Checkpoint, write_checkpoint
+from ddrl.run.directory import RunDirectory, write_json
+from ddrl.run.failure import JobFailed, describe, read_failure
+from ddrl.run.host import HostChannels
+from ddrl.run.plans import PlanWatch
+from ddrl.run.steering import Steering
+from ddrl.run.topology import Topology
+from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
+from ddrl.telemetry.series import SERIES
+
+if TYPE_CHECKING:
+    from ddrl.acting.model import ActingModel
+    from ddrl.learner.learner import Learner
+    from ddrl.replay import Source
+    from ddrl.run.members import Evaluator
+
+LAW_PERIOD = 10.0  # [s] between snapshots of the selector's law, whose cost grows with replay
+LAW_POINTS = 512
+LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
+SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
+
+
+class Reason(StrEnum):
+    """Why a task ended."""
+
+    MAX_ENV_STEPS = "run.max_env_steps reached"
+    MAX_SECONDS = "run.max_seconds reached"
+    TARGET = "run.target_return reached"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped from outside"
+
+
+class Outcome(Enum):
+    """What a turn came to."""
+
+    MOVED = 0
+    IDLE = 1  # nothing to do now: `Task.wait` sleeps until there may be
+    DONE = 2  # `Task.reason` says why
+
+
+@dataclass(frozen=True)
+class TaskRecords:
+    """Where a task's records are kept, and what it goes on from."""
+
+    directory: RunDirectory
+    resume: Checkpoint | None = None
+
+
+class Task:
+    """One training, from its first version to its summary."""
+
+    def __init__(self, topology: Topology, channels: HostChannels, records: TaskRecords,
+                 watch: Callable[[], None] = lambda: None) -> None:
+        config, resume = topology.config, records.resume
+        self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
+        self.board = channels.board
+        self.reason: Reason | None = None
+        self.cut: Callable[[], object] = self.checkpoint  # what a due checkpoint calls
+        self._watch = watch
+        learner, self.model = _build_learner(topology)
+        self._counters = channels.counters_row(topology.ranks[0])
+        self._counters["model_nbytes"].set(self.model.layout.nbytes)
+        source = _build_source(topology)
+        self.best = BestPolicy(records.directory.path, topology, self.model)
+        state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
+        if resume is not None:
+            learner.load(resume.path / "learner.safetensors")
+            source.load(resume.path)
+            state, live = TrainingState(**resume.state["training"]), LiveSettings(**resume.state["live"])
+            base = resume.state["totals"] | {"env_steps": float(state.env_steps), "updates": float(state.updates),
+                                             "samples": float(state.samples), "wall_seconds": state.wall_seconds}
+        mailbox = channels.create_policy(self.model)
+        ends = TrainerEnds(LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters,
+                           topology.schema.dtype)
+        self.training = Training(config, learner, source, ends, state, live)
+        self._results = channels.evaluations.reader(0) if channels.evaluations else None
+        self._newest_result = -1
+        self._next_checkpoint = self._checkpoint_after(state.env_steps)
+        self._base = base
+        self.recorder = Recorder(records.directory.path, self.tables, config, base=base, sinks=[ProgressLine(config)])
+        self._plans = PlanWatch(topology, channels, self.model.layout.nbytes, self.recorder.record_event)
+        self.steering = Steering(self.training, self.checkpoint, self._plans.ask)
+        self._control = None
+        if config.telemetry.live:
+            self._control = ControlServer(records.directory.path, config, self.steering.handlers(),
+                                          self.recorder.record_event)
+        self._sampler = None
+        if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
+            self._sampler = HostSampler(channels.counters)
+        self._next_law = self._next_look = 0.0
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Publish the first version and open the gates."""
+        self.training.publish()
+        self.training.report()
+        self.steering.restore()
+        if self._sampler is not None:
+            self._sampler.start()
+        state = self.training.state
+        self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
+
+    def turn(self) -> Outcome:
+        """Make the next move, or none while the run is paused; between two draws also `attend`."""
+        training = self.training
+        paused = self.steering.paused and training.at_boundary
+        moved = not paused and training.turn()
+        done = training.at_boundary and self.attend()
+        return Outcome.DONE if done else Outcome.MOVED if moved else Outcome.IDLE
+
+    def attend(self) -> bool:
+        """Between two draws: look around a few times a second, and take a checkpoint where one is due. Whether the task
+        has ended."""
+        state, now = self.training.state, time.monotonic()
+        if now >= self._next_look or state.env_steps >= self.config.run.max_env_steps:
+            self._next_look = now + LOOK_PERIOD
+            self.reason = self.reason or self.look()
+        if self.reason is None and state.env_steps >= self._next_checkpoint:
+            self.cut()
+        return self.reason is not None
+
+    def end(self, reason: Reason) -> None:
+        """End after the update that is under way."""
+        self.reason = self.reason or reason
+        self.training.ending = True
+
+    def wait(self, timeout: float) -> None:
+        """Sleep after an idle turn until there may be something to do, at most `timeout` [s]."""
+        if self.steering.paused and self._control is not None:
+            self._control.wait(timeout)
+        else:
+            self.training.wait(timeout)
+
+    def look(self) -> Reason | None:
+        """The slow things, a few times a second: figures, commands, evaluations, limits, the other processes."""
+        self.training.report()
+        if self.board.command == Command.FAIL:
+            raise JobFailed(read_failure(self.topology.run_id, 0))
+        if self._control is not None:
+            self._control.poll()
+        self._record_law()
+        self._plans.look()
+        self._watch()
+        self._read_evaluations()
+        run, state = self.config.run, self.training.state
+        if self.steering.stop_requested:
+            return Reason.STOPPED
+        if self.best.target_reached:
+            return Reason.TARGET
+        if state.env_steps >= run.max_env_steps:
+            return Reason.MAX_ENV_STEPS
+        return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
+
+    # -- evaluation and the policy -------------------------------------------------------------------------------------
+
+    def accept(self, evaluation: Evaluation, vector: np.ndarray) -> None:
+        """Record an evaluation of the acting parameters `vector`; the best policy so far is kept on disk."""
+        self.recorder.record_evaluation(evaluation, updates=self.training.state.updates)
+        self.best.consider(evaluation, vector)
+
+    def _read_evaluations(self) -> None:
+        pin = self._results.pin() if self._results is not None else None
+        if self._results is None or pin is None or pin.version <= self._newest_result:
+            return
+        vector = np.array(pin.data)
+        if pin.valid():
+            self._newest_result = pin.version
+            self.accept(Evaluation.of(pin.version, pin.values), vector)
+        self._results.unpin()
+
+    def acting_vector(self) -> np.ndarray:
+        """A copy of the acting parameters as they are now [nbytes]."""
+        return np.array(self.training.learner.acting_vector())
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint. Running episodes go on; the resumed run begins new ones."""
+        begin = time.perf_counter()
+        training = self.training
+        training.state.wall_seconds = training.seconds
+        training.state.cuts += 1
+        state = {
+            "training": asdict(training.state), "live": asdict(training.live), "totals": self._totals(),
+            "layout": self.model.layout.digest, "env_id": self.config.env.id,
+            "algorithm": self.topology.declaration.algorithm,
+        }
+        parts = {"learner.safetensors": training.learner.save, **training.source.parts()}
+        steps = training.state.env_steps
+        path = write_checkpoint(self.directory.checkpoints, steps, state, parts, self.config.run.keep_checkpoints)
+        self._next_checkpoint = self._checkpoint_after(steps)
+        self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
+        self.recorder.record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)
+        return path
+
+    def _checkpoint_after(self, env_steps: int) -> float:
+        period = self.config.run.checkpoint_period
+        return (env_steps // period + 1) * period if period else float("inf")
+
+    def _totals(self) -> dict[str, float]:
+        """The run's totals so far, by series: what a resumed run's curves go on from."""
+        latest = self.recorder.latest
+        return {} if latest is None else {one.name: latest.series[one.name] for one in SERIES if one.kind == "total"}
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def finish(self, evaluator: Callable[[], Evaluator] | None = None, *, settle: bool = True,
+               saved: bool = False) -> dict[str, Any]:
+        """Stop everyone, save (unless `saved` already), and write the summary; the summary.
+
+        `settle`: wait for experience that is under way. `evaluator` plays with the last policy, and confirms the best
+        one; not after an interrupt, which should end soon.
+        """
+        assert self.reason is not None, "a task that has not ended cannot be finished"
+        self.board.command = Command.STOP
+        if settle:
+            self._settle()
+        training, config = self.training, self.config.evaluation
+        training.report()
+        self._read_evaluations()
+        if not saved:
+            self.checkpoint()
+        if evaluator is not None and config.period and self.reason is not Reason.INTERRUPTED:
+            self._judge(evaluator())
+        self.best.save_unjudged(self.acting_vector())
+        state = training.state
+        self.recorder.record_event("end", self.reason.value, env_steps=state.env_steps)
+        document = summarize(
+            self.tables(), wall_seconds=training.seconds, evaluation=self.best.evaluation, base=self._base,
+            policy_lag=training.lag.summary(), env_steps=state.env_steps, updates=state.updates,
+            reason=self.reason.value,
+        )
+        self._close()
+        write_json(self.directory.summary, document)
+        return document
+
+    def _judge(self, evaluator: Evaluator) -> None:
+        """Play with the last policy where a limit ended the run; confirm the best one where nobody has."""
+        state = self.training.state
+        try:
+            if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
+                vector = self.acting_vector()
+                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps), vector)
+            best = self.best.evaluation
+            if best is not None and best.confirmed is None and self.config.evaluation.confirm_episodes:
+                self.best.confirm(evaluator.confirm(self.best.vector()))
+        finally:
+            evaluator.close()
+
+    def _settle(self) -> None:
+        """Record what is still on its way, until every relay has sent its last row and its last counters."""
+        host = self.topology.on_host(0)
+        relays = [self.channels.counters.row(row)["ended"] for row, rank in enumerate(host) if rank.role is Role.RELAY]
+        deadline = time.monotonic() + SETTLE_TIMEOUT
+        bell = self.board.trainer_bell
+        while any(ended.value != 1.0 for ended in relays) and time.monotonic() < deadline:
+            if self.board.command != Command.STOP:
+                break
+            seen = bell.value
+            if not self.training.drain(everything=True):
+                bell.wait(seen, 0.01)
+        self.training.drain(everything=True)
+
+    def abandon(self, error: BaseException) -> None:
+        """After an error: release the others and close what is open; nothing is saved over older checkpoints."""
+        if self.board.command != Command.FAIL:
+            self.board.command = Command.STOP
+        text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
+        self.recorder.record_event("error", text, rank=0)
+        self._close()
+
+    def forget_sockets(self) -> None:
+        """In a copy of the process (`process.leave_process_group`): sockets and threads belong to the original."""
+        self._control = self._sampler = None
+
+    def _close(self) -> None:
+        for part in (self._control, self._sampler, self.recorder):
+            if part is not None:
+                part.close()
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def _record_law(self) -> None:
+        """How probable the picks are, by rank: what the dashboard's replay page draws."""
+        now = time.monotonic()
+        if now < self._next_law:
+            return
+        self._next_law = now + LAW_PERIOD
+        law = self.training.source.law()
+        if law is not None and len(law):
+            law = np.sort(law)[::-1]
+            points = np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)
+            self.recorder.record_snapshot("replay", law=law[points])
+
+    def tables(self) -> np.ndarray:
+        """The counters of all processes on all hosts [ranks, columns]."""
+        return np.concatenate([self.channels.counters.table(), *(mirror.table() for mirror in self.channels.mirrors)])
+
+
+def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
+    """The learner and its acting model; the only place where a run loads torch."""
+    from ddrl.learner import make_learner
+
+    learner = make_learner(topology.config, topology.spec, topology.declaration)
+    return learner, learner.acting_model()
+
+
+def _build_source(topology: Topology) -> Source:
+    from ddrl.replay import make_source
+
+    return make_source(topology.config, topology.schema, topology.declaration.experience)
