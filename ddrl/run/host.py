@@ -47,7 +47,11 @@ class HostChannels:
         self.remote_lanes: list[Lane] = []
         self.mirrors: list[Counters] = []
         if owner:
-            self._create()
+            try:
+                self._create()
+            except BaseException:
+                self.close()
+                raise
         else:
             self.counters = self._keep(Counters.attach(self._name("counters")))
 
@@ -64,6 +68,7 @@ class HostChannels:
             self.remote_lanes.append(self._keep(lane))
             mirror = Counters.create(self._name("mirror", other), len(topology.on_host(other)))
             self.mirrors.append(self._keep(mirror))
+        self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
 
     # -- made or attached ----------------------------------------------------------------------------------------------
 
@@ -71,7 +76,6 @@ class HostChannels:
     def create(cls, topology: Topology, host: int, board: Board) -> HostChannels:
         """Make counters and lanes, and say so on the board (stage CHANNELS)."""
         channels = cls(topology, host, board, owner=True)
-        channels._keep(Blob.create(channels._name("topology"), topology.to_bytes()))
         board.ready = CHANNELS
         return channels
 

@@ -26,7 +26,6 @@ from ddrl.rollout.worker import RolloutWorker
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.process import step_back
-from ddrl.run.topology import Topology
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 MAX_EVALUATION_ENVS = 20
@@ -74,8 +73,16 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
     writer = StepWriter(channels.attach_lane(assignment.index), topology.schema, assignment.index * config.env.num_envs)
     reader = mailbox.reader(topology.row_of(assignment))
     return RolloutWorker(
-        env, ActingPolicy(model), reader, writer, counters, config.rollout, assignment.index, topology.rollouts,
-        member_seed(config.run.seed, assignment.index), channels.board,
+        env,
+        ActingPolicy(model),
+        reader,
+        writer,
+        counters,
+        config.rollout,
+        assignment.index,
+        topology.rollouts,
+        member_seed(config.run.seed, assignment.index),
+        channels.board,
     )
 
 
@@ -89,8 +96,15 @@ class Evaluator:
         self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
         self._turn = 0
 
-    def judge(self, vector: np.ndarray, policy_version: int, env_steps: int, *, turn: int = CONFIRMATION_TURN,
-              stop: Callable[[], bool] | None = None) -> Evaluation:
+    def judge(
+        self,
+        vector: np.ndarray,
+        policy_version: int,
+        env_steps: int,
+        *,
+        turn: int = CONFIRMATION_TURN,
+        stop: Callable[[], bool] | None = None,
+    ) -> Evaluation:
         """Play the evaluation's episodes, and where their mean reaches run.target_return the confirming ones.
 
         `turn` varies the seeds. InterruptedError where `stop` says yes meanwhile.

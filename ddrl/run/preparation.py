@@ -19,8 +19,12 @@ from ddrl.run.task import TaskRecords
 from ddrl.run.topology import Topology
 
 LIVE_SETTINGS = {
-    "learner.lr": "lr", "replay.samples_per_insert": "samples_per_insert", "cluster.scheme": "scheme",
-    "rollout.epsilon_start": "epsilon", "rollout.epsilon_end": "epsilon", "rollout.epsilon_decay_steps": "epsilon",
+    "learner.lr": "lr",
+    "replay.samples_per_insert": "samples_per_insert",
+    "cluster.scheme": "scheme",
+    "rollout.epsilon_start": "epsilon",
+    "rollout.epsilon_end": "epsilon",
+    "rollout.epsilon_decay_steps": "epsilon",
 }
 
 

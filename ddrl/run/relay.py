@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddrl.acting.model import ActingModel
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.errors import ChannelError
-from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.relay import Relay, readers_needed
 from ddrl.rollout.policy import forbid_torch
 from ddrl.run.failure import read_failure, report_failure
+from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.messages import broadcast
-from ddrl.acting.model import ActingModel
-from ddrl.run.host import HostChannels
 from ddrl.run.topology import Topology
 from ddrl.telemetry import HostSampler
 

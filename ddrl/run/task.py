@@ -31,7 +31,6 @@ from ddrl.run.steering import Steering
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
-from ddrl.telemetry.series import SERIES
 
 if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
@@ -74,8 +73,9 @@ class TaskRecords:
 class Task:
     """One training, from its first version to its summary."""
 
-    def __init__(self, topology: Topology, channels: HostChannels, records: TaskRecords,
-                 watch: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, topology: Topology, channels: HostChannels, records: TaskRecords, watch: Callable[[], None] = lambda: None
+    ) -> None:
         config, resume = topology.config, records.resume
         self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
         self.board = channels.board
@@ -92,11 +92,15 @@ class Task:
             learner.load(resume.path / "learner.safetensors")
             source.load(resume.path)
             state, live = TrainingState(**resume.state["training"]), LiveSettings(**resume.state["live"])
-            base = resume.state["totals"] | {"env_steps": float(state.env_steps), "updates": float(state.updates),
-                                             "samples": float(state.samples), "wall_seconds": state.wall_seconds}
+            base = {
+                "env_steps": float(state.env_steps),
+                "updates": float(state.updates),
+                "wall_seconds": state.wall_seconds,
+            }
         mailbox = channels.create_policy(self.model)
-        ends = TrainerEnds(LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters,
-                           topology.schema.dtype)
+        ends = TrainerEnds(
+            LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters, topology.schema.dtype
+        )
         self.training = Training(config, learner, source, ends, state, live)
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._newest_result = -1
@@ -107,8 +111,9 @@ class Task:
         self.steering = Steering(self.training, self.checkpoint, self._plans.ask)
         self._control = None
         if config.telemetry.live:
-            self._control = ControlServer(records.directory.path, config, self.steering.handlers(),
-                                          self.recorder.record_event)
+            self._control = ControlServer(
+                records.directory.path, config, self.steering.handlers(), self.recorder.record_event
+            )
         self._sampler = None
         if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
             self._sampler = HostSampler(channels.counters)
@@ -207,8 +212,10 @@ class Task:
         training.state.wall_seconds = training.seconds
         training.state.cuts += 1
         state = {
-            "training": asdict(training.state), "live": asdict(training.live), "totals": self._totals(),
-            "layout": self.model.layout.digest, "env_id": self.config.env.id,
+            "training": asdict(training.state),
+            "live": asdict(training.live),
+            "layout": self.model.layout.digest,
+            "env_id": self.config.env.id,
             "algorithm": self.topology.declaration.algorithm,
         }
         parts = {"learner.safetensors": training.learner.save, **training.source.parts()}
@@ -223,15 +230,11 @@ class Task:
         period = self.config.run.checkpoint_period
         return (env_steps // period + 1) * period if period else float("inf")
 
-    def _totals(self) -> dict[str, float]:
-        """The run's totals so far, by series: what a resumed run's curves go on from."""
-        latest = self.recorder.latest
-        return {} if latest is None else {one.name: latest.series[one.name] for one in SERIES if one.kind == "total"}
-
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, evaluator: Callable[[], Evaluator] | None = None, *, settle: bool = True,
-               saved: bool = False) -> dict[str, Any]:
+    def finish(
+        self, evaluator: Callable[[], Evaluator] | None = None, *, settle: bool = True, saved: bool = False
+    ) -> dict[str, Any]:
         """Stop everyone, save (unless `saved` already), and write the summary; the summary.
 
         `settle`: wait for experience that is under way. `evaluator` plays with the last policy, and confirms the best
@@ -252,8 +255,13 @@ class Task:
         state = training.state
         self.recorder.record_event("end", self.reason.value, env_steps=state.env_steps)
         document = summarize(
-            self.tables(), wall_seconds=training.seconds, evaluation=self.best.evaluation, base=self._base,
-            policy_lag=training.lag.summary(), env_steps=state.env_steps, updates=state.updates,
+            self.tables(),
+            wall_seconds=training.seconds,
+            evaluation=self.best.evaluation,
+            base=self._base,
+            policy_lag=training.lag.summary(),
+            env_steps=state.env_steps,
+            updates=state.updates,
             reason=self.reason.value,
         )
         self._close()

@@ -33,9 +33,10 @@ DRAIN_BYTES = 1 << 22  # most experience recorded in one move: bounds the time b
 MAX_UPDATES = 16  # between two looks at the lanes: bounds how long a lane can stay full
 STATISTICS_PERIOD = 32  # [updates] between looks at loss and gradient norm, which would stop an accelerator each time
 COUNTERS = (
-    "env_steps rows_recorded updates samples publishes publish_deferred grad_norm learn_seconds sample_seconds "
-    "record_seconds publish_seconds wait_seconds lag_p50 lag_p99 policy_version rollout_wait epsilon heartbeat"
-).split()
+    *("env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "policy_version"),
+    *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds"),
+    *("lag_p50", "lag_p99", "rollout_wait", "epsilon", "heartbeat"),
+)
 
 
 class Move(StrEnum):
@@ -83,8 +84,15 @@ class TrainerEnds:
 class Training:
     """One learner with its source of experience, fed by lanes, publishing to one mailbox."""
 
-    def __init__(self, config: Config, learner: Learner, source: Source, ends: TrainerEnds, state: TrainingState,
-                 live: LiveSettings) -> None:
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        source: Source,
+        ends: TrainerEnds,
+        state: TrainingState,
+        live: LiveSettings,
+    ) -> None:
         self.config, self.learner, self.source, self.ends = config, learner, source, ends
         self.state, self.live = state, live
         self.lag = LagMeter(state.policy_version)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 TINY = [
     "--set",
     "run.max_env_steps=3000",
@@ -29,6 +30,8 @@ TINY = [
     "evaluation.period=1000",
     "--set",
     "evaluation.episodes=4",
+    "--set",
+    "evaluation.confirm_episodes=0",
     "--set",
     "run.checkpoint_period=1000",
     "--set",
@@ -53,21 +56,26 @@ def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[s
 def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.CompletedProcess[str]:
     """`mpirun -n RANKS python -m ddrl.run ARGUMENTS` with more ranks than cores allowed."""
     return subprocess.run(
-        _mpirun(ranks, arguments), capture_output=True, text=True, timeout=limit, env={**os.environ, **MPI_ENVIRONMENT}
+        mpirun_command(ranks, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env={**os.environ, **MPI_ENVIRONMENT},
     )
 
 
 def start_mpirun(ranks: int, *arguments: str) -> subprocess.Popen[bytes]:
     """The same, not waited for; what it prints is thrown away."""
     return subprocess.Popen(
-        _mpirun(ranks, arguments),
+        mpirun_command(ranks, *arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **MPI_ENVIRONMENT},
     )
 
 
-def _mpirun(ranks: int, arguments: tuple[str, ...]) -> list[str]:
+def mpirun_command(ranks: int, *arguments: str) -> list[str]:
+    """The command line."""
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     assert launcher, "mpirun is not installed: pip install 'ddrl[mpi]'"

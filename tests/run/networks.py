@@ -20,3 +20,16 @@ class WrongOutputs(Linear):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return self.layer(observation)[:, :1]
+
+
+class Dropout(nn.Module):
+    """Draws from torch's global random state while it learns."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(spec.observation.size, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, spec.num_actions)
+        )
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.layers(observation)

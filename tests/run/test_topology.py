@@ -2,9 +2,9 @@
 
 import pytest
 
+from ddrl.core.algorithm import Declaration
 from ddrl.core.config import ChannelConfig, Config, EnvConfig, ReplayConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.core.algorithm import Declaration
 from ddrl.run.topology import LANE_ROWS, Topology
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)

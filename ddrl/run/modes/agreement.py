@@ -1,14 +1,15 @@
 """How the ranks of a job begin and end together: everyone says whether it could, and everyone hears it.
 
-Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A rank
-that failed takes part all the same, so that nobody waits for it; the lowest one that failed says why, once.
+Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A
+rank that failed takes part all the same, so that nobody waits for it; the lowest one that failed says why, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,21 +42,40 @@ class Agreement:
         rank, lowest = self._world.Get_rank(), int(self._lowest[0])
         if lowest == self._world.Get_size():
             return
-        if self._error is not None and rank == lowest and rank != 0:
+        if self._error is not None and rank == lowest and rank != 0:  # rank 0 raises its error itself
             print(f"ddrl: {describe(self._error, f'rank {rank}')}", file=sys.stderr, flush=True)
-        raise JobFailed(str(self._error) if rank == lowest == 0 else "") from self._error
+        raise JobFailed("")
 
 
-def part(world: MPI.Comm, run_id: str, *, failed: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait until no rank needs any host's channels. After a failure at most END_TIMEOUT: then the job is aborted."""
+@contextlib.contextmanager
+def abort_on_error(world: MPI.Comm) -> Iterator[None]:
+    """End the whole job where this rank fails before the others could hear of it in any other way."""
+    try:
+        yield
+    except BaseException as error:
+        print(f"ddrl: {describe(error, f'rank {world.Get_rank()}')}", file=sys.stderr, flush=True)
+        world.Abort(1)
+
+
+def part(
+    world: MPI.Comm,
+    meanwhile: Callable[[], object] = lambda: None,
+    run_id: str = "",
+    error: BaseException | None = None,
+) -> None:
+    """Wait until no rank needs any host's channels.
+
+    The trainer says which `error` ended the job, if one did, and waits for at most END_TIMEOUT then: it removes this
+    machine's channels and aborts the job.
+    """
     deadline = time.monotonic() + END_TIMEOUT
 
     def look() -> None:
         meanwhile()
-        if failed and time.monotonic() > deadline:
-            if run_id:
-                unlink_run(run_id)
+        if error is not None and time.monotonic() > deadline:
+            if str(error):
+                print(f"ddrl: {error}", file=sys.stderr, flush=True)
+            unlink_run(run_id)
             world.Abort(1)
 
     wait_for(world.Ibarrier(), look)
-

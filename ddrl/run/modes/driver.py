@@ -12,7 +12,9 @@ from ddrl.run.task import Outcome, Reason, Task
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
 
 
-def drive(task: Task, interrupts: Interrupts, save_elsewhere: Callable[[Task], bool] = lambda task: False) -> dict[str, Any]:
+def drive(
+    task: Task, interrupts: Interrupts, save_elsewhere: Callable[[Task], bool] = lambda task: False
+) -> dict[str, Any]:
     """Turn by turn to the end; the summary. After an error the task is abandoned and the error raised.
 
     `save_elsewhere` is asked after SIGTERM, between two draws: whether it has saved already.

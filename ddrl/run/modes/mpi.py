@@ -15,7 +15,7 @@ from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.run.failure import JobFailed, describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.messages import broadcast, host_names
-from ddrl.run.modes.agreement import Agreement, part
+from ddrl.run.modes.agreement import Agreement, abort_on_error, part
 from ddrl.run.process import ignore_interrupts
 from ddrl.run.topology import Topology
 
@@ -35,10 +35,13 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    names = host_names(world)
+    with abort_on_error(world):  # until everyone has the topology, nobody else can know of a failure
+        names = host_names(world)
+        if world.Get_rank() != 0:
+            ignore_interrupts()
+            message = broadcast(world, None)
     if world.Get_rank() != 0:
-        ignore_interrupts()
-        return _follow(world, broadcast(world, None)), None
+        return _follow(world, message), None
     try:
         preparation = prepare()
         config = preparation.config
@@ -51,7 +54,8 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     except BaseException:
         broadcast(world, b"")
         raise
-    broadcast(world, message)
+    with abort_on_error(world):
+        broadcast(world, message)
     return 0, (lead(world, topology, records), records.directory)
 
 
@@ -60,6 +64,7 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
     if not message:
         return 1  # rank 0 says what is wrong
     topology: Topology | None = None
+    board: Board | None = None
     channels: HostChannels | None = None
     trouble: BaseException | None = None
     status = 1
@@ -79,9 +84,11 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
     except JobFailed:
         pass  # said by the lowest rank that failed
     finally:
-        part(world, topology.run_id if topology is not None else "", failed=status != 0)
+        part(world)
         if channels is not None:
             channels.close()
+        elif board is not None:
+            board.unlink()
     return status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
+from ddrl.run.failure import JobFailed
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.modes.agreement import Agreement, part
@@ -29,7 +31,7 @@ def lead(world: MPI.Comm, topology: Topology, records: TaskRecords) -> dict[str,
     board: Board | None = None
     channels: HostChannels | None = None
     standing: Agreement | None = None
-    failed = True
+    trouble: BaseException | None = None
     try:
         sweep_dead()
         sweep_open_mpi()
@@ -43,17 +45,17 @@ def lead(world: MPI.Comm, topology: Topology, records: TaskRecords) -> dict[str,
             except BaseException as error:
                 task.abandon(error)
                 raise
-            summary = drive(task, interrupts, _save_in_a_copy)
-        failed = False
-        return summary
+            return drive(task, interrupts, _save_in_a_copy)
     except BaseException as error:
+        trouble = error
         if board is not None:
             board.command = Command.FAIL
         if standing is None:
-            Agreement(world, error).wait()
+            with contextlib.suppress(JobFailed):  # it is this error
+                Agreement(world, error).wait()
         raise
     finally:
-        part(world, topology.run_id, failed=failed, meanwhile=lambda: _discard(channels))
+        part(world, lambda: _discard(channels), topology.run_id, trouble)
         if channels is not None:
             channels.close()
         elif board is not None:

@@ -1,0 +1,113 @@
+"""A failure anywhere reaches everyone: one message, a nonzero exit within seconds, nothing left in shared memory."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.run.launch import MPI_ENVIRONMENT, ROOT, TINY, mpirun_command
+
+RANKS, RELAYS = 9, 3
+TRAINER, ROOT_RELAY, EVALUATOR, RELAY, ROLLOUT = 0, 1, 2, 3, 4  # one rank of each role
+LIMIT = 15.0  # [s] from the fault to the end of the job
+
+# (rank, function of ddrl, which of its calls): from the first line of a role to its last.
+PLACES = [
+    # start-up
+    (TRAINER, "host_names", 1),
+    (ROLLOUT, "host_names", 1),
+    (TRAINER, "Preparation.__init__", 1),
+    (TRAINER, "probe_spec", 1),
+    (TRAINER, "describe", 1),
+    (TRAINER, "assign_roles", 1),
+    (TRAINER, "check_cluster", 1),
+    (TRAINER, "RunDirectory.create", 1),
+    (TRAINER, "Topology.to_bytes", 1),
+    (ROLLOUT, "Topology.from_bytes", 1),
+    (RELAY, "Topology.from_bytes", 1),
+    (TRAINER, "Board.create", 1),
+    (RELAY, "Board.create", 1),
+    (TRAINER, "HostChannels.create", 1),
+    (RELAY, "HostChannels._create", 1),
+    (RELAY, "Lane.create", 2),
+    (TRAINER, "make_learner", 1),
+    (TRAINER, "Task.__init__", 1),
+    (TRAINER, "BestPolicy.__init__", 1),
+    (TRAINER, "HostChannels.create_policy", 1),
+    (TRAINER, "Recorder.__init__", 1),
+    (TRAINER, "Task.start", 1),
+    (ROOT_RELAY, "relay_process", 1),
+    (RELAY, "relay_process", 1),
+    (RELAY, "HostChannels.create_policy", 1),
+    (ROOT_RELAY, "HostChannels.attach", 1),
+    (ROLLOUT, "member_process", 1),
+    (ROLLOUT, "HostChannels.attach", 1),
+    (ROLLOUT, "make_worker", 1),
+    (EVALUATOR, "evaluate_versions", 1),
+    (EVALUATOR, "Evaluator.__init__", 1),
+    # planning
+    (ROOT_RELAY, "measure_links", 1),
+    (RELAY, "measure_links", 1),
+    (ROOT_RELAY, "choose", 1),
+    (ROOT_RELAY, "make_plan", 1),
+    # training
+    (TRAINER, "Training.drain", 20),
+    (TRAINER, "Training._account", 10),
+    (TRAINER, "Training.publish", 3),
+    (TRAINER, "Task.look", 4),
+    (TRAINER, "Task.accept", 1),
+    (ROLLOUT, "RolloutWorker.step", 30),
+    (ROLLOUT, "RolloutWorker.report", 2),
+    (EVALUATOR, "Evaluator.judge", 1),
+    (EVALUATOR, "play_episodes", 1),
+    (ROOT_RELAY, "RootRelay.progress", 200),
+    (RELAY, "HostRelay.progress", 200),
+    # checkpoint
+    (TRAINER, "Task.checkpoint", 1),
+    (TRAINER, "write_checkpoint", 2),
+    # end
+    (TRAINER, "Task.finish", 1),
+    (TRAINER, "Task._settle", 1),
+    (TRAINER, "summarize", 1),
+    (RELAY, "HostRelay._end", 1),
+    (ROOT_RELAY, "RootRelay._end", 1),
+    (ROLLOUT, "RolloutWorker.release", 1),
+]
+QUICK = PLACES[::6]
+
+
+def fails_in_order(rank: int, function: str, count: int, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(
+        mpirun_command(RANKS, *TINY, "--set", f"cluster.relays={RELAYS}", "--set", f"run.dir={tmp_path / 'run'}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            **os.environ,
+            **MPI_ENVIRONMENT,
+            "DDRL_TEST_FAULT": f"{rank}:{function}:{count}",
+            "PYTHONPATH": f"{Path(__file__).parent / 'faults'}:{ROOT}",
+        },
+    )
+    try:
+        out, _ = process.communicate(timeout=60.0)
+    finally:
+        process.kill()
+    assert process.returncode != 0, out
+    assert out.count("RuntimeError: the injected fault in") == 1, out
+    assert "Segmentation" not in out
+    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("ddrl-")}
+    assert not left, left
+
+
+@pytest.mark.parametrize(("rank", "function", "count"), QUICK)
+def test_an_exception_ends_the_job_with_one_message(rank: int, function: str, count: int, tmp_path: Path) -> None:
+    fails_in_order(rank, function, count, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rank", "function", "count"), [place for place in PLACES if place not in QUICK])
+def test_an_exception_at_any_other_place_does_too(rank: int, function: str, count: int, tmp_path: Path) -> None:
+    fails_in_order(rank, function, count, tmp_path)
