@@ -15,6 +15,7 @@ import pytest
 import ddrl
 from ddrl.core.config import Config
 from ddrl.core.settings import config_from_toml, describe_settings, load_config
+from ddrl.run.cli import tasks
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for path in (ROOT / "ddrl").rglob("*.py"))
@@ -45,10 +46,14 @@ def test_help_lists_every_setting_with_type_default_and_unit():
     lines = {
         line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ") and "." in line.split()[0]
     }
+    task = load_config(tasks()["cartpole"])
     for info in describe_settings():
         line = lines[info.name]
+        section, _, name = info.name.partition(".")
+        value = getattr(getattr(task, section), name)
         assert info.type in line
-        assert str(info.default) in line or info.default == ""
+        assert str(value) in line or value == ""
+        assert all(choice in line for choice in info.choices)
         assert f"[{info.unit}]" in line or not info.unit
         assert info.doc in line
 

@@ -32,6 +32,7 @@ class SettingInfo:
     default: Any
     unit: str
     doc: str
+    choices: tuple[str, ...] = ()
 
 
 def describe_settings() -> list[SettingInfo]:
@@ -125,7 +126,9 @@ def _describe(section: str, component: Any) -> Iterable[SettingInfo]:
         default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
         kind = hints[item.name]
         name = str(kind).replace("typing.", "") if hasattr(kind, "__args__") else kind.__name__
-        yield SettingInfo(f"{section}.{item.name}", name, default, item.metadata["unit"], item.metadata["doc"])
+        meta = item.metadata
+        choices = plugins.names(meta["plugin"]) if meta["plugin"] else meta["choices"]
+        yield SettingInfo(f"{section}.{item.name}", name, default, meta["unit"], meta["doc"], choices)
 
 
 def _to_tree(config: Config) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.settings import describe_settings, load_config
+from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
 
 TASKS = Path(__file__).parents[1] / "tasks"
 DEFAULT_TASK = "cartpole"
@@ -48,13 +48,14 @@ def tasks() -> dict[str, Path]:
 
 
 def parse(arguments: list[str]) -> Command:
-    """Read the command line; --help prints every setting and exits."""
+    """Read the command line; --help prints every setting with what it is in the task named, and exits."""
     parser = argparse.ArgumentParser(
         prog="python -m ddrl.run",
         description="Train a policy with one trainer and many rollouts.",
-        epilog=_settings_table() + "\n" + EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action="store_true", help="show this and every setting, and exit")
     parser.add_argument(
         "task",
         nargs="?",
@@ -75,12 +76,22 @@ def parse(arguments: list[str]) -> Command:
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error as well")
     known = parser.parse_args(arguments)
+    if known.help:
+        config = load_config(_task_path(known.task), known.overrides)
+        parser.epilog = f"{_settings_table(config)}\n{EXAMPLES}".replace("%", "%%")
+        parser.print_help()
+        parser.exit()
     if known.resume is not None and known.task is not None:
         raise ConfigError(
             f"--resume takes its settings from the run itself: leave out '{known.task}', or change settings with --set"
         )
     return Command(
-        _task_path(known.task), tuple(known.overrides), known.serial, known.resume, known.print_config, known.traceback
+        _task_path(known.task),
+        tuple(known.overrides),
+        known.serial,
+        known.resume,
+        known.print_config,
+        known.traceback,
     )
 
 
@@ -96,12 +107,22 @@ def _task_path(name: str | None) -> Path:
     return path
 
 
-def _settings_table() -> str:
-    lines = ["settings (section.name  type  default  [unit]  meaning):"]
+def _settings_table(config: Config) -> str:
+    lines = [f"settings (section.name  type  value in {config.env.id}'s task  [unit]  meaning):"]
     for info in describe_settings():
-        unit = f" [{info.unit}]" if info.unit else ""
-        lines.append(f"  {info.name:<32} {info.type:<8} {_shown(info.default):<16}{unit} {info.doc}")
-    return "\n".join(lines).replace("%", "%%") + "\n"
+        section, _, name = info.name.partition(".")
+        lines.append(_line(info, getattr(getattr(config, section), name)))
+    lines += ["", "settings of algorithms, selectors and the like, each of use where it is chosen:"]
+    for info in describe_plugin_settings():
+        table, _, name = info.name.rpartition(".")
+        lines.append(_line(info, config.tables.get(table, {}).get(name, info.default)))
+    return "\n".join(lines) + "\n"
+
+
+def _line(info: SettingInfo, value: Any) -> str:
+    unit = f" [{info.unit}]" if info.unit else ""
+    choices = f" One of: {', '.join(info.choices)}." if info.choices else ""
+    return f"  {info.name:<32} {info.type:<8} {_shown(value):<16}{unit} {info.doc}{choices}"
 
 
 def _shown(value: Any) -> str:
