@@ -35,3 +35,46 @@ class Walk(gymnasium.Env):
 
 def walk(fail_at: int = -1, die_at: int = -1) -> Walk:
     return Walk(fail_at, die_at)
+
+
+class Chain(gymnasium.Env):
+    """Six states in a row: on the right end waits 1, but leaving at once gives 0.2. A discount near 1 goes right."""
+
+    observation_space = gymnasium.spaces.Discrete(6)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place = 0
+        return self._place, {}
+
+    def step(self, action):
+        if action == 0:
+            return self._place, 0.2, True, False, {}
+        self._place += 1
+        return self._place, float(self._place == 5), self._place == 5, False, {}
+
+
+class Bandit(gymnasium.Env):
+    """One step: the action that the observation names gives 1, another 0."""
+
+    observation_space = gymnasium.spaces.Discrete(4)
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._arm = int(self.np_random.integers(4))
+        return self._arm, {}
+
+    def step(self, action):
+        return self._arm, float(action == self._arm), True, False, {}
+
+
+def chain() -> gymnasium.Env:
+    """A chain of six states."""
+    return Chain()
+
+
+def bandit() -> gymnasium.Env:
+    """A contextual bandit of four arms."""
+    return Bandit()

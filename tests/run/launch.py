@@ -11,34 +11,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "--set",
-    "run.max_env_steps=3000",
-    "--set",
-    "replay.min_size=200",
-    "--set",
-    "rollout.warmup_steps=200",
-    "--set",
-    "env.num_envs=4",
-    "--set",
-    "learner.hidden=[16]",
-    "--set",
-    "learner.batch_size=16",
-    "--set",
-    "replay.samples_per_insert=2",
-    "--set",
-    "evaluation.period=1000",
-    "--set",
-    "evaluation.episodes=4",
-    "--set",
-    "evaluation.confirm_episodes=0",
-    "--set",
-    "run.checkpoint_period=1000",
-    "--set",
-    "run.target_return=1000.0",
-    "--set",
-    "telemetry.period=0.2",
-]
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -46,6 +18,28 @@ MPI_ENVIRONMENT = {
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def settings(*assignments: str) -> list[str]:
+    """`section.name=value` assignments as arguments."""
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+TINY = settings(
+    "run.max_env_steps=3000",
+    "replay.min_size=200",
+    "rollout.warmup_steps=200",
+    "env.num_envs=4",
+    "learner.hidden=[16]",
+    "learner.batch_size=16",
+    "replay.samples_per_insert=2",
+    "evaluation.period=1000",
+    "evaluation.episodes=4",
+    "evaluation.confirm_episodes=0",
+    "run.checkpoint_period=1000",
+    "run.target_return=1000.0",
+    "telemetry.period=0.2",
+)
 
 
 def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[str]:

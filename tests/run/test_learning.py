@@ -1,0 +1,49 @@
+"""Learning from end to end on tiny problems with known answers, in every mode: the optimal return, from a fixed seed.
+
+A wrong discount, no exploration, priorities that never come back, an evaluator that does not play what was learned or a
+worse policy kept as the best: each of them misses the answer.
+"""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.run.launch import ddrl, mpirun, settings, summary
+
+PROBLEMS = {  # environment, its settings, the optimal return
+    "chain": ("tests.run.environments:chain", "{}", 1.0),
+    "bandit": ("tests.run.environments:bandit", "{}", 1.0),
+    "FrozenLake": ("FrozenLake-v1", "{is_slippery = false}", 1.0),
+}
+MODES = {
+    "serial": partial(ddrl, "--serial"),
+    "local": ddrl,
+    "mpirun": partial(mpirun, 9, "--set", "cluster.relays=3"),
+}
+QUICK = settings(
+    "run.max_env_steps=30000", "run.checkpoint_period=0", "run.seed=5", "env.num_envs=4", "replay.min_size=200",
+    "replay.n_step=1", "rollout.warmup_steps=200", "rollout.epsilon_decay_steps=4000", "rollout.epsilon_end=0.1",
+    "learner.hidden=[32]", "learner.batch_size=32", "learner.lr=3e-3", "learner.discount=0.95",
+    "learner.target_period=50", "replay.samples_per_insert=16", "evaluation.period=500", "evaluation.episodes=8",
+    "evaluation.confirm_episodes=20",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_optimal_return_is_reached(problem: str, mode: str, tmp_path: Path) -> None:
+    env, kwargs, optimum = PROBLEMS[problem]
+    wanted = settings(
+        f"env.id={env}", f"env.kwargs={kwargs}", f"run.target_return={optimum}", f"run.dir={tmp_path / 'run'}"
+    )
+    done = MODES[mode](*QUICK, *wanted)
+    assert done.returncode == 0, done.stderr
+    written = summary(tmp_path / "run")
+    assert written["reason"] == "run.target_return reached", done.stdout
+    assert written["evaluation"] == {"mean": optimum, "std": 0.0, "episodes": 20}
+    command = [sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "10", "--json"]
+    assert json.loads(subprocess.run(command, capture_output=True, text=True).stdout)["mean"] == optimum
