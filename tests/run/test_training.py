@@ -1,0 +1,201 @@
+"""Training's moves against a learner and a source that note what is asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddrl.channels.board import Board
+from ddrl.channels.counters import Counters
+from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.mailbox import Mailbox
+from ddrl.core.config import Config, LearnerConfig, RolloutConfig, RunConfig
+from ddrl.core.messages import VersionStamp
+from ddrl.core.rows import row_schema
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.run.training import LiveSettings, Move, TrainerEnds, Training, TrainingState
+
+SCHEMA = row_schema(EnvSpec("fake", ArraySpec((1,), "float32"), 2))
+NBYTES = 64
+
+
+@dataclass
+class FakeSource:
+    """Takes every row; one draw for each row recorded."""
+
+    room: int = 1 << 20
+    recorded: int = 0
+    drawn: int = 0
+    written_back: list[Any] = field(default_factory=list)
+    progress: list[float] = field(default_factory=list)
+
+    def insertable(self) -> int:
+        return self.room
+
+    def record(self, rows: np.ndarray, newest_version: int) -> int:
+        self.recorded += len(rows)
+        return len(rows)
+
+    def ready(self) -> bool:
+        return self.drawn < self.recorded
+
+    def sample(self) -> Any:
+        self.drawn += 1
+        return SimpleNamespace(count=4, policy_version=np.zeros(4, np.uint64), number=self.drawn)
+
+    def learned(self, batch: Any, priority: Any) -> None:
+        self.written_back.append((batch.number, priority))
+
+    def anneal(self, progress: float) -> None:
+        self.progress.append(progress)
+
+    def figures(self) -> dict[str, float]:
+        return {"replay_size": float(self.recorded)}
+
+
+class FakeLearner:
+    """Two parts, the second of which is updated at every other draw."""
+
+    parts = ("critic", "actor")
+    figures = ()
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.progress: list[float] = []
+        self.lr = 1.0
+
+    def prepare(self, source: FakeSource) -> Any:
+        yield source.sample()
+
+    def gradient(self, batch: Any, part: str, *, statistics: bool) -> Any:
+        self.calls.append(("gradient", part))
+        if part == "actor" and batch.number % 2:
+            return None
+        return SimpleNamespace(part=part, priority=batch.number * 10 if part == "critic" else None, figures={})
+
+    def apply(self, gradient: Any) -> None:
+        self.calls.append(("apply", gradient.part))
+
+    def anneal(self, progress: float) -> None:
+        self.progress.append(progress)
+        self.lr = 1.0 - progress
+
+    def acting_vector(self) -> np.ndarray:
+        return np.full(NBYTES, len(self.calls) % 256, np.uint8)
+
+
+def make(**changes: Any) -> tuple[Training, FakeLearner, FakeSource, Lane, Mailbox]:
+    config = Config(
+        run=RunConfig(max_env_steps=100),
+        learner=LearnerConfig(publish_period=2, batch_size=4),
+        rollout=RolloutConfig(epsilon_start=1.0, epsilon_end=0.5, epsilon_decay_steps=10),
+    )
+    lane, mailbox = Lane.create(None, SCHEMA.dtype, 256), Mailbox.create(None, NBYTES, 3, 2)
+    counters = Counters.create(None, 1)
+    ends = TrainerEnds(LaneSet([lane]), mailbox, Board.create(None), counters.row(0), SCHEMA.dtype)
+    learner, source = FakeLearner(), FakeSource()
+    return (
+        Training(config, learner, source, ends, TrainingState(), LiveSettings(**changes)),
+        learner,
+        source,
+        lane,
+        mailbox,
+    )  # type: ignore[arg-type]
+
+
+def push(lane: Lane, count: int) -> None:
+    lane.push(np.zeros(count, SCHEMA.dtype))
+
+
+def cycle(training: Training) -> bool:
+    moved = False
+    while training.turn():
+        moved = True
+    return moved
+
+
+def test_priorities_of_the_critic_are_written_back_for_the_draw_they_belong_to() -> None:
+    training, _, source, lane, _ = make()
+    push(lane, 3)
+    cycle(training)
+    assert source.written_back == [(1, 10), (2, 20), (3, 30)]
+
+
+def test_a_part_that_is_skipped_is_not_applied() -> None:
+    training, learner, _, lane, _ = make()
+    push(lane, 2)
+    cycle(training)
+    critic, actor = ("gradient", "critic"), ("gradient", "actor")
+    first, second = [critic, ("apply", "critic"), actor], [critic, ("apply", "critic"), actor, ("apply", "actor")]
+    assert learner.calls == first + second
+    assert training.state.updates == 2
+    assert training.state.samples == 8
+
+
+def test_every_publish_period_a_version_goes_out_with_its_stamp_and_schedules_are_annealed() -> None:
+    training, learner, source, lane, mailbox = make()
+    push(lane, 5)
+    cycle(training)
+    assert training.state.policy_version == mailbox.newest == 1  # four of the five updates
+    pin = mailbox.reader(0).pin()
+    assert pin is not None
+    assert VersionStamp.of(pin.values) == VersionStamp(5.0, 0.75, 4.0)
+    assert learner.progress == source.progress == [0.05, 0.05]
+    assert learner.lr == pytest.approx(0.95)
+
+
+def test_what_was_set_live_stands_in_for_the_schedules() -> None:
+    training, learner, _, lane, mailbox = make(lr=0.125, epsilon=0.01)
+    push(lane, 2)
+    cycle(training)
+    pin = mailbox.reader(0).pin()
+    assert pin is not None
+    assert VersionStamp.of(pin.values).epsilon == 0.01
+    assert learner.lr == 0.125
+
+
+def test_nothing_is_recorded_beyond_the_limit_or_beyond_what_the_source_takes() -> None:
+    training, _, source, lane, _ = make()
+    source.room = 7
+    push(lane, 20)
+    training.turn()
+    assert source.recorded == 7
+    source.room = 1 << 20
+    push(lane, 200)
+    cycle(training)
+    training.drain(everything=True)
+    assert source.recorded == training.state.env_steps == 100
+    assert training.ends.lanes.pending == 0
+
+
+def test_an_idle_cycle_says_so_and_an_ending_one_begins_no_draw() -> None:
+    training, learner, source, lane, _ = make()
+    assert not training.turn()
+    assert training.next_move is Move.DRAIN
+    push(lane, 10)
+    assert training.turn()
+    assert training.next_move is Move.GRADIENT
+    training.ending = True
+    while not training.at_boundary:
+        training.turn()
+    assert source.drawn == 1  # the draw that was under way
+    assert ("apply", "critic") in learner.calls
+
+
+def test_a_mailbox_without_a_free_slot_puts_a_publish_off() -> None:
+    training, _, _, _, mailbox = make()
+    readers = [mailbox.reader(place, firm=True) for place in (0, 1)]
+    for reader in readers:  # whose pins the writer must not take
+        training.publish()
+        assert reader.pin() is not None
+    training.publish()
+    training.publish()  # two slots are pinned, and the third holds the newest version
+    assert training.ends.counters["publish_deferred"].value == 1.0
+    assert training.state.policy_version == mailbox.newest == 2
+    readers[0].unpin()
+    training.publish()
+    assert training.state.policy_version == mailbox.newest == 3
