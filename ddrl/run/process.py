@@ -17,11 +17,12 @@ from types import FrameType
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_PDEATHSIG = 1
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupts:
-    """Notes that a stop was asked for: Ctrl-C, SIGTERM and SIGUSR1 ask for a clean stop; a second Ctrl-C ends at once.
+    """Notes that a stop was asked for: Ctrl-C, SIGTERM, SIGHUP (the terminal was closed) and SIGUSR1 ask for a clean
+    stop; a second Ctrl-C ends at once.
 
     Use as a context in the main thread of the trainer's process. Nothing is done inside a signal handler but to set
     flags; who drives the task looks at them between two moves.
@@ -83,11 +84,16 @@ def step_back() -> None:
     os.nice(MEMBER_NICENESS)
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request stood
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if is_orphan(parent):  # it ended before the request stood
         sys.exit(1)
+
+
+def is_orphan(parent: int) -> bool:
+    """Whether `parent`, which started this process, has ended."""
+    return os.getppid() != parent
 
 
 def set_torch_threads(threads: int) -> None:

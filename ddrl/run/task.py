@@ -296,7 +296,13 @@ class Task:
         self.training.drain(everything=True)
 
     def abandon(self, error: BaseException) -> None:
-        """After an error: release the others and close what is open; nothing is saved over older checkpoints."""
+        """After an error: release the others and close what is open.
+
+        Where another process failed, training itself is whole, and is saved; after an error of its own, older
+        checkpoints stay the newest.
+        """
+        if isinstance(error, JobFailed) and self.training.at_boundary and self.training.state.policy_version >= 0:
+            self.checkpoint()
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from tests.run.launch import TINY, ddrl, mpirun, segments_of, start_mpirun, summary
+from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, start_mpirun, summary
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
 
@@ -94,10 +95,16 @@ def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
     assert "Traceback" not in done.stderr
+    assert any((tmp_path / "run" / "checkpoints").glob("0*"))  # the trainer is whole, and what it learned is kept
+    assert segments_of(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("mode", [[], ["--serial"]], ids=["local", "serial"])
-def test_ctrl_c_saves_and_says_how_to_resume(mode, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [([], signal.SIGINT), (["--serial"], signal.SIGINT), ([], signal.SIGHUP), ([], signal.SIGTERM)],
+    ids=["local", "serial", "terminal closed", "terminated"],
+)
+def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
     run = tmp_path / "run"
     process = subprocess.Popen(
         [
@@ -117,7 +124,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(mode, tmp_path):
         start_new_session=True,
     )
     wait_for_updates(run)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert f"--resume {run}" in out + errors
@@ -153,7 +160,8 @@ def wait_for_updates(run) -> None:
         time.sleep(0.05)
 
 
-def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
+@pytest.mark.parametrize("threads", [1, 2])  # parallel kernels leave threads that no copy of the process has
+def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(threads, tmp_path):
     run = tmp_path / "run"
     process = start_mpirun(
         4,
@@ -162,6 +170,7 @@ def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
         "run.max_env_steps=100000000",
         "--set",
         "run.checkpoint_period=1000",
+        *("--set", f"learner.threads={threads}", "--set", "learner.hidden=[256, 256]"),
         "--set",
         f"run.dir={run}",
     )
@@ -178,3 +187,37 @@ def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(tmp_path):
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
+
+
+def test_when_mpirun_is_killed_the_trainer_saves_and_nobody_stays(tmp_path):
+    run = tmp_path / "run"
+    process = start_mpirun(6, *TINY, *settings("run.max_env_steps=100000000", "cluster.relays=2", f"run.dir={run}"))
+    wait_for_updates(run)
+    process.kill()
+    process.wait()
+    wait_until(lambda: (run / "summary.json").exists(), 30, "nothing was saved")
+    wait_until(lambda: not ranks_of(run), 30, "ranks stay behind")
+    assert summary(run)["reason"] == "interrupted"
+    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={summary(run)['env_steps'] + 500}")
+    assert done.returncode == 0, done.stderr
+    assert segments_of(run) == []
+
+
+def ranks_of(run) -> list[str]:
+    """Processes whose command line names the run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue  # it has ended meanwhile
+        if str(run).encode() in words:
+            found.append(path.parent.name)
+    return found
+
+
+def wait_until(condition, seconds: float, trouble: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, trouble
+        time.sleep(0.05)

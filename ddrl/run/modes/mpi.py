@@ -6,6 +6,8 @@ modules of their own.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from ddrl.run.failure import JobFailed, describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.messages import broadcast, host_names
 from ddrl.run.modes.agreement import Agreement, abort_on_error, part
-from ddrl.run.process import ignore_interrupts
+from ddrl.run.process import die_with, ignore_interrupts
 from ddrl.run.topology import Topology
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    launcher = os.getppid()
+    # Rank 0 saves when its launcher is killed; the others, which hold nothing, end at once.
+    die_with(launcher, signal.SIGTERM if world.Get_rank() == 0 else signal.SIGKILL)
     with abort_on_error(world):  # until everyone has the topology, nobody else can know of a failure
         names = host_names(world)
         if world.Get_rank() != 0:
@@ -56,7 +61,7 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         raise
     with abort_on_error(world):
         broadcast(world, message)
-    return 0, (lead(world, topology, records), records.directory)
+    return 0, (lead(world, topology, records, launcher), records.directory)
 
 
 def _follow(world: MPI.Comm, message: bytes) -> int:

@@ -16,7 +16,7 @@ from ddrl.run.host import HostChannels, board_name
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.modes.agreement import Agreement, part
 from ddrl.run.modes.driver import drive
-from ddrl.run.process import Interrupts, ended_well, leave_process_group
+from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
 from ddrl.run.task import Task, TaskRecords
 from ddrl.run.topology import Topology
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DISCARDED_ROWS = 64
 
 
-def lead(world: MPI.Comm, topology: Topology, records: TaskRecords) -> dict[str, Any]:
+def lead(world: MPI.Comm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
     """Train to the end; the summary. The learner is built while the other ranks still start."""
     board: Board | None = None
     channels: HostChannels | None = None
@@ -55,7 +55,7 @@ def lead(world: MPI.Comm, topology: Topology, records: TaskRecords) -> dict[str,
                 Agreement(world, error).wait()
         raise
     finally:
-        part(world, lambda: _discard(channels), topology.run_id, trouble)
+        part(world, lambda: _discard(channels, launcher), topology.run_id, trouble)
         if channels is not None:
             channels.close()
         elif board is not None:
@@ -87,8 +87,13 @@ def _tell(text: str) -> None:
         return
 
 
-def _discard(channels: HostChannels | None) -> None:
-    """Take rows that came after the end, so that no relay waits for room in a lane."""
+def _discard(channels: HostChannels | None, launcher: int) -> None:
+    """Take rows that came after the end, so that no relay waits for room in a lane. Without its launcher the job has no
+    other rank left: end here."""
+    if is_orphan(launcher):
+        if channels is not None:
+            unlink_run(channels.topology.run_id)
+        os._exit(1)
     if channels is not None:
         rows = np.zeros(DISCARDED_ROWS, channels.topology.schema.dtype)
         LaneSet(channels.drained_lanes()).drain(rows)
