@@ -18,6 +18,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config
 from ddrl.core.roles import Assignment, Role
+from ddrl.core.rows import row_schema
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
 from ddrl.rollout.policy import ActingPolicy, forbid_torch
@@ -78,7 +79,13 @@ def make_worker(
     """One rollout with its environments, writing to its lane."""
     config, spec = topology.config, topology.spec
     env = make_vector_env(config.env)
-    writer = StepWriter(lane, spec, assignment.index * config.env.num_envs)
+    writer = StepWriter(
+        lane,
+        row_schema(spec),
+        assignment.index * config.env.num_envs,
+        nonfinite=config.env.nonfinite,
+        env_id=spec.env_id,
+    )
     policy = ActingPolicy(model.onnx, model.layout, spec)
     reader = mailbox.reader(topology.row_of(assignment))
     return RolloutWorker(

@@ -10,7 +10,7 @@ import numpy as np
 from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead
-from ddrl.core.layouts import row_dtype
+from ddrl.core.rows import row_schema
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts
 from ddrl.run.last_save import save_and_exit
@@ -66,5 +66,5 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
 def _discard(channels: HostChannels | None) -> None:
     """Take rows that came after the end, so that no relay waits for room in a lane."""
     if channels is not None:
-        rows = np.zeros(DISCARDED_ROWS, row_dtype(channels.topology.spec))
+        rows = np.zeros(DISCARDED_ROWS, row_schema(channels.topology.spec).dtype)
         LaneSet(channels.drained_lanes()).drain(rows)

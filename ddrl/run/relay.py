@@ -12,8 +12,8 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.errors import ChannelError
-from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
+from ddrl.core.rows import row_schema
 from ddrl.distribution.relay import Relay, readers_needed
 from ddrl.rollout.policy import forbid_torch
 from ddrl.run.failure import read_failure, report_failure
@@ -49,7 +49,7 @@ def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels
         topology.config.cluster,
         counters,
         readers=readers,
-        row_dtype=row_dtype(topology.spec),
+        row_dtype=row_schema(topology.spec).dtype,
         lanes_up=None if root else LaneSet(channels.drained_lanes()),
         lanes_down=remote_lanes,
         mirrors=mirrors,

@@ -19,9 +19,11 @@ import numpy as np
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import DdrlError
-from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Role
+from ddrl.core.rows import row_schema
 from ddrl.replay import ExperienceReplay, RateLimiter
+from ddrl.replay.evictions import make_eviction
+from ddrl.replay.selectors import make_selector
 from ddrl.run.best_policy import BestPolicy
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
@@ -79,16 +81,14 @@ class Session:
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
         replay = config.replay
         self.replay = ExperienceReplay.for_env(
-            topology.spec, replay.capacity, n_step=replay.n_step, eviction=replay.eviction, seed=config.run.seed
+            topology.spec,
+            replay.capacity,
+            n_step=replay.n_step,
+            eviction=make_eviction(config),
+            seed=config.run.seed,
+            file=replay.file or None,
         )
-        if replay.selector == "prioritized":
-            self._selector = self.replay.new_pick_selector(
-                "prioritized",
-                priority_exponent=replay.priority_exponent,
-                importance_exponent=replay.importance_exponent,
-            )
-        else:
-            self._selector = self.replay.new_pick_selector("uniform")
+        self._selector = self.replay.new_pick_selector(make_selector(config))
         self._limiter = RateLimiter(replay.samples_per_insert, replay.min_size, replay.samples_tolerance)
         self.best = BestPolicy(directory.path, topology, self.model, resume.state["best"] if resume else None)
         state = TrainerState()
@@ -108,7 +108,7 @@ class Session:
             mailbox,
             self.board,
             self._counters,
-            row_dtype(topology.spec),
+            row_schema(topology.spec).dtype,
             state,
         )
         self._next_checkpoint = self._checkpoint_after(state.env_steps)

@@ -17,9 +17,10 @@ from ddrl.channels.board import Board
 from ddrl.channels.counters import CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.core.layouts import RowKind
-from ddrl.replay import ExperienceReplay, RateLimiter
+from ddrl.core.rows import RowKind
+from ddrl.replay import ExperienceReplay, RateLimiter, selectors
 from ddrl.rollout.exploration import epsilon_at
 from ddrl.run.lag import LagMeter
 
@@ -69,6 +70,8 @@ class Trainer:
         self._rows = np.zeros(max(64, DRAIN_BYTES // self.row_dtype.itemsize), self.row_dtype)
         self._began = self.clock() - self.state.wall_seconds
         self._unpublished = 0
+        plugin = plugins.load("replay.selector", selectors.PACKAGE, self.config.replay.selector)
+        self._uses_priorities = plugin.uses_priorities
         self._count = {
             name: self.counters[name]
             for name in (
@@ -167,8 +170,9 @@ class Trainer:
         told = self.state.updates % STATISTICS_PERIOD == 0
         result = self.learner.update(batch, statistics=told)
         learned = self.clock()
-        if self.config.replay.selector == "prioritized":
-            self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, result.priority)
+        if self._uses_priorities:
+            priority = result.priority + np.float32(self.config.replay.priority_offset)
+            self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, priority)
         told_replay = self.clock()
         self.limiter.sampled(batch_size)
         self.state.updates += 1
@@ -221,9 +225,8 @@ class Trainer:
         self.learner.anneal(fraction)
         if self.lr_override is not None:
             self.learner.lr = self.lr_override
-        if self.config.replay.selector == "prioritized":
-            start = self.config.replay.importance_exponent
-            self.replay.set_importance_exponent(self.selector, start + fraction * (1.0 - start))
+        start = self.config.replay.importance_exponent
+        self.replay.set_importance_exponent(self.selector, start + fraction * (1.0 - start))
 
     # ---- figures --------------------------------------------------------------------------------------------------
 

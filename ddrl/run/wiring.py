@@ -24,8 +24,9 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError
-from ddrl.core.layouts import ParameterLayout, row_dtype
+from ddrl.core.layouts import ParameterLayout
 from ddrl.core.roles import Assignment, Role
+from ddrl.core.rows import row_schema
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import EnvSpec
 from ddrl.run.failure import forget_failure
@@ -126,7 +127,7 @@ class HostChannels:
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
-        dtype = row_dtype(topology.spec)
+        dtype = row_schema(topology.spec).dtype
         ranks = topology.on_host(host)
         full = topology.config.channels.lane_full
         if owner:
