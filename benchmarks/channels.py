@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
 from ddrl.channels import Counters, Lane, LaneSet, Mailbox, StepWriter, checksum, segment_name, sweep_dead, unlink_run
-from ddrl.core.layouts import row_dtype
+from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
@@ -48,7 +48,7 @@ print(len(lags), lags[len(lags) // 2] if lags else 0.0, wrong, flush=True)
 
 def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
     """Push and pop `count` rows at once, against the two memcpy (in and out) that no lane can do without."""
-    dtype = row_dtype(spec)
+    dtype = row_schema(spec).dtype
     lane = Lane.create(None, dtype, count)
     rows, out = np.zeros(count, dtype), np.zeros(count, dtype)
     source, between, target = rows.view(np.uint8), np.ones(rows.nbytes, np.uint8), out.view(np.uint8)
@@ -78,7 +78,7 @@ def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
 
 def drain(lanes: int, rounds: int) -> dict[str, Any]:
     """Drain `lanes` lanes of 64 CartPole rows each through a set, and look at them when they are empty."""
-    dtype = row_dtype(CARTPOLE)
+    dtype = row_schema(CARTPOLE).dtype
     made = [Lane.create(None, dtype, 64) for _ in range(lanes)]
     lane_set, rows, out = LaneSet(made), np.zeros(64, dtype), np.zeros(64 * lanes, dtype)
     full, empty = [], []
@@ -110,8 +110,8 @@ def per_call(call: Callable[[], object], calls: int, rounds: int, reset: Callabl
 def step_writer(spec: EnvSpec, num_envs: int, rounds: int) -> Timing:
     """One write of `num_envs` environments, none of which ends."""
     calls = 256
-    lane = Lane.create(None, row_dtype(spec), calls * num_envs)
-    writer, out = StepWriter(lane, spec, 0), np.zeros(calls * num_envs, row_dtype(spec))
+    lane = Lane.create(None, row_schema(spec).dtype, calls * num_envs)
+    writer, out = StepWriter(lane, row_schema(spec), 0), np.zeros(calls * num_envs, row_schema(spec).dtype)
     state = np.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
     action, reward, no = np.zeros(num_envs, np.int64), np.ones(num_envs, np.float32), np.zeros(num_envs, bool)
     return per_call(lambda: writer.write(state, action, reward, no, no, state, 1), calls, rounds, lambda: lane.pop(out))

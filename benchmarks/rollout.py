@@ -30,7 +30,7 @@ from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import EnvConfig, LearnerConfig, RolloutConfig
-from ddrl.core.layouts import row_dtype
+from ddrl.core.rows import row_schema
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
 from ddrl.rollout.policy import ActingPolicy
@@ -44,7 +44,7 @@ class Rollout:
     """The rollout as it runs in a job; its lane is emptied as a trainer on another core would."""
 
     def __init__(self, env: VectorEnv, onnx: bytes, layout: Any, vector: np.ndarray) -> None:
-        dtype = row_dtype(env.spec)
+        dtype = row_schema(env.spec).dtype
         self.lane = Lane.create(None, dtype, max(64, LANE_BYTES // dtype.itemsize))
         self.out = np.zeros(self.lane.capacity, dtype)
         mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
@@ -53,7 +53,7 @@ class Rollout:
             env,
             ActingPolicy(onnx, layout, env.spec),
             mailbox.reader(0),
-            StepWriter(self.lane, env.spec, 0),
+            StepWriter(self.lane, row_schema(env.spec), 0),
             Counters.create(None, 1).row(0),
             RolloutConfig(warmup_steps=0),
             0,
@@ -100,7 +100,7 @@ class Bare:
         taken = 0
         for _ in range(steps):
             q = run(["q"], {"observation": observation, **parameters})[0]
-            observation, _, terminated, truncated, _ = env.step(q.argmax(1))
+            observation, _, terminated, truncated, *_ = env.step(q.argmax(1))
             taken += env.num_envs - resetting
             resetting = np.count_nonzero(terminated | truncated)
         self.observation, self.resetting = observation, resetting

@@ -2,7 +2,7 @@
 C++ kernel of ddrl: channels in shared memory, codecs, and the replay store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy
@@ -114,23 +114,26 @@ class StepWriter:
 
     def __init__(
         self,
+        *,
         ring: object,
         row_nbytes: int,
-        offsets: Sequence[int],
-        frame_nbytes: int,
-        state: Annotated[NDArray, dict(order="C", device="cpu", writable=False)],
-        action: Annotated[NDArray, dict(order="C", device="cpu", writable=False)],
+        table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]],
+        observation: tuple[str, Sequence[int]],
+        stack: int,
         first_stream: int,
+        env_id: str,
+        drop_nonfinite: bool,
     ) -> None: ...
     def write(
         self,
-        state: Annotated[NDArray, dict(order="C", device="cpu", writable=False)],
-        action: Annotated[NDArray, dict(order="C", device="cpu", writable=False)],
-        reward: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        terminated: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        truncated: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        next_state: Annotated[NDArray, dict(order="C", device="cpu", writable=False)],
+        state: object,
+        action: object,
+        reward: object,
+        terminated: object,
+        truncated: object,
+        next_state: object,
         policy_version: int,
+        columns: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> int:
         """
@@ -145,6 +148,9 @@ class StepWriter:
 
     @property
     def pending(self) -> int: ...
+    @property
+    def nonfinite(self) -> int:
+        """Rows dropped because a reward or state was NaN or infinite."""
 
 class Sealed:
     """What is known of a pinned version."""
@@ -318,19 +324,15 @@ class ReplayCore:
     def __init__(
         self,
         *,
-        states: Sequence[tuple[str, Sequence[int]]],
-        state_bytes: Sequence[int],
-        action_format: str,
-        action_shape: Sequence[int],
-        action_bytes: int,
-        memory_bytes: int,
+        table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]],
+        observations: int,
+        row: Sequence[int],
         capacity: int,
         pick_len: int,
         short_picks: bool,
         n_step: int,
-        frame_stack: int,
         burn_in: int,
-        eviction: str,
+        eviction: object,
         seed: int,
         shift: int,
         file: str,
@@ -341,11 +343,11 @@ class ReplayCore:
         handle: int,
         state: object,
         action: object,
-        reward: float,
+        reward: object,
         final_state: object | None,
         ending: int,
         policy_version: int,
-        memory: object | None,
+        columns: object | None,
     ) -> int: ...
     def record_steps(
         self,
@@ -357,25 +359,15 @@ class ReplayCore:
         final_state: object | None,
         ending: int,
         policy_version: object,
-        memory: object | None,
+        columns: object | None,
     ) -> int: ...
     def cut(self, handle: int) -> None: ...
-    def set_row_layout(
-        self,
-        row_bytes: int,
-        version: int,
-        stream: int,
-        step: int,
-        reward: int,
-        kind: int,
-        action: int,
-        states: Sequence[int],
-    ) -> None: ...
     def record_rows(self, rows: object) -> int: ...
     def cut_streams(self) -> None: ...
     @staticmethod
     def selector_defaults(kind: str) -> list[tuple[str, float]]: ...
     def add_selector(self, kind: str, parameters: Sequence[tuple[str, float]]) -> int: ...
+    def add_foreign_selector(self, selector: object) -> int: ...
     def keep_selectors(self, count: int) -> None: ...
     def set_importance_exponent(self, selector: int, exponent: float) -> None: ...
     def get_batch(self, batch_size: int, selector: int, make: Callable[[int], object]) -> Any: ...

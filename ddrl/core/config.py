@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
@@ -66,6 +66,21 @@ class EnvConfig:
     id: str = setting("CartPole-v1", "", "Gymnasium id, or package.module:factory of your own environment.")
     num_envs: int = setting(8, "environments", "Environments that one rollout process steps together.", ge=1)
     kwargs: dict[str, Any] = setting({}, "", "Keyword arguments for the environment's constructor.")
+    observation: str = setting(
+        "flat",
+        "",
+        "A Dict space of observations: flat, one vector; named, its arrays by name.",
+        choices=("flat", "named"),
+    )
+    max_lengths: dict[str, int] = setting(
+        {}, "entries", "Most entries of each Sequence space in a named observation, by its name; the rest is padding."
+    )
+    nonfinite: Literal["refuse", "drop"] = setting(
+        "refuse",
+        "",
+        "A reward or state that is NaN or infinite: refuse ends the run; drop leaves the step out, and counts it.",
+        choices=("refuse", "drop"),
+    )
     reward_clip: bool = setting(
         False, "", "Clip each reward to [-1, 1] for learning; reported returns stay raw. Usual for Atari."
     )
@@ -160,17 +175,33 @@ class ReplayConfig:
 
     capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1)
     min_size: int = setting(1_000, "transitions", "Records needed before the first update.", ge=1)
-    selector: str = setting("prioritized", "", "How transitions are drawn.", choices=("uniform", "prioritized"))
+    selector: str = setting(
+        "prioritized",
+        "",
+        "How transitions are drawn: uniform, prioritized, rank_based, recency, or package.module:Class of your own.",
+        plugin="ddrl.replay.selectors",
+    )
     priority_exponent: float = setting(
         0.6, "", "alpha: mass = priority ** alpha (Schaul et al. 2016, eq. 1).", ge=0, le=1
     )
     importance_exponent: float = setting(
         0.4, "", "beta of the importance weights at the start; rises to 1 by max_env_steps.", ge=0, le=1
     )
+    priority_offset: float = setting(
+        1e-6,
+        "",
+        "epsilon: priority = |TD error| + epsilon (Schaul et al. 2016, section 3.3), so that a TD error of 0 is drawn "
+        "again; 0: it is not.",
+        ge=0,
+    )
     n_step: int = setting(3, "steps", "Rewards summed before the bootstrap.", ge=1)
     eviction: str = setting(
-        "fifo", "", "Which episode goes when full.", choices=("fifo", "second_chance", "lru", "lfu")
+        "fifo",
+        "",
+        "Which episode goes when full: fifo, second_chance, lru, lfu, or package.module:Class of your own.",
+        plugin="ddrl.replay.evictions",
     )
+    file: str = setting("", "path", "New file that holds the records instead of memory; it goes with the run.")
     samples_per_insert: float = setting(
         8.0,
         "samples/transition",

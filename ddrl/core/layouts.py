@@ -1,14 +1,11 @@
-"""Layouts of what travels: rows of experience and flat vectors of parameters.
+"""Layouts of flat vectors of parameters: one buffer with every tensor at a 64-byte boundary, described by a manifest.
 
-A row is one record of one episode (written by rollouts, moved by lanes and relays as bytes, read by replay). A
-parameter vector is one buffer with every tensor at a 64-byte boundary, described by a manifest (written by the learner,
-mapped by rollouts without a copy)."""
+Written by the learner, mapped by rollouts without a copy. Rows of experience are laid out by `ddrl.core.rows`."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -16,38 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import CheckpointError
-from ddrl.core.specs import EnvSpec
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
-
-
-class RowKind(IntEnum):
-    """What a row records."""
-
-    STEP = 0  # state, the action taken in it, and the reward that followed
-    TERMINATED = 1  # state is the final one of an episode that reached a terminal state; action and reward are zero
-    TRUNCATED = 2  # state is the final one of an episode that was cut by a limit; action and reward are zero
-
-
-def row_dtype(spec: EnvSpec) -> np.dtype[Any]:
-    """Structured dtype of one row, 8-byte aligned.
-
-    `stream` names one environment of one rollout for the whole run: stream = rollout_index * num_envs + environment.
-    `step` counts from 0 within an episode, so a reader sees a new episode (step 0) and a gap (a dropped row) without
-    any other message."""
-    action = np.dtype(spec.action.dtype)
-    fields: list[tuple[str, Any] | tuple[str, Any, tuple[int, ...]]] = [
-        ("policy_version", np.uint64),
-        ("stream", np.uint32),
-        ("step", np.uint32),
-        ("reward", np.float32),
-        ("kind", np.uint32),
-        ("action", action, spec.action.shape),
-        ("state", np.dtype(spec.frame.dtype), spec.frame.shape),
-    ]
-    packed = np.dtype(fields)
-    padding = -packed.itemsize % 8
-    return np.dtype([*fields, ("padding", np.uint8, (padding,))]) if padding else packed
 
 
 @dataclass(frozen=True)

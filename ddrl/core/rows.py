@@ -3,31 +3,51 @@
 A row is one step of one episode (written by rollouts, moved by lanes and relays as bytes, read by replay). Its columns
 are data: from a `RowSchema` follow the numpy dtype, the byte offsets, and the table that the C++ kernel takes. A new
 column is one `Column` in the environment's spec, in the algorithm's declaration or in a chooser, and nowhere else.
+
+`stream` names one environment of one rollout for the whole run: stream = rollout_index * num_envs + environment.
+`step` counts from 0 within an episode, so a reader sees a new episode (step 0) and a gap (a dropped row) without any
+other message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ddrl.core.errors import ConfigError
-from ddrl.core.specs import Column, ColumnRole, EnvSpec
+from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
 
 HEADER = (
     Column("policy_version", (), "uint64"),  # of the policy that acted
-    Column("stream", (), "uint32"),  # one environment of one rollout, for the whole run
-    Column("step", (), "uint32"),  # from 0 within an episode
+    Column("stream", (), "uint32"),
+    Column("step", (), "uint32"),
     Column("kind", (), "uint32"),  # RowKind
 )
+STATE = "state"
+MAX_COLUMNS = 60  # of a row, the header included
+ROLES = list(ColumnRole)  # the kernel knows a role by its place here
+
+TableEntry = tuple[str, int, int, int, str, list[int], int]
+
+
+class RowKind(IntEnum):
+    """What a row records."""
+
+    STEP = 0  # state, the action taken in it, and the reward that followed
+    TERMINATED = 1  # state is the final one of an episode that reached a terminal state
+    TRUNCATED = 2  # state is the final one of an episode that was cut by a limit
 
 
 @dataclass(frozen=True)
 class RowSchema:
-    """The columns of a row, in their order in memory; states come last."""
+    """The columns of a row, in their order in memory; those of the observation come last.
+
+    End rows (TERMINATED, TRUNCATED) carry the columns of role STATE; all others but the header are zero there."""
 
     columns: tuple[Column, ...]
     frame_stack: int = 1
@@ -39,6 +59,15 @@ class RowSchema:
                 raise ConfigError(
                     f"a row cannot have two columns {name!r}: rename the one of the environment or algorithm"
                 )
+        if len(names) > MAX_COLUMNS:
+            raise ConfigError(f"a row has {len(names)} columns, at most {MAX_COLUMNS} are possible")
+        for column in self.columns:
+            if column.array.nbytes == 0:
+                raise ConfigError(f"column {column.name!r} of shape {column.shape} is empty: leave it out")
+            if column.role is ColumnRole.REWARD and column.dtype != "float32":
+                raise ConfigError(f"column {column.name!r} is a reward, which is float32, not {column.dtype}")
+            if column.role is ColumnRole.STATE and f"{column.name}_next" in names:
+                raise ConfigError(f"column '{column.name}_next' is what {column.name!r} is called in the next state")
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -48,18 +77,105 @@ class RowSchema:
         padding = -packed.itemsize % 8
         return np.dtype([*columns, ("padding", np.uint8, (padding,))]) if padding else packed
 
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"rows have no column {name!r}; they have {', '.join(one.name for one in self.columns)}")
+
     def of(self, role: ColumnRole) -> tuple[Column, ...]:
         """The columns of one role, in order."""
         return tuple(column for column in self.columns if column.role is role)
 
+    @property
+    def observation(self) -> tuple[Column, ...]:
+        """The columns of the observation: "state", or "state.<name>" for each of its named arrays."""
+        return tuple(column for column in self.columns if _is_observation(column.name))
+
+    @property
+    def frame(self) -> ArraySpec:
+        """What is recorded of an observation, as `EnvSpec.frame`."""
+        first, *_ = columns = self.observation
+        if first.name == STATE:
+            return first.array
+        return ArraySpec.record({self.array_name(column): column.array for column in columns})
+
+    @staticmethod
+    def array_name(column: Column) -> str:
+        """What a column of the observation is called in it: "image" for "state.image"."""
+        return column.name.partition(".")[2] or "observation"
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The columns that replay stores, in its order: observation, others of role STATE, action, reward,
+        policy_version, the rest."""
+        states = [column for column in self.further if column.role is ColumnRole.STATE]
+        rest = [column for column in self.further if column.role is not ColumnRole.STATE]
+        standard = [self.column(name) for name in ("action", "reward", "policy_version")]
+        return (*self.observation, *states, *standard, *rest)
+
+    @property
+    def further(self) -> tuple[Column, ...]:
+        """The columns beside header, reward, action and observation."""
+        standard = {column.name for column in HEADER} | {"reward", "action"}
+        return tuple(one for one in self.columns if one.name not in standard and not _is_observation(one.name))
+
+    @property
+    def table(self) -> list[TableEntry]:
+        """The columns as the C++ kernel takes them: name, place of the role in `ROLES`, offset in a row, bytes, buffer
+        format, shape, states that make one observation."""
+        places: Any = self.dtype.fields
+        return [
+            (
+                column.name,
+                ROLES.index(column.role),
+                places[column.name][1],
+                column.array.nbytes,
+                buffer_format(column.array.numpy),
+                list(column.shape),
+                self.frame_stack if _is_observation(column.name) else 1,
+            )
+            for column in self.columns
+        ]
+
 
 def row_schema(spec: EnvSpec, extra: Sequence[Column] = ()) -> RowSchema:
     """The rows of an environment, with the further columns of an algorithm or chooser."""
-    own = (
-        *HEADER,
-        Column("reward", (), "float32", ColumnRole.REWARD),
-        Column("action", spec.action.shape, spec.action.dtype),
-        *extra,
-        Column("state", spec.frame.shape, spec.frame.dtype, ColumnRole.STATE),
+    return schema_of(
+        spec.frame, spec.action, (*spec.columns, *extra), reward_shape=spec.reward_shape, frame_stack=spec.frame_stack
     )
-    return RowSchema(own, spec.frame_stack)
+
+
+def schema_of(
+    frame: ArraySpec,
+    action: ArraySpec,
+    further: Sequence[Column] = (),
+    *,
+    reward_shape: tuple[int, ...] = (),
+    frame_stack: int = 1,
+) -> RowSchema:
+    """The rows of steps with these arrays; `frame`: what is recorded of an observation."""
+    for column in further:
+        if _is_observation(column.name) or column.name == "padding":
+            raise ConfigError(f"a further column cannot be called {column.name!r}: rename it")
+    names = {STATE: frame} if not frame.fields else {f"{STATE}.{name}": array for name, array in frame.fields}
+    return RowSchema(
+        (
+            *HEADER,
+            Column("reward", reward_shape, "float32", ColumnRole.REWARD),
+            Column("action", action.shape, action.dtype),
+            *further,
+            *(Column(name, array.shape, array.dtype, ColumnRole.STATE) for name, array in names.items()),
+        ),
+        frame_stack,
+    )
+
+
+def buffer_format(dtype: np.dtype[Any]) -> str:
+    """The dtype as Python's buffers name it."""
+    return memoryview(np.empty(0, dtype)).format  # pyright: ignore[reportArgumentType]  # numpy says so from Python 3.12 on
+
+
+def _is_observation(name: str) -> bool:
+    return name == STATE or name.startswith(f"{STATE}.")

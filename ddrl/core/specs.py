@@ -6,8 +6,10 @@ Written by `envs`, read by every stage: lanes, replay and networks take their sh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,24 +18,74 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of one array; the dtype is numpy's name, e.g. "float32"."""
+    """Shape and dtype of one array; the dtype is numpy's name, e.g. "float32".
+
+    With `fields` it is a record of named arrays: one structured numpy value of shape () and dtype "void"
+    (`ArraySpec.record`).
+    `axes` gives an array of a record names for its axes, "" for none. A named axis has a varying number of entries, at
+    most shape[i]: the array is padded with zeros, and the record has a further array `<axis>_mask`, bool, that is true
+    where an entry stands."""
 
     shape: tuple[int, ...]
     dtype: str
+    fields: tuple[tuple[str, ArraySpec], ...] = ()
+    axes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
         object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        if self.axes and len(self.axes) != len(self.shape):
+            raise ValueError(f'axes {self.axes} must name each axis of the shape {self.shape}, "" for none')
+        if self.fields:
+            if self.shape or self.dtype != "void":
+                raise ValueError("a record of named arrays has shape () and dtype 'void': use ArraySpec.record")
+            object.__setattr__(self, "fields", _with_masks(self.fields))
+        elif self.dtype == "void":
+            raise ValueError("a record of named arrays needs fields")
+
+    @classmethod
+    def record(cls, arrays: Mapping[str, ArraySpec]) -> ArraySpec:
+        """A record of named arrays; the masks of their named axes are added."""
+        return cls((), "void", tuple(arrays.items()))
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The dtype of one value without its shape; structured, without padding, where there are fields."""
+        if not self.fields:
+            return np.dtype(self.dtype)
+        return np.dtype([(name, array.dtype, array.shape) for name, array in self.fields])
+
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The named arrays; {"observation": self} where there are no fields."""
+        return dict(self.fields) or {"observation": self}
 
     @property
     def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+        """Number of elements, of all arrays together."""
+        return sum(array.size for _, array in self.fields) if self.fields else math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one array, without padding."""
-        return self.size * np.dtype(self.dtype).itemsize
+        """Bytes of one array (of all arrays together), without padding."""
+        return math.prod(self.shape) * self.numpy.itemsize
+
+
+def _with_masks(fields: tuple[tuple[str, ArraySpec], ...]) -> tuple[tuple[str, ArraySpec], ...]:
+    """The fields of a record, and behind them the masks of named axes that are not among them yet."""
+    arrays = dict(fields)
+    if len(arrays) != len(fields):
+        raise ValueError(f"two arrays of a record have one name: {', '.join(name for name, _ in fields)}")
+    for name, array in fields:
+        if array.fields:
+            raise ValueError(f"{name}: a record holds arrays, not further records")
+        for axis, extent in zip(array.axes, array.shape, strict=False):
+            if not axis:
+                continue
+            mask = arrays.setdefault(f"{axis}_mask", ArraySpec((extent,), "bool"))
+            if mask != ArraySpec((extent,), "bool"):
+                raise ValueError(f"{name}: the axis {axis} has at most {extent} entries, but {axis}_mask is {mask}")
+    return tuple(arrays.items())
 
 
 class ColumnRole(StrEnum):
@@ -73,10 +125,24 @@ class EnvSpec:
     num_actions: int  # discrete actions 0 .. num_actions - 1; 0: the action is the continuous array `action`
     action: ArraySpec = ArraySpec((), "int64")
     frame_stack: int = 1
+    columns: tuple[Column, ...] = ()  # what EnvStep.columns brings, recorded beside the reward
+    reward_shape: tuple[int, ...] = ()  # of EnvStep.reward without N; (k,): k objectives
+    action_low: tuple[float, ...] = ()  # bounds of a continuous action [action.size]; (): not bounded
+    action_high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.frame_stack < 1:
             raise ValueError(f"frame_stack ({self.frame_stack}) must be at least 1")
+        for column in self.columns:
+            if column.role is ColumnRole.STATE:
+                raise ValueError(
+                    f"column {column.name}: what belongs to a state is an array of the observation (ArraySpec.record)"
+                )
+        if len(self.action_low) != len(self.action_high) or len(self.action_low) not in (0, self.action.size):
+            raise ValueError(
+                f"action_low and action_high ({len(self.action_low)} and {len(self.action_high)}) must hold a bound "
+                f"for each of the {self.action.size} numbers of an action"
+            )
         if self.frame_stack > 1 and (not self.observation.shape or self.observation.shape[0] != self.frame_stack):
             raise ValueError(
                 f"axis 0 of the observation {self.observation.shape} must hold the {self.frame_stack} stacked frames"
@@ -99,10 +165,11 @@ class EnvStep(NamedTuple):
     """Result of one vector step; the arrays belong to the caller."""
 
     observation: NDArray[Any]  # [N, *observation.shape]
-    reward: NDArray[np.float32]  # [N], as the learner sees it (clipped where env.reward_clip)
+    reward: NDArray[np.float32]  # [N, *reward_shape], as the learner sees it (clipped where env.reward_clip)
     terminated: NDArray[np.bool_]  # [N], the episode reached a terminal state: no bootstrap
     truncated: NDArray[np.bool_]  # [N], the episode was cut (time limit): bootstrap from the observation
     raw_reward: NDArray[np.float64]  # [N], as the environment gave it; episode returns are sums of these
+    columns: Mapping[str, NDArray[Any]] = MappingProxyType({})  # [N, *shape], those of EnvSpec.columns by name
 
 
 class VectorEnv(Protocol):

@@ -20,12 +20,13 @@ class CheckedVectorEnv:
         self._env, self._id = env, env_id
         n = (env.num_envs,)
         self._expected: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...] = (
-            ("observation", (*n, *env.spec.observation.shape), np.dtype(env.spec.observation.dtype)),
-            ("reward", n, np.dtype(np.float32)),
+            ("observation", (*n, *env.spec.observation.shape), env.spec.observation.numpy),
+            ("reward", (*n, *env.spec.reward_shape), np.dtype(np.float32)),
             ("terminated", n, np.dtype(np.bool_)),
             ("truncated", n, np.dtype(np.bool_)),
             ("raw_reward", n, np.dtype(np.float64)),
         )
+        self._columns = {column.name: ((*n, *column.shape), np.dtype(column.dtype)) for column in env.spec.columns}
 
     def reset(self, seed: int) -> NDArray[Any]:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
@@ -42,8 +43,15 @@ class CheckedVectorEnv:
             raise EnvError(
                 f"env.id = {self._id}: step must return an EnvStep (ddrl.core.specs), not {type(step).__name__}"
             ) from None
-        for value, expected in zip(step, self._expected, strict=True):
+        for value, expected in zip(step[:-1], self._expected, strict=True):
             self._check(value, *expected)
+        if step.columns.keys() != self._columns.keys():
+            raise EnvError(
+                f"env.id = {self._id}: EnvStep.columns must hold {', '.join(self._columns) or 'nothing'} by its spec, "
+                f"not {', '.join(step.columns) or 'nothing'}"
+            )
+        for name, (shape, dtype) in self._columns.items():
+            self._check(step.columns[name], name, shape, dtype)
         return step
 
     def close(self) -> None:

@@ -80,6 +80,7 @@ void bind_channels(nb::module_& module) {
         "Map a file's bytes, shared (-1: anonymous memory that forks share); unmapped with the last view.");
 
     bind_lanes(module);
+    bind_step_writer(module);
 
     nb::class_<ddrl::Sealed>(module, "Sealed", "What is known of a pinned version.")
         .def_ro("word", &ddrl::Sealed::word)

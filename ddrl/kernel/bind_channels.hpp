@@ -15,6 +15,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 void bind_lanes(nb::module_& module);
+void bind_step_writer(nb::module_& module);
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

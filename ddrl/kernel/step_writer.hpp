@@ -2,52 +2,92 @@
 //
 // Written by the rollout alone. Rows go straight into the ring; only what does not fit is staged here, and must be
 // flushed before the next step. Environments follow next-step reset: after a step that ended an episode, the next step
-// carries no transition.
+// carries no transition. A row that a reader will never see leaves a gap in `step`, always: where the next row's step
+// would be the one that the reader expects, it is raised by one.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ring.hpp"
 
 namespace ddrl {
 
-// Byte offsets of a row's fields (ddrl.core.layouts.row_dtype) and how observations and actions lie in memory.
+struct Place {
+    size_t offset, bytes;  // within a row
+};
+
+// Where the columns of a row stand (ddrl.core.rows.RowSchema), and how observations lie in memory.
 struct RowFormat {
+    struct Further {
+        Place place;
+        bool state;  // also in end rows
+    };
+    struct Floats {  // numbers that must be finite
+        size_t offset, count, width;  // offset within a frame; width: 2, 4 or 8 bytes
+    };
     size_t row_bytes;
-    size_t policy_version, stream, step, reward, kind, action, state;
-    size_t action_bytes;
-    size_t state_bytes;  // of one frame
+    size_t policy_version, stream, step, kind;
+    Place reward, action, state;  // state: one frame, its arrays side by side
     size_t observation_bytes;  // of the stack of frames; its last frame is the newest
+    std::vector<Further> columns;
+    std::vector<Floats> floats;  // of the frame
 };
 
 enum class RowKind : uint32_t { step = 0, terminated = 1, truncated = 2 };
 
+// What to do with a reward or state that is NaN or infinite.
+enum class NonFinite { refuse, drop };
+
+// Thrown where one is refused; nothing of the vector step was written.
+struct NonFiniteValue {
+    size_t env;
+    uint32_t step;  // of the environment's episode
+    const char* what;
+};
+
+// One vector step; arrays are C-contiguous with N leading. `columns` and `next_columns` hold an array for each further
+// column; those of next_columns are read where the column is also in end rows.
+struct VectorStep {
+    const std::byte *state, *action, *reward;
+    const bool *terminated, *truncated;
+    const std::byte* next_state;
+    const std::byte *const *columns, *const *next_columns;
+    uint64_t policy_version;
+};
+
 class StepWriter {
 public:
-    StepWriter(Ring* ring, const RowFormat& format, uint32_t first_stream)
-        : ring_(ring), format_(format), first_stream_(first_stream) {}
+    StepWriter(Ring* ring, RowFormat format, uint32_t first_stream, NonFinite nonfinite)
+        : ring_(ring), format_(std::move(format)), first_stream_(first_stream), nonfinite_(nonfinite) {
+        packed_bytes_ = format_.state.offset + format_.state.bytes;
+        for (const RowFormat::Further& column : format_.columns)
+            packed_bytes_ = std::max(packed_bytes_, column.place.offset + column.place.bytes);
+    }
 
-    size_t num_envs() const { return step_.size(); }
+    size_t num_envs() const { return environments_.size(); }
 
     // Rows that wait here for room in the ring.
     size_t pending() const { return (staged_.size() - staged_begin_) / format_.row_bytes; }
 
+    // Rows that were dropped because a reward or state was not finite.
+    uint64_t nonfinite_rows() const { return nonfinite_rows_; }
+
     // Begin with N environments, all at the first observation of an episode.
-    void start(size_t num_envs) {
-        step_.assign(num_envs, 0);
-        done_.assign(num_envs, 0);
-    }
+    void start(size_t num_envs) { environments_.assign(num_envs, {}); }
 
     // Forget the running episodes: with the environments reset, the next step is step 0 of new ones.
-    void cut() { start(num_envs()); }
+    void cut() {
+        for (Environment& environment : environments_) environment.done = false, environment.step = 0;
+    }
 
-    // Record one vector step; arrays are C-contiguous with N = num_envs() leading. Returns rows made. O(N * row_bytes).
-    size_t write(const std::byte* state, const std::byte* action, const float* reward, const bool* terminated,
-                 const bool* truncated, const std::byte* next_state, uint64_t policy_version) {
-        const size_t count = rows_of(terminated, truncated);
+    // Record one vector step of num_envs() environments. Returns rows made. O(N * row_bytes).
+    size_t write(const VectorStep& given) {
+        const size_t count = judge(given);
         const size_t room = ring_->room(count);
         const bool straight = pending() == 0 && room >= count && !ring_->closed();
         if (!straight) {
@@ -62,20 +102,29 @@ public:
             ++made;
             return row;
         };
-        const size_t newest = format_.observation_bytes - format_.state_bytes;
         for (size_t env = 0; env < num_envs(); ++env) {
-            if (done_[env]) {  // its reset step
-                done_[env] = 0;
-                step_[env] = 0;
+            Environment& at = environments_[env];
+            if (at.done) {  // its reset step
+                at.done = false;
+                at.step = 0;
                 continue;
             }
-            fill(next_row(), env, RowKind::step, reward[env], action + env * format_.action_bytes,
-                 state + env * format_.observation_bytes + newest, policy_version);
-            ++step_[env];
-            if (terminated[env] || truncated[env]) {
-                fill(next_row(), env, terminated[env] ? RowKind::terminated : RowKind::truncated, 0.0f, nullptr,
-                     next_state + env * format_.observation_bytes + newest, policy_version);
-                done_[env] = 1;
+            if (at.gap && at.step == at.expected && at.step) ++at.step;
+            at.expected_before = at.expected;
+            if (at.step_is_finite) {
+                fill_step(next_row(), env, given);
+                at.expected = at.step + 1;
+                at.gap = false;
+            } else {
+                at.gap = true;
+            }
+            ++at.step;
+            if (given.terminated[env] || given.truncated[env]) {
+                if (at.end_is_finite && !at.gap)
+                    fill_end(next_row(), env, given), at.expected = 0;
+                else
+                    at.gap = true;
+                at.done = true;
             }
         }
         if (straight) ring_->publish(made);
@@ -90,7 +139,10 @@ public:
         const bool closed = ring_->closed();
         const size_t taken = closed ? 0 : ring_->push_fitting(staged_.data() + staged_begin_, count);
         staged_begin_ += taken * format_.row_bytes;
-        if (ring_->drops() && !closed) ring_->count_dropped(count - taken);
+        if (ring_->drops() && !closed) {
+            ring_->count_dropped(count - taken);
+            note_dropped();
+        }
         if (ring_->drops() || closed) staged_begin_ = staged_.size();
         if (pending() == 0) {
             staged_.clear();
@@ -102,39 +154,124 @@ public:
     Ring& ring() { return *ring_; }
 
 private:
-    size_t rows_of(const bool* terminated, const bool* truncated) const {
+    struct Environment {
+        uint32_t step = 0;  // of its episode
+        uint32_t expected = 0;  // step that would follow the last row a reader sees; 0: none would
+        uint32_t expected_before = 0;  // before the vector step at hand
+        bool done = false;  // the next step is its reset step
+        bool gap = false;  // a row after that one was dropped
+        bool step_is_finite = true, end_is_finite = true;  // in the vector step at hand
+    };
+
+    // Notes which rows of a vector step are finite and returns how many will be made. Throws NonFiniteValue.
+    size_t judge(const VectorStep& given) {
         size_t count = 0;
         for (size_t env = 0; env < num_envs(); ++env) {
-            if (!done_[env]) count += terminated[env] || truncated[env] ? 2 : 1;
+            Environment& at = environments_[env];
+            if (at.done) continue;
+            const bool ends = given.terminated[env] || given.truncated[env];
+            const bool reward = finite(given.reward + env * format_.reward.bytes, format_.reward.bytes / 4, 4);
+            const bool state = finite_state(given.state, env);
+            at.step_is_finite = reward && state;
+            at.end_is_finite = !ends || finite_state(given.next_state, env);
+            if (!at.step_is_finite || !at.end_is_finite) [[unlikely]] {
+                if (nonfinite_ == NonFinite::refuse)
+                    throw NonFiniteValue{env, at.step, !state ? "state" : !reward ? "reward" : "final state"};
+                nonfinite_rows_ += 1 + (ends && !at.step_is_finite);
+            }
+            // An end row behind a dropped step would give another record the episode's final state.
+            count += at.step_is_finite + (at.step_is_finite && ends && at.end_is_finite);
         }
         return count;
     }
 
-    void fill(std::byte* row, size_t env, RowKind kind, float reward, const std::byte* action, const std::byte* frame,
-              uint64_t policy_version) const {
-        const auto put = [row](size_t offset, const auto& value) { std::memcpy(row + offset, &value, sizeof value); };
-        put(format_.policy_version, policy_version);
-        put(format_.stream, static_cast<uint32_t>(first_stream_ + env));
-        put(format_.step, step_[env]);
-        put(format_.reward, reward);
-        put(format_.kind, static_cast<uint32_t>(kind));
-        if (action) {
-            std::memcpy(row + format_.action, action, format_.action_bytes);
-        } else {
-            std::memset(row + format_.action, 0, format_.action_bytes);
+    bool finite_state(const std::byte* observations, size_t env) const {
+        const std::byte* frame = newest_frame(observations, env);
+        for (const RowFormat::Floats& floats : format_.floats)
+            if (!finite(frame + floats.offset, floats.count, floats.width)) return false;
+        return true;
+    }
+
+    const std::byte* newest_frame(const std::byte* observations, size_t env) const {
+        return observations + (env + 1) * format_.observation_bytes - format_.state.bytes;
+    }
+
+    static bool finite(const std::byte* from, size_t count, size_t width) {
+        if (width == 4) return finite_words<uint32_t>(from, count, 0x7F800000u);
+        if (width == 8) return finite_words<uint64_t>(from, count, 0x7FF0000000000000u);
+        return finite_words<uint16_t>(from, count, 0x7C00u);
+    }
+    template <class Word>
+    static bool finite_words(const std::byte* from, size_t count, Word exponent) {
+        bool all = true;
+        for (size_t i = 0; i < count; ++i) {
+            Word word;
+            std::memcpy(&word, from + i * sizeof word, sizeof word);
+            all &= (word & exponent) != exponent;
         }
-        std::memcpy(row + format_.state, frame, format_.state_bytes);
-        const size_t end = format_.state + format_.state_bytes;  // the state is the last field; what follows is padding
-        std::memset(row + end, 0, format_.row_bytes - end);
+        return all;
+    }
+
+    void fill_step(std::byte* row, size_t env, const VectorStep& given) const {
+        fill_header(row, env, RowKind::step, given.policy_version);
+        put(row, format_.reward, given.reward, env);
+        put(row, format_.action, given.action, env);
+        std::memcpy(row + format_.state.offset, newest_frame(given.state, env), format_.state.bytes);
+        for (size_t c = 0; c < format_.columns.size(); ++c) put(row, format_.columns[c].place, given.columns[c], env);
+    }
+
+    void fill_end(std::byte* row, size_t env, const VectorStep& given) const {
+        fill_header(row, env, given.terminated[env] ? RowKind::terminated : RowKind::truncated, given.policy_version);
+        std::memset(row + format_.reward.offset, 0, format_.reward.bytes);
+        std::memset(row + format_.action.offset, 0, format_.action.bytes);
+        std::memcpy(row + format_.state.offset, newest_frame(given.next_state, env), format_.state.bytes);
+        for (size_t c = 0; c < format_.columns.size(); ++c) {
+            const auto& [place, state] = format_.columns[c];
+            if (state)
+                put(row, place, given.next_columns[c], env);
+            else
+                std::memset(row + place.offset, 0, place.bytes);
+        }
+    }
+
+    void fill_header(std::byte* row, size_t env, RowKind kind, uint64_t policy_version) const {
+        const auto put_value = [row](size_t offset, const auto& value) {
+            std::memcpy(row + offset, &value, sizeof value);
+        };
+        put_value(format_.policy_version, policy_version);
+        put_value(format_.stream, static_cast<uint32_t>(first_stream_ + env));
+        put_value(format_.step, environments_[env].step);
+        put_value(format_.kind, static_cast<uint32_t>(kind));
+        std::memset(row + packed_bytes_, 0, format_.row_bytes - packed_bytes_);
+    }
+
+    static void put(std::byte* row, const Place& place, const std::byte* values, size_t env) {
+        std::memcpy(row + place.offset, values + env * place.bytes, place.bytes);
+    }
+
+    // The staged rows from staged_begin_ on are lost: a reader expects what it did before them.
+    void note_dropped() {
+        for (size_t at = staged_.size(); at > staged_begin_;) {
+            at -= format_.row_bytes;
+            uint32_t stream, step, kind;
+            std::memcpy(&stream, staged_.data() + at + format_.stream, sizeof stream);
+            std::memcpy(&step, staged_.data() + at + format_.step, sizeof step);
+            std::memcpy(&kind, staged_.data() + at + format_.kind, sizeof kind);
+            Environment& environment = environments_[stream - first_stream_];
+            environment.expected = kind == static_cast<uint32_t>(RowKind::step) ? environment.expected_before : step;
+            environment.gap = true;
+        }
     }
 
     Ring* ring_;
     RowFormat format_;
     uint32_t first_stream_;
-    std::vector<uint32_t> step_;  // [N], step of each environment's episode
-    std::vector<uint8_t> done_;  // [N], 1: the next step is this environment's reset step
+    NonFinite nonfinite_;
+    size_t packed_bytes_;  // of a row, without the padding at its end
+    std::vector<Environment> environments_;
     std::vector<std::byte> staged_;
     size_t staged_begin_ = 0;  // bytes of staged_ that were moved already
+    uint64_t nonfinite_rows_ = 0;
 };
 
 }  // namespace ddrl

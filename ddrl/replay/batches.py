@@ -1,17 +1,20 @@
 """What replay hands out: the batches as named tuples of arrays, and the fresh arrays behind them.
 
 Written by the kernel, read by learners. A batch owns its memory; once nobody holds the tuple or any of its arrays
-(views included), the arrays are used again for a later batch."""
+(views included), the arrays are used again for a later batch. Observations are one array, or a dict of named arrays
+where the row schema has several. `columns` holds every further column by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.specs import ArraySpec
+from ddrl.core.rows import STATE, RowSchema
+from ddrl.core.specs import Column, ColumnRole
+
+Outputs = tuple[NDArray[Any] | None, ...]  # a batch's arrays in the kernel's order
 
 
 class Windows(NamedTuple):
@@ -22,12 +25,13 @@ class Windows(NamedTuple):
 
     batch_state: Any  # [B, L, *observation]
     batch_action: NDArray[Any]  # [B, L, *action]
-    batch_reward: NDArray[np.float32]  # [B, L]
+    batch_reward: NDArray[np.float32]  # [B, L, *reward]
     batch_state_next: Any  # [B, L, *observation]
     seq_len: NDArray[np.uint32]  # [B], records
     seq_len_next: NDArray[np.uint32]  # [B], next states
     batch_pick_epi: NDArray[np.uint64]  # [B]
     batch_pick_pos: NDArray[np.uint32]  # [B]
+    columns: dict[str, NDArray[Any]]  # [B, L, ...]; MEMORY [B, ...], of the first record; STATE also as name_next
 
 
 class Transitions(NamedTuple):
@@ -39,13 +43,14 @@ class Transitions(NamedTuple):
 
     s_tm1: Any  # [B, *observation]
     a_tm1: NDArray[Any]  # [B, *action]
-    r_t: NDArray[np.float32]  # [B]
+    r_t: NDArray[np.float32]  # [B, *reward]
     discount_t: NDArray[np.float32]  # [B]
     s_t: Any  # [B, *observation]
     pick_epi: NDArray[np.uint64]  # [B]
     pick_pos: NDArray[np.uint32]  # [B]
     weight: NDArray[np.float32]  # [B], importance weights, largest 1
     policy_version: NDArray[np.uint64]  # [B], of the policy that acted
+    columns: dict[str, NDArray[Any]]  # [B, ...], of the pick; REWARD: n-step sums; STATE also as name_next, k steps on
 
 
 class Sequences(NamedTuple):
@@ -57,7 +62,7 @@ class Sequences(NamedTuple):
 
     state: Any  # [B, burn_in + L + n_step, *observation]
     action: NDArray[Any]  # [B, burn_in + L, *action]
-    r_t: NDArray[np.float32]  # [B, L], n-step sums
+    r_t: NDArray[np.float32]  # [B, L, *reward], n-step sums
     discount_t: NDArray[np.float32]  # [B, L]
     ahead: NDArray[np.uint32]  # [B, L], steps to the bootstrap state
     burn_len: NDArray[np.uint32]  # [B], records of burn-in in use
@@ -66,82 +71,124 @@ class Sequences(NamedTuple):
     pick_pos: NDArray[np.uint32]  # [B]
     weight: NDArray[np.float32]  # [B]
     policy_version: NDArray[np.uint64]  # [B], of the pick's first record
-    memory: NDArray[np.float32] | None  # [B, *memory], recurrent state stored with the first state (before burn-in)
+    columns: dict[str, NDArray[Any]]  # STEP [B, burn_in + L, ...]; STATE [B, burn_in + L + n_step, ...]; REWARD
+    # [B, L, ...], n-step sums; MEMORY [B, ...], recorded with the first state (before burn-in)
 
 
 class BatchShapes:
-    """Makes fresh arrays for the batches of one replay; called by the kernel when no used batch is free."""
+    """Makes fresh arrays for the batches of one replay; called by the kernel when no used batch is free.
 
-    def __init__(
-        self,
-        state: ArraySpec | Mapping[str, ArraySpec],
-        action: ArraySpec,
-        memory: ArraySpec | None,
-        *,
-        pick_len: int,
-        n_step: int,
-        frame_stack: int,
-        burn_in: int,
-    ) -> None:
-        self._state = state
-        self._action = action
-        self._memory = memory
+    Each method gives a batch and its arrays in the kernel's order: one for each stored column (None: not wanted), then
+    what the method's last lines add."""
+
+    def __init__(self, schema: RowSchema, *, pick_len: int, n_step: int, burn_in: int) -> None:
+        self._schema = schema
         self._pick_len = pick_len
         self._n_step = n_step
-        self._stack = (frame_stack,) if frame_stack > 1 else ()
         self._burn_in = burn_in
+        self._states = schema.of(ColumnRole.STATE)
 
-    def windows(self, size: int) -> Windows:
-        """Arrays for get_batch."""
+    def windows(self, size: int) -> tuple[Windows, Outputs]:
+        """Arrays for get_batch; behind the columns: next states, lengths, picks."""
         lead = (size, self._pick_len)
-        return Windows(
-            self._observation(lead),
-            _array(lead, self._action),
-            np.empty(lead, np.float32),
-            self._observation(lead),
-            np.empty(size, np.uint32),
-            np.empty(size, np.uint32),
-            np.empty(size, np.uint64),
-            np.empty(size, np.uint32),
+        first = {
+            column.name: self._array((size,) if column.role is ColumnRole.MEMORY else lead, column)
+            for column in self._schema.stored
+            if column.name != "policy_version"
+        }
+        after = self._next(lead)
+        length, next_length = np.empty(size, np.uint32), np.empty(size, np.uint32)
+        handle, position = _picks(size)
+        batch = Windows(
+            self._observation(first),
+            first["action"],
+            first["reward"],
+            self._observation(after),
+            length,
+            next_length,
+            handle,
+            position,
+            self._further(first, after),
         )
+        return batch, (*self._outputs(first), *after.values(), length, next_length, handle, position)
 
-    def transitions(self, size: int) -> Transitions:
-        """Arrays for sample."""
-        return Transitions(
-            self._observation((size,)),
-            _array((size,), self._action),
-            np.empty(size, np.float32),
-            np.empty(size, np.float32),
-            self._observation((size,)),
-            np.empty(size, np.uint64),
-            np.empty(size, np.uint32),
-            np.empty(size, np.float32),
-            np.empty(size, np.uint64),
+    def transitions(self, size: int) -> tuple[Transitions, Outputs]:
+        """Arrays for sample; behind the columns: next states, discounts, picks, weights."""
+        first = {column.name: self._array((size,), column) for column in self._schema.stored}
+        after = self._next((size,))
+        discount, weight = np.empty(size, np.float32), np.empty(size, np.float32)
+        handle, position = _picks(size)
+        batch = Transitions(
+            self._observation(first),
+            first["action"],
+            first["reward"],
+            discount,
+            self._observation(after),
+            handle,
+            position,
+            weight,
+            first["policy_version"],
+            self._further(first, after),
         )
+        return batch, (*self._outputs(first), *after.values(), discount, handle, position, weight)
 
-    def sequences(self, size: int) -> Sequences:
-        """Arrays for sample_sequences."""
+    def sequences(self, size: int) -> tuple[Sequences, Outputs]:
+        """Arrays for sample_sequences; behind the columns: what is given of the pick's first record alone, discounts,
+        steps ahead, lengths, picks, weights."""
         room, lead = self._burn_in + self._pick_len, (size, self._pick_len)
-        return Sequences(
-            self._observation((size, room + self._n_step)),
-            _array((size, room), self._action),
-            np.empty(lead, np.float32),
-            np.empty(lead, np.float32),
-            np.empty(lead, np.uint32),
-            np.empty(size, np.uint32),
-            np.empty(size, np.uint32),
-            np.empty(size, np.uint64),
-            np.empty(size, np.uint32),
-            np.empty(size, np.float32),
-            np.empty(size, np.uint64),
-            None if self._memory is None else _array((size,), self._memory),
+        leads = {
+            ColumnRole.STATE: (size, room + self._n_step),
+            ColumnRole.STEP: (size, room),
+            ColumnRole.REWARD: lead,
+            ColumnRole.MEMORY: (size,),
+        }
+        run = {
+            column.name: self._array(leads[column.role], column)
+            for column in self._schema.stored
+            if column.name != "policy_version"
+        }
+        at_pick = {"policy_version": np.empty(size, np.uint64)}
+        discount, weight = np.empty(lead, np.float32), np.empty(size, np.float32)
+        ahead, burn, length = np.empty(lead, np.uint32), np.empty(size, np.uint32), np.empty(size, np.uint32)
+        handle, position = _picks(size)
+        batch = Sequences(
+            self._observation(run),
+            run["action"],
+            run["reward"],
+            discount,
+            ahead,
+            burn,
+            length,
+            handle,
+            position,
+            weight,
+            at_pick["policy_version"],
+            self._further(run, {}),
         )
+        rest = (discount, ahead, burn, length, handle, position, weight)
+        return batch, (*self._outputs(run), *self._outputs(at_pick), *rest)
 
-    def _observation(self, lead: tuple[int, ...]) -> Any:
-        if isinstance(self._state, ArraySpec):
-            return _array(lead + self._stack, self._state)
-        return {name: _array(lead + self._stack, spec) for name, spec in self._state.items()}
+    def _array(self, lead: tuple[int, ...], column: Column) -> NDArray[Any]:
+        stacked = self._schema.frame_stack > 1 and column in self._schema.observation
+        stack = (self._schema.frame_stack,) if stacked else ()
+        return np.empty(lead + stack + column.shape, column.dtype)
+
+    def _next(self, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+        return {column.name: self._array(lead, column) for column in self._schema.stored if column in self._states}
+
+    def _outputs(self, arrays: dict[str, NDArray[Any]]) -> Outputs:
+        return tuple(arrays.get(column.name) for column in self._schema.stored)
+
+    def _observation(self, arrays: dict[str, NDArray[Any]]) -> Any:
+        if STATE in arrays:
+            return arrays[STATE]
+        return {self._schema.array_name(column): arrays[column.name] for column in self._schema.observation}
+
+    def _further(self, first: dict[str, NDArray[Any]], after: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        columns = {column.name: first[column.name] for column in self._schema.further}
+        names = [column.name for column in self._schema.further]
+        return columns | {f"{name}_next": after[name] for name in names if name in after}
 
 
-def _array(lead: tuple[int, ...], spec: ArraySpec) -> NDArray[Any]:
-    return np.empty(lead + spec.shape, spec.dtype)
+def _picks(size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    return np.empty(size, np.uint64), np.empty(size, np.uint32)

@@ -70,7 +70,7 @@ def play_episodes(
     while missing:
         if stop is not None and stop():
             raise InterruptedError(f"evaluation stopped with {missing} of {episodes} episodes to play")
-        observation, _, terminated, truncated, reward = env.step(policy.greedy(observation, vector))
+        observation, _, terminated, truncated, reward, _ = env.step(policy.greedy(observation, vector))
         running += reward
         turn += 1
         for index in np.flatnonzero(terminated | truncated).tolist():

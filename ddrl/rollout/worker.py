@@ -112,8 +112,10 @@ class RolloutWorker:
         acted = clock()
         step = self.env.step(action)
         stepped = clock()
-        following, reward, terminated, truncated, raw_reward = step
-        self._writer.write(observation, action, reward, terminated, truncated, following, self._version, ROOM_WAIT)
+        following, reward, terminated, truncated, raw_reward, columns = step
+        self._writer.write(
+            observation, action, reward, terminated, truncated, following, self._version, columns, ROOM_WAIT
+        )
         if self._writer.pending:
             self._wait_for_room()
         self._observation = following
@@ -159,7 +161,7 @@ class RolloutWorker:
         counts["env_seconds"] += self._env_seconds
         self._env_steps = self._act_seconds = self._env_seconds = 0.0
         counts["wait_seconds"] = self._paused_seconds + self._writer.lane.wait_seconds
-        counts["rows_dropped"] = self._writer.lane.dropped
+        counts["rows_dropped"] = self._writer.lane.dropped + self._writer.nonfinite
         for name, value in counts.items():
             columns[name].set(value)
         self._gauges["heartbeat"].set(time.time())

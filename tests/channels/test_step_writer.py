@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddrl.channels import Lane, StepWriter
 from ddrl.core.errors import ChannelError
-from ddrl.core.layouts import RowKind, row_dtype
+from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
@@ -28,6 +28,16 @@ class Reference:
         self.spec, self.first_stream = spec, first_stream
         self.step = np.zeros(num_envs, int)
         self.done = np.zeros(num_envs, bool)
+        self.expected = np.zeros(num_envs, int)  # step that would follow the last row that a reader sees
+        self.expected_before = np.zeros(num_envs, int)
+        self.gap = np.zeros(num_envs, bool)
+
+    def lose(self, rows: np.ndarray) -> None:
+        """A full lane turned these rows of the last write away."""
+        for row in rows[::-1]:
+            env = row["stream"] - self.first_stream
+            self.expected[env] = self.expected_before[env] if row["kind"] == RowKind.STEP else row["step"]
+            self.gap[env] = True
 
     def write(self, state, action, reward, terminated, truncated, next_state, policy_version) -> np.ndarray:
         newest = (slice(None),) if self.spec.frame_stack == 1 else (slice(None), -1)
@@ -36,16 +46,19 @@ class Reference:
             if self.done[env]:
                 self.done[env], self.step[env] = False, 0
                 continue
+            if self.gap[env] and 0 < self.step[env] == self.expected[env]:
+                self.step[env] += 1
             made.append(self.row(env, RowKind.STEP, state[newest][env], policy_version, action[env], reward[env]))
             self.step[env] += 1
+            self.expected_before[env], self.expected[env], self.gap[env] = self.expected[env], self.step[env], False
             if terminated[env] or truncated[env]:
                 kind = RowKind.TERMINATED if terminated[env] else RowKind.TRUNCATED
                 made.append(self.row(env, kind, next_state[newest][env], policy_version))
-                self.done[env] = True
-        return np.array(made, row_dtype(self.spec)) if made else np.zeros(0, row_dtype(self.spec))
+                self.done[env], self.expected[env] = True, 0
+        return np.array(made, row_schema(self.spec).dtype) if made else np.zeros(0, row_schema(self.spec).dtype)
 
     def row(self, env, kind, frame, policy_version, action=0, reward=0.0) -> np.void:
-        row = np.zeros((), row_dtype(self.spec))
+        row = np.zeros((), row_schema(self.spec).dtype)
         row["stream"], row["step"], row["kind"] = self.first_stream + env, self.step[env], kind
         row["policy_version"], row["action"], row["reward"], row["state"] = policy_version, action, reward, frame
         return row[()]
@@ -76,9 +89,9 @@ def random_step(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> tu
 )
 def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, seed, drains):
     random = np.random.default_rng(seed)
-    dtype = row_dtype(spec)
+    dtype = row_schema(spec).dtype
     lane = Lane.create(None, dtype, capacity, "drop" if drop else "wait")
-    writer, reference = StepWriter(lane, spec, 40), Reference(spec, 40, num_envs)
+    writer, reference = StepWriter(lane, row_schema(spec), 40), Reference(spec, 40, num_envs)
     out, arrived, expected, made = np.empty(1000, dtype), [], [], 0
 
     def drain() -> None:
@@ -91,6 +104,8 @@ def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, s
         assert writer.write(*step, version, timeout=0) == len(rows)
         made += len(rows)
         expected.append(rows[:room] if drop else rows)
+        if drop:
+            reference.lose(rows[room:])
         while not writer.flush(timeout=0):
             drain()
         assert writer.pending == 0
@@ -101,9 +116,40 @@ def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, s
     assert lane.dropped == made - sum(len(rows) for rows in expected)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    events=st.lists(st.tuples(st.sampled_from(["run", "run", "end", "nan", "nan end"]), st.booleans()), max_size=40),
+    capacity=st.integers(1, 3),
+)
+def test_rows_that_follow_each_other_by_step_are_consecutive_steps_of_one_episode(events, capacity):
+    schema = row_schema(EnvSpec("x", ArraySpec((2,), "float32"), 2))
+    lane = Lane.create(None, schema.dtype, capacity, "drop")
+    writer = StepWriter(lane, schema, 0, nonfinite="drop")
+    out, arrived, episode, step, resetting = np.empty(capacity, schema.dtype), [], 1, 0, False
+    for kind, drained in events:
+        ends = kind.endswith("end") and not resetting
+        state, after = np.array([[episode, step]], np.float32), np.array([[episode, step + 1]], np.float32)
+        if kind.startswith("nan"):
+            (after if ends and step % 2 else state)[0, 1] = np.nan
+        zeros = np.zeros(1, np.int64), np.zeros(1, np.float32)
+        writer.write(state, *zeros, np.array([ends]), np.array([False]), after, 0)
+        episode, step, resetting = (episode, step + 1, ends) if not resetting else (episode + 1, 0, False)
+        if drained:
+            arrived += out[: lane.pop(out)].copy().tolist()
+    arrived += out[: lane.pop(out)].copy().tolist()
+    names = schema.dtype.names
+    seen = None  # (step, episode, step in truth) of the row before, where its episode is open
+    for row in (dict(zip(names, values, strict=True)) for values in arrived):
+        episode, truth = row["state"]
+        assert np.isfinite(truth)
+        if seen is not None and row["step"] == seen[0] + 1:
+            assert (episode, truth) == (seen[1], seen[2] + 1)
+        seen = (row["step"], episode, truth) if row["kind"] == RowKind.STEP else None
+
+
 def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
-    lane = Lane.create(None, row_dtype(CARTPOLE), 3, "drop")
-    writer = StepWriter(lane, CARTPOLE, 0)
+    lane = Lane.create(None, row_schema(CARTPOLE).dtype, 3, "drop")
+    writer = StepWriter(lane, row_schema(CARTPOLE), 0)
     step = (
         np.zeros((2, 4), np.float32),
         np.zeros(2, np.int64),
@@ -112,7 +158,7 @@ def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
         np.zeros(2, bool),
         np.zeros((2, 4), np.float32),
     )
-    out = np.empty(9, row_dtype(CARTPOLE))
+    out = np.empty(9, row_schema(CARTPOLE).dtype)
     writer.write(*step, 0)
     writer.write(*step, 1)
     assert lane.dropped == 1
@@ -123,14 +169,14 @@ def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
 
 
 def test_a_write_at_a_full_lane_waits_for_room():
-    lane = Lane.create(None, row_dtype(CARTPOLE), 3)
-    writer = StepWriter(lane, CARTPOLE, 0)
+    lane = Lane.create(None, row_schema(CARTPOLE).dtype, 3)
+    writer = StepWriter(lane, row_schema(CARTPOLE), 0)
     step = (
         random_step(CARTPOLE, 2, np.random.default_rng(1))[:3]
         + (np.zeros(2, bool),) * 2
         + (np.zeros((2, 4), np.float32),)
     )
-    out = np.empty(9, row_dtype(CARTPOLE))
+    out = np.empty(9, row_schema(CARTPOLE).dtype)
     arrived = []
 
     def consume() -> None:
@@ -147,8 +193,8 @@ def test_a_write_at_a_full_lane_waits_for_room():
 
 
 def test_closing_ends_the_wait_of_a_write():
-    lane = Lane.create(None, row_dtype(CARTPOLE), 1)
-    writer = StepWriter(lane, CARTPOLE, 0)
+    lane = Lane.create(None, row_schema(CARTPOLE).dtype, 1)
+    writer = StepWriter(lane, row_schema(CARTPOLE), 0)
     step = random_step(CARTPOLE, 4, np.random.default_rng(1))
     thread = threading.Thread(target=lambda: writer.write(*step, 0))
     thread.start()
@@ -161,8 +207,8 @@ def test_closing_ends_the_wait_of_a_write():
 
 
 def test_writing_on_before_the_rest_is_flushed_is_refused():
-    lane = Lane.create(None, row_dtype(CARTPOLE), 1)
-    writer = StepWriter(lane, CARTPOLE, 0)
+    lane = Lane.create(None, row_schema(CARTPOLE).dtype, 1)
+    writer = StepWriter(lane, row_schema(CARTPOLE), 0)
     step = random_step(CARTPOLE, 4, np.random.default_rng(1))
     made = writer.write(*step, 0, timeout=0)
     assert writer.pending == made - 1
@@ -171,8 +217,8 @@ def test_writing_on_before_the_rest_is_flushed_is_refused():
 
 
 def test_a_cut_begins_new_episodes():
-    lane = Lane.create(None, row_dtype(CARTPOLE), 100)
-    writer = StepWriter(lane, CARTPOLE, 0)
+    lane = Lane.create(None, row_schema(CARTPOLE).dtype, 100)
+    writer = StepWriter(lane, row_schema(CARTPOLE), 0)
     zeros = np.zeros((1, 4), np.float32)
     for ended in (False, True):
         writer.write(
@@ -180,7 +226,7 @@ def test_a_cut_begins_new_episodes():
         )
     writer.cut()
     writer.write(zeros, np.zeros(1, np.int64), np.ones(1, np.float32), np.array([False]), np.array([False]), zeros, 1)
-    out = np.empty(9, row_dtype(CARTPOLE))
+    out = np.empty(9, row_schema(CARTPOLE).dtype)
     assert lane.pop(out) == 4
     assert out["step"][:4].tolist() == [0, 1, 2, 0]
     assert out["kind"][:4].tolist() == [RowKind.STEP, RowKind.STEP, RowKind.TERMINATED, RowKind.STEP]
@@ -192,12 +238,15 @@ def test_a_cut_begins_new_episodes():
         (0, np.zeros((2, 5), np.float32), "state must be"),
         (0, np.zeros((2, 4), np.float64), "another dtype"),
         (1, np.zeros(2, np.int32), "action must be"),
-        (2, np.zeros(3, np.float32), "reward, terminated and truncated"),
+        (2, np.zeros(3, np.float32), "reward must be"),
+        (3, np.zeros(3, bool), "terminated must be"),
+        (4, np.zeros(2, np.int64), "truncated must be .* another dtype"),
+        (4, 7, "got int"),
         (5, np.zeros((1, 4), np.float32), "next_state must be"),
     ],
 )
 def test_arrays_of_another_form_are_refused(position, wrong, words):
-    writer = StepWriter(Lane.create(None, row_dtype(CARTPOLE), 10), CARTPOLE, 0)
+    writer = StepWriter(Lane.create(None, row_schema(CARTPOLE).dtype, 10), row_schema(CARTPOLE), 0)
     step = list(random_step(CARTPOLE, 2, np.random.default_rng(1)))
     writer.write(*step, 0)
     step[position] = wrong
@@ -207,4 +256,4 @@ def test_arrays_of_another_form_are_refused(position, wrong, words):
 
 def test_a_lane_of_other_rows_is_refused():
     with pytest.raises(ChannelError, match="makes rows"):
-        StepWriter(Lane.create(None, row_dtype(SPECS[1]), 10), CARTPOLE, 0)
+        StepWriter(Lane.create(None, row_schema(SPECS[1]).dtype, 10), row_schema(CARTPOLE), 0)

@@ -30,7 +30,7 @@ def test_every_default_is_printed():
         ("lerner.lr=1", "did you mean 'learner'"),
         ("learner.lr=fast", "learner.lr"),
         ("learner.lr=-1", "above 0"),
-        ("replay.selector=best", "uniform, prioritized"),
+        ("replay.selector=best", "known are prioritized, rank_based, recency, uniform, or package.module:Class"),
         ("replay.min_size=2000000", "exceeds replay.capacity"),
         ("run.max_env_steps=1.5", "run.max_env_steps"),
         ("learner.hidden=[]", "learner.hidden"),

@@ -17,8 +17,7 @@ using namespace ddrl::replay;
 
 inline Options options(u64 capacity, u32 pick_len = 1, u32 n_step = 1, u32 shift = 2) {
     Options chosen;
-    chosen.columns.states = {8};
-    chosen.columns.action = 8;
+    chosen.columns = {{8, Role::STATE}, {8}, {4, Role::REWARD}, {8}};  // state, action, reward, version
     chosen.capacity = capacity, chosen.pick_len = pick_len, chosen.n_step = n_step, chosen.shift = shift;
     return chosen;
 }
@@ -55,7 +54,7 @@ struct Row {
     u64 action;
     float state[2];
 };
-inline RowLayout row_layout() { return {sizeof(Row), 0, 8, 12, 16, 20, 24, {32}}; }
+inline RowLayout row_layout() { return {sizeof(Row), 8, 12, 20, {32, 24, 16, 0}}; }
 
 inline u64 add_episode(Replay& replay, u32 tag, u32 count, Ending ending = Ending::TERMINATED) {
     const Records records(tag, 0, count);
@@ -85,12 +84,9 @@ struct Batch {
         handle.resize(size), position.resize(size), length.resize(size), next_length.resize(size), weight.resize(size);
         state.assign(2 * all, -1), next.assign(2 * all, -1), action.assign(all, ~u64{0}), reward.assign(all, -1);
         byte *state_to = reinterpret_cast<byte*>(state.data()), *next_to = reinterpret_cast<byte*>(next.data());
-        const WindowOutputs outputs{&state_to,
-                                    &next_to,
-                                    reinterpret_cast<byte*>(action.data()),
-                                    reinterpret_cast<byte*>(reward.data()),
-                                    length.data(),
-                                    next_length.data()};
+        byte* const column[] = {state_to, reinterpret_cast<byte*>(action.data()),
+                                reinterpret_cast<byte*>(reward.data()), nullptr};
+        const WindowOutputs outputs{column, &next_to, length.data(), next_length.data()};
         if (!replay.draw(selector, size, handle.data(), position.data(), weight.data(),
                          [&](std::span<const Window> windows) {
                              gather(replay, windows, [&](const auto& loops) { loops.windows(outputs); });

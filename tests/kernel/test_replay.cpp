@@ -56,12 +56,9 @@ void memory_of_evicted_episodes_is_not_written_while_a_reader_copies() {
         for (u32 tag = 5; tag <= 20; ++tag)
             add_episode(replay, tag, 10);  // every drawn episode is evicted before the copy
         byte *state_to = reinterpret_cast<byte*>(state.data()), *next_to = reinterpret_cast<byte*>(next.data());
-        const WindowOutputs outputs{&state_to,
-                                    &next_to,
-                                    reinterpret_cast<byte*>(action.data()),
-                                    reinterpret_cast<byte*>(reward.data()),
-                                    length.data(),
-                                    next_length.data()};
+        byte* const column[] = {state_to, reinterpret_cast<byte*>(action.data()),
+                                reinterpret_cast<byte*>(reward.data()), nullptr};
+        const WindowOutputs outputs{column, &next_to, length.data(), next_length.data()};
         gather(replay, windows, [&](const auto& loops) { loops.windows(outputs); });
     });
     for (std::size_t i = 0; i < 64; ++i)

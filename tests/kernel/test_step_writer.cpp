@@ -1,9 +1,11 @@
 #include "step_writer.hpp"
 
+#include <limits>
 #include <vector>
 
 #include "expect.hpp"
 
+using ddrl::NonFinite;
 using ddrl::Ring;
 using ddrl::RowFormat;
 using ddrl::StepWriter;
@@ -20,13 +22,13 @@ static const RowFormat format{sizeof(Row),
                               offsetof(Row, policy_version),
                               offsetof(Row, stream),
                               offsetof(Row, step),
-                              offsetof(Row, reward),
                               offsetof(Row, kind),
-                              offsetof(Row, action),
-                              offsetof(Row, state),
-                              8,
-                              8,
-                              16};  // two frames of two floats
+                              {offsetof(Row, reward), 4},
+                              {offsetof(Row, action), 8},
+                              {offsetof(Row, state), 8},
+                              16,  // two frames of two floats
+                              {},
+                              {{0, 2, 4}}};
 
 struct Fixture {
     Memory memory;
@@ -37,9 +39,13 @@ struct Fixture {
     float reward[2] = {0.5f, 1.5f};
     bool terminated[2] = {}, truncated[2] = {};
     uint64_t version = 0;
+    int broken = -1;  // environment whose newest frame holds a NaN
 
-    Fixture(size_t capacity, bool drop)
-        : memory(prepare(capacity, drop)), ring(memory.get()), consumer(memory.get()), writer(&ring, format, 10) {
+    Fixture(size_t capacity, bool drop, NonFinite nonfinite = NonFinite::refuse)
+        : memory(prepare(capacity, drop)),
+          ring(memory.get()),
+          consumer(memory.get()),
+          writer(&ring, format, 10, nonfinite) {
         writer.start(2);
     }
     static Memory prepare(size_t capacity, bool drop) {
@@ -56,8 +62,10 @@ struct Fixture {
                 next[env][i] = state[env][i] + 1.0f;
             }
         }
-        return writer.write(reinterpret_cast<std::byte*>(state), reinterpret_cast<std::byte*>(action), reward,
-                            terminated, truncated, reinterpret_cast<std::byte*>(next), version);
+        if (broken >= 0) state[broken][3] = std::numeric_limits<float>::quiet_NaN();
+        const auto raw = [](const auto* values) { return reinterpret_cast<const std::byte*>(values); };
+        return writer.write({raw(&state[0][0]), raw(action), raw(reward), terminated, truncated, raw(&next[0][0]),
+                             nullptr, nullptr, version});
     }
     std::vector<Row> pop() {
         std::vector<Row> rows(64);
@@ -138,7 +146,65 @@ static void after_a_cut_episodes_begin_at_step_zero() {
     EXPECT(rows.size() == 5 && rows[3].step == 0 && rows[4].step == 0);
 }
 
+static void a_nan_is_refused_with_its_environment_and_step_and_nothing_is_written() {
+    Fixture f(16, false);
+    f.write();
+    f.broken = 1;
+    bool refused = false;
+    try {
+        f.write();
+    } catch (const ddrl::NonFiniteValue& value) {
+        refused = value.env == 1 && value.step == 1;
+    }
+    EXPECT(refused && f.pop().size() == 2);
+    f.broken = -1;
+    f.reward[0] = std::numeric_limits<float>::infinity();
+    refused = false;
+    try {
+        f.write();
+    } catch (const ddrl::NonFiniteValue& value) {
+        refused = value.env == 0 && value.step == 1;
+    }
+    EXPECT(refused);
+}
+
+static void a_dropped_nan_leaves_a_gap_that_no_later_row_closes() {
+    Fixture f(64, false, NonFinite::drop);
+    f.write();  // step 0
+    f.terminated[1] = true;
+    f.broken = 1;
+    EXPECT(f.write() == 1 && f.writer.nonfinite_rows() == 2);  // step 1 and its end
+    f.terminated[1] = false;
+    f.broken = -1;
+    EXPECT(f.write() == 1);  // the reset step of environment 1
+    f.broken = 1;
+    EXPECT(f.write() == 1);  // step 0 of its next episode
+    f.broken = -1;
+    EXPECT(f.write() == 2);  // step 1, which a reader would take for the step after the first row
+    std::vector<uint32_t> steps;
+    for (const Row& row : f.pop())
+        if (row.stream == 11) steps.push_back(row.step);
+    EXPECT(steps.size() == 2 && steps[0] == 0 && steps[1] == 2);
+}
+
+static void rows_that_a_full_ring_drops_leave_a_gap_across_episodes() {
+    Fixture f(2, true);
+    f.write();  // step 0 of both
+    f.terminated[0] = true;
+    f.write(), f.writer.flush();  // dropped, the end too
+    f.terminated[0] = false;
+    f.write(), f.writer.flush();
+    f.write(), f.writer.flush();  // step 0 of the next episode of environment 0: dropped
+    EXPECT(f.pop().size() == 2);
+    f.write();
+    const auto rows = f.pop();
+    EXPECT(rows.size() == 2 && rows[0].stream == 10 && rows[0].step == 2);
+}
+
 int main() {
+    RUN(a_nan_is_refused_with_its_environment_and_step_and_nothing_is_written);
+    RUN(a_dropped_nan_leaves_a_gap_that_no_later_row_closes);
+    RUN(rows_that_a_full_ring_drops_leave_a_gap_across_episodes);
     RUN(a_step_writes_one_row_an_environment_with_its_newest_frame);
     RUN(an_end_writes_the_final_state_and_the_reset_step_writes_nothing);
     RUN(rows_that_find_no_room_wait_and_arrive_in_order);

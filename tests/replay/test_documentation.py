@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from ddrl._kernel import ReplayCore
-from ddrl.replay import ExperienceReplay
-from ddrl.replay.experience import EVICTIONS
+from ddrl.core import plugins
+from ddrl.replay import ExperienceReplay, evictions, selectors
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replay.md").read_text()
@@ -28,10 +28,10 @@ def test_every_method_selector_and_eviction_is_named() -> None:
     explained_where_they_stand = {"for_env", "num_episodes", "num_picks"}
     missing = {name for name in methods - explained_where_they_stand if not re.search(rf"\b{name}\b", PAGE)}
     assert not missing
-    for kind in ("uniform", "prioritized", "rank_based", "recency"):
+    for kind in plugins.names(selectors.PACKAGE):
         assert f"`{kind}`" in PAGE
         assert isinstance(ReplayCore.selector_defaults(kind), list)
-    for eviction in EVICTIONS:
+    for eviction in plugins.names(evictions.PACKAGE):
         assert f'"{eviction}"' in PAGE
 
 

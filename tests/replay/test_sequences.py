@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddrl.core.specs import ArraySpec
+from ddrl.core.specs import Column, ColumnRole
 from ddrl.replay import ExperienceReplay
 from tests.replay.filled import ACTION, STATE, make_replay
 
@@ -21,7 +21,7 @@ def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated:
         n_step=n_step,
         burn_in=burn_in,
         short_picks=True,
-        memory=ArraySpec((2, 3), "float32"),
+        columns=[Column("memory", (2, 3), "float32", ColumnRole.MEMORY)],
     )
     selector = replay.new_pick_selector("prioritized")
     ends = {}
@@ -38,7 +38,7 @@ def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated:
             states[-1] if final else None,
             truncated=truncated,
             policy_version=np.arange(steps) + 7,
-            memory=memory,
+            columns={"memory": memory},
         )
         if not final:
             replay.cut(handle)
@@ -56,7 +56,7 @@ def test_sequences_hold_the_records_their_fields_promise(final: bool, truncated:
         assert not batch.state[i, states:].any()
         np.testing.assert_array_equal(batch.action[i, : before + count], first + np.arange(before + count))
         assert not batch.action[i, before + count :].any()
-        assert (batch.memory[i] == handle * 1000 + first).all()
+        assert (batch.columns["memory"][i] == handle * 1000 + first).all()
         assert batch.policy_version[i] == position + 7
         for t in range(length):
             steps = min(n_step, last_state - position - t) if t < count else 0

@@ -17,7 +17,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import EnvConfig, RolloutConfig
 from ddrl.core.errors import EnvError, NetworkError
-from ddrl.core.layouts import RowKind, row_dtype
+from ddrl.core.rows import RowKind, row_schema
 from ddrl.envs import make_vector_env
 from ddrl.envs.loop import LoopVectorEnv
 from ddrl.rollout.policy import ActingPolicy
@@ -44,7 +44,7 @@ class Job:
     ) -> None:
         self.env = make_vector_env(EnvConfig(), num_envs) if env is None else env
         onnx, self.layout = make_mlp(self.env.spec)
-        self.lane = Lane.create(None, row_dtype(self.env.spec), capacity, full)
+        self.lane = Lane.create(None, row_schema(self.env.spec).dtype, capacity, full)
         self.mailbox = Mailbox.create(None, self.layout.nbytes, 3, 2)
         self.board = Board.create(None)
         self.counters = Counters.create(None, 1)
@@ -52,7 +52,7 @@ class Job:
             self.env,
             ActingPolicy(onnx, self.layout, self.env.spec),
             self.mailbox.reader(0),
-            StepWriter(self.lane, self.env.spec, 0),
+            StepWriter(self.lane, row_schema(self.env.spec), 0),
             self.counters.row(0),
             config,
             index,

@@ -2,9 +2,9 @@
 // burn-in.
 //
 // Every output is an array of whole windows [B, L, ..] that the caller supplies; what lies past a window's length is
-// set to zero. An observation is `frame_stack` states: that of position p is the states p - k + 1 .. p, where positions
-// before 0 repeat state 0. The loops (gather_loops.hpp) are compiled three times, for any processor, AVX2 and AVX-512;
-// the processor at hand decides.
+// set to zero. An observation is `stack` states k of a column: that of position p is the states p - k + 1 .. p, where
+// positions before 0 repeat state 0. The loops (gather_loops.hpp) are compiled three times, for any processor, AVX2 and
+// AVX-512; the processor at hand decides.
 #pragma once
 
 #include <algorithm>
@@ -15,27 +15,29 @@
 
 namespace ddrl::replay {
 
+// In all of them `column` holds an array for each column of the store, or null for one that is not wanted, and `next`
+// an array for each column of role STATE. What an array holds depends on the column's role.
 struct WindowOutputs {
-    byte *const *state, *const *next;  // one array for each state column
-    byte *action, *reward;
+    byte* const* column;  // STATE [B, L, stack, ..]; STEP and REWARD [B, L, ..]; MEMORY [B, ..], of the first record
+    byte* const* next;  // [B, L, stack, ..]
     u32 *length, *next_length;
 };
 struct TransitionOutputs {
-    byte *const *s_tm1, *const *s_t;
-    byte* action;
-    float *reward, *discount;
-    byte* version;
+    byte* const* column;  // STATE [B, stack, ..]; STEP and MEMORY [B, ..], of the pick; REWARD [B, ..], n-step sums
+    byte* const* next;  // [B, stack, ..], k steps on
+    float* discount;
 };
 struct SequenceOutputs {
-    byte* const* state;
-    byte* action;
-    float *reward, *discount;
+    byte* const* column;  // STATE [B, burn_in + L + n, stack, ..]; STEP [B, burn_in + L, ..]; REWARD [B, L, ..], n-step
+                          // sums; MEMORY [B, ..], stored with the first state
+    byte* const* at_pick;  // [B, ..], of the pick's first record; for each column, or null
+    float* discount;
     u32 *ahead, *burn, *length;
-    byte *version, *memory;  // memory: null without a recurrent state
 };
 
 namespace portable {
 #define DDRL_REPLAY_LANE 16
+#include "gather_runs.hpp"
 #include "gather_loops.hpp"
 #undef DDRL_REPLAY_LANE
 }  // namespace portable
@@ -45,12 +47,14 @@ namespace portable {
 #pragma GCC target("avx2,bmi,bmi2")
 namespace avx2 {
 #define DDRL_REPLAY_LANE 32
+#include "gather_runs.hpp"
 #include "gather_loops.hpp"
 #undef DDRL_REPLAY_LANE
 }  // namespace avx2
 #pragma GCC target("avx512f,avx512bw,avx512vl")
 namespace avx512 {
 #define DDRL_REPLAY_LANE 64
+#include "gather_runs.hpp"
 #include "gather_loops.hpp"
 #undef DDRL_REPLAY_LANE
 }  // namespace avx512

@@ -8,14 +8,11 @@
 
 namespace ddrl::replay {
 
-inline constexpr std::size_t MOST_COLUMNS = 20;  // up to sixteen states, memory, action, reward, policy_version
-
 struct Options {
     Columns columns;
     u64 capacity = 0;  // [records]
     u32 pick_len = 1;  // L [records]
     u32 n_step = 1;  // n; 0: a pick needs no state after its last record
-    u32 frame_stack = 1;  // states that make one observation
     u32 burn_in = 0;  // [records] before a pick that sequences() adds
     bool short_picks = false;
     u32 shift = 6;  // log2 of the records in a chunk
@@ -31,10 +28,11 @@ struct Window {
     bool terminal_end() const { return records_ & EpisodeView::TERMINAL; }
 };
 
-// Where one row of many interleaved streams keeps its fields (ddrl.core.layouts.row_dtype).
+// Where one row of many interleaved streams (ddrl.core.rows.RowSchema) keeps what the recording reads, and each column
+// of the store.
 struct RowLayout {
-    std::size_t row_bytes, version, stream, step, reward, kind, action;
-    std::vector<std::size_t> states;
+    std::size_t row_bytes, stream, step, kind;
+    std::vector<std::size_t> columns;
 };
 
 }  // namespace ddrl::replay

@@ -1,7 +1,7 @@
 // The records: episodes by handle, each a chain of fixed-size chunks, and in a chunk one run of memory for each column.
 //
 //   slot = chunk * C + offset            names one record for as long as its episode lives; C is a power of two
-//   chunk = [state 0 x C | state 1 x C | .. | memory x C | action x C | reward x C | policy_version x C]
+//   chunk = [column 0 x C | column 1 x C | ..]        the columns of role STATE come first
 //
 // So the consecutive records of a window lie side by side column by column, within one page or two. An episode of T
 // records with a final state uses T + 1 slots: the final state stands in slot T. Records are written once and never
@@ -10,6 +10,8 @@
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "episodes.hpp"
@@ -21,18 +23,23 @@ struct ChunkHead {
     u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
 };
 
-// Bytes per record of each column; the states come first, then the optional recurrent memory, then action, reward,
-// policy_version.
-struct Columns {
-    std::vector<u32> states;
-    u32 memory = 0, action = 0;
-    std::vector<u32> all() const {
-        std::vector<u32> bytes = states;
-        if (memory) bytes.push_back(memory);
-        bytes.insert(bytes.end(), {action, u32{sizeof(float)}, u32{sizeof(u64)}});
-        return bytes;
-    }
+// When a column is given back with a draw (ddrl.core.specs.ColumnRole).
+enum class Role : u8 {
+    STATE = 0,  // also of final states; given at both ends of a transition
+    STEP = 1,  // one a record
+    MEMORY = 2,  // given at the first record of a window
+    REWARD = 3,  // float32 numbers; summed over n steps
 };
+
+// One column of the records. `stack`: how many consecutive states make one observation (role STATE).
+struct Column {
+    u32 bytes;
+    Role role = Role::STEP;
+    u32 stack = 1;
+};
+using Columns = std::vector<Column>;  // those of role STATE come first
+
+inline constexpr std::size_t MAX_COLUMNS = 64;
 
 // Where the columns of incoming records stand: record i of column c at data[c] + i * stride[c].
 struct Rows {
@@ -63,8 +70,8 @@ struct Chunks {
 class Store {
 public:
     Store(const Columns& columns, u64 capacity, u32 shift, const std::string& file)
-        : bytes_(columns.all()),
-          state_count_(static_cast<u32>(columns.states.size())),
+        : columns_(columns),
+          state_count_(count_states(columns)),
           shift_(shift),
           chunk_bytes_(place_columns()),
           arena_(chunk_bytes_, chunks_for(capacity, shift, chunk_bytes_), file),
@@ -74,9 +81,11 @@ public:
     u32 chunk_records() const { return u32{1} << shift_; }
     u32 shift() const { return shift_; }
     std::size_t max_slots() const { return arena_.max_chunks() << shift_; }
-    u32 column_count() const { return static_cast<u32>(bytes_.size()); }
+    u32 column_count() const { return static_cast<u32>(columns_.size()); }
     u32 state_count() const { return state_count_; }
-    u32 column_bytes(u32 column) const { return bytes_[column]; }
+    u32 column_bytes(u32 column) const { return columns_[column].bytes; }
+    Role column_role(u32 column) const { return columns_[column].role; }
+    u32 column_stack(u32 column) const { return columns_[column].stack; }
     const ChunkHead& head(u32 chunk) const { return heads_[chunk]; }
     u64 records() const { return records_; }
     const Episodes& episodes() const { return episodes_; }
@@ -115,7 +124,7 @@ public:
         byte* chunk = arena_.chunk(episode.last_chunk);
         note_growth(episode.last_chunk);
         for (u32 c = 0; c < column_count(); ++c) {
-            const std::size_t bytes = bytes_[c], stride = rows.stride[c];
+            const std::size_t bytes = columns_[c].bytes, stride = rows.stride[c];
             byte* to = chunk + offset_[c] + offset * bytes;
             const byte* from = rows.data[c] + first * stride;
             if (count == 1)
@@ -138,7 +147,7 @@ public:
             byte* chunk = arena_.chunk(episodes_[index].last_chunk);
             note_growth(episodes_[index].last_chunk);
             for (u32 c = 0; c < state_count_; ++c)
-                std::memcpy(chunk + offset_[c] + offset * bytes_[c], state[c], bytes_[c]);
+                std::memcpy(chunk + offset_[c] + offset * columns_[c].bytes, state[c], columns_[c].bytes);
         }
         episodes_.change(index).ending = ending;
         episodes_.refresh(index);
@@ -259,6 +268,19 @@ private:
         return index < episodes_.table_size() && episodes_[index].used && number < chunks_[index].size() &&
                chunks_[index][number] == chunk;
     }
+    static u32 count_states(const Columns& columns) {
+        u32 states = 0;
+        for (std::size_t c = 0; c < columns.size(); ++c) {
+            if (columns[c].role == Role::STATE && states++ != c)
+                throw std::invalid_argument("the columns of role STATE come first");
+            if (columns[c].role == Role::REWARD && columns[c].bytes % sizeof(float))
+                throw std::invalid_argument("a column of role REWARD holds float32 numbers");
+        }
+        if (!states || columns.size() > MAX_COLUMNS)
+            throw std::invalid_argument("a record has a state, and at most " + std::to_string(MAX_COLUMNS) +
+                                        " columns");
+        return states;
+    }
     static std::size_t chunks_for(u64 capacity, u32 shift, std::size_t chunk_bytes) {
         // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own
         // size): beyond that episodes are evicted for want of chunks.
@@ -270,9 +292,9 @@ private:
     }
     std::size_t place_columns() {
         std::size_t at = 0;
-        for (const u32 bytes : bytes_) {
+        for (const Column& column : columns_) {
             offset_.push_back(at);
-            at = round_up(at + (std::size_t{bytes} << shift_), 64);
+            at = round_up(at + (std::size_t{column.bytes} << shift_), 64);
         }
         return at;
     }
@@ -297,7 +319,7 @@ private:
         }
         return offset;
     }
-    std::vector<u32> bytes_;
+    Columns columns_;
     u32 state_count_, shift_;
     std::vector<std::size_t> offset_;
     std::size_t chunk_bytes_;

@@ -24,8 +24,8 @@ public:
     template <class Recorder>
     u32 record(Recorder& recorder, const Store& store, const byte* rows, u32 count, const RowLayout& layout) {
         const u32 columns = store.column_count();
-        const byte* data[MOST_COLUMNS];
-        const std::size_t stride[MOST_COLUMNS] = {};
+        const byte* data[MAX_COLUMNS];
+        const std::size_t stride[MAX_COLUMNS] = {};
         u32 recorded = 0, key, step, kind;
         for (u32 i = 0; i < count; ++i) {
             std::memcpy(&kind, rows + i * layout.row_bytes + layout.kind, 4);
@@ -43,15 +43,12 @@ public:
                 if (episode != NONE) recorder.end(episode, Ending::CUT, nullptr);
                 stream.handle = NO_HANDLE, episode = NONE;
             }
-            for (u32 c = 0; c < store.state_count(); ++c) data[c] = row + layout.states[c];
+            for (u32 c = 0; c < columns; ++c) data[c] = row + layout.columns[c];
             if (kind != 0) {
                 if (episode != NONE) recorder.end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, data);
                 streams_.at(key).handle = NO_HANDLE;
                 continue;
             }
-            data[columns - 3] = row + layout.action;
-            data[columns - 2] = row + layout.reward;
-            data[columns - 1] = row + layout.version;
             episode = recorder.append(episode, {data, stride, 1});
             streams_.at(key) = {store.episode(episode).handle, step + 1, episode};
             ++recorded;

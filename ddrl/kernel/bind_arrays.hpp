@@ -1,0 +1,95 @@
+// Arrays as they cross the border from Python: buffers that are read in place, of a known dtype and shape.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace ddrl::bind {
+
+namespace nb = nanobind;
+using std::byte;
+
+// One column as Python gives it: the buffer format of its dtype, its shape, and its bytes.
+struct Field {
+    std::string format;
+    std::vector<Py_ssize_t> shape;
+    std::size_t bytes;
+};
+
+// The buffer of an object, held while it is read.
+class View {
+public:
+    View() = default;
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+    ~View() { release(); }
+    bool open(PyObject* object, int flags) {
+        release();
+        if (PyObject_GetBuffer(object, &buffer_, flags) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        return held_ = true;
+    }
+    // Whether it is C-contiguous, of `field`'s dtype, and of `count` (none: a single one) times its shape.
+    bool fits(const Field& field, Py_ssize_t count) const {
+        const int lead = count >= 0;
+        if (buffer_.ndim != static_cast<int>(field.shape.size()) + lead ||
+            !same_format(field.format.c_str(), buffer_.format ? buffer_.format : "B"))
+            return false;
+        if (lead && buffer_.shape[0] != count) return false;
+        for (std::size_t axis = 0; axis < field.shape.size(); ++axis)
+            if (buffer_.shape[axis + static_cast<std::size_t>(lead)] != field.shape[axis]) return false;
+        return true;
+    }
+    const byte* data() const { return static_cast<const byte*>(buffer_.buf); }
+    std::size_t bytes() const { return static_cast<std::size_t>(buffer_.len); }
+
+    // Its shape as "[2, 3]".
+    std::string shape() const {
+        std::string words = "[";
+        for (int axis = 0; axis < buffer_.ndim; ++axis)
+            words += (axis ? ", " : "") + std::to_string(buffer_.shape[axis]);
+        return words + "]";
+    }
+    bool of_format(const std::string& format) const {
+        return same_format(format.c_str(), buffer_.format ? buffer_.format : "B");
+    }
+
+private:
+    // long and long long are one type of 8 bytes under two names.
+    static bool same_format(const char* one, const char* other) {
+        if (std::strcmp(one, other) == 0) return true;
+        const auto wide = [](const char* format) -> char {
+            if (format[0] == 0 || format[1] != 0) return 0;
+            return format[0] == 'l' || format[0] == 'q' ? 'q' : format[0] == 'L' || format[0] == 'Q' ? 'Q' : 0;
+        };
+        return wide(one) && wide(one) == wide(other);
+    }
+    void release() {
+        if (held_) PyBuffer_Release(&buffer_);
+        held_ = false;
+    }
+    Py_buffer buffer_{};
+    bool held_ = false;
+};
+
+// A column of rows as ddrl.core.rows.RowSchema.table lists it: name, role, offset in a row, bytes, format, shape,
+// stack.
+using ColumnEntry =
+    std::tuple<std::string, unsigned, std::size_t, std::size_t, std::string, std::vector<Py_ssize_t>, unsigned>;
+
+inline Field field_of(const ColumnEntry& entry) { return {std::get<4>(entry), std::get<5>(entry), std::get<3>(entry)}; }
+
+inline const ColumnEntry& column_named(const std::vector<ColumnEntry>& table, const char* name) {
+    for (const ColumnEntry& entry : table)
+        if (std::get<0>(entry) == name) return entry;
+    throw nb::value_error((std::string("a row needs the column ") + name).c_str());
+}
+
+}  // namespace ddrl::bind

@@ -1,0 +1,65 @@
+"""Evictions: which episode goes when replay is full. Each is one class in one file, reached by the setting
+replay.eviction.
+
+A built-in eviction names a kind of the kernel. One from outside is a Python class with the methods of `Eviction`,
+written package.module:Class and constructed with its own settings (the table `[replay.<name>]`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core import plugins
+from ddrl.core.config import Config
+from ddrl.core.settings import plugin_settings
+
+PACKAGE = "ddrl.replay.evictions"
+
+Handles = NDArray[np.uint64]
+
+
+class Eviction(Protocol):
+    """An eviction in Python. Constructed as cls(settings). It knows episodes by handle.
+
+    The kernel calls it under the replay's lock, once where an episode must go and once a snapshot; it must not call
+    the replay. An exception surfaces from the call that recorded.
+    """
+
+    name: ClassVar[str]
+    wants_draws: ClassVar[bool]  # whether `changed` is given the episodes whose picks were drawn
+
+    def changed(self, added: Handles, ended: Handles, drawn: Handles, removed: Handles) -> None:
+        """What happened since the last call: episodes that got their first records, that ended, whose picks were drawn
+        (one entry a pick), and that left. An episode can be in several of them."""
+        ...
+
+    def victim(self) -> int:
+        """The episode to evict: one that was added and not removed."""
+        ...
+
+    def state(self) -> bytes:
+        """Everything, for a snapshot."""
+        ...
+
+    def load_state(self, state: bytes) -> None:
+        """Become what `state` gave."""
+        ...
+
+
+class KernelEviction:
+    """An eviction of the kernel."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+
+    def __init__(self, settings: Any) -> None:
+        """Take the checked `Settings` of the class: None, for none of the kernel's has any."""
+
+
+def make_eviction(config: Config) -> KernelEviction | Eviction:
+    """The eviction that replay.eviction names, with its settings; ConfigError where there is none."""
+    plugin = plugins.load("replay.eviction", PACKAGE, config.replay.eviction)
+    return plugin(plugin_settings(config, "replay", plugin))

@@ -1,0 +1,102 @@
+"""Selectors: ways of drawing picks, each one class in one file, reached by the setting replay.selector.
+
+A built-in selector names a kind of the kernel and gives its options (`KernelSelector`). One from outside is a Python
+class with the methods of `Selector`, written package.module:Class. Both are made with their own settings (the table
+`[replay.<name>]`) and with `Common`, which holds the settings that many selectors take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core import plugins
+from ddrl.core.config import Config
+from ddrl.core.settings import plugin_settings
+
+PACKAGE = "ddrl.replay.selectors"
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every selector is made with."""
+
+    priority_exponent: float  # alpha
+    importance_exponent: float  # beta at the start
+    seed: int
+
+
+class KernelSelector:
+    """A selector of the kernel: `kind` and the options of `ExperienceReplay.new_pick_selector`."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    uses_priorities: ClassVar[bool]
+
+    def __init__(self, settings: Any, common: Common) -> None:
+        """Take the checked `Settings` of the class, or None where it has none."""
+        self.options = self.kernel_options(settings, common)
+
+    def kernel_options(self, settings: Any, common: Common) -> dict[str, float]:
+        """The options of the kernel's selector."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """A selector in Python. Constructed as cls(settings, common).
+
+    The pick table is dense: picks have indices 0 .. size - 1. The kernel calls a selector under the replay's lock, at
+    most once a batch for each method; it must not call the replay. What happened to the table since the last call comes
+    in order, before a draw, a law, priorities or a snapshot. An exception surfaces from the call that asked for it.
+    """
+
+    name: ClassVar[str]
+    uses_priorities: ClassVar[bool]  # whether the learner's priorities are handed to set_priority
+
+    def added(self, first: int, count: int) -> None:
+        """The table grew by picks first .. first + count - 1, in order of their making."""
+        ...
+
+    def moved(self, source: NDArray[np.uint32], target: NDArray[np.uint32]) -> None:
+        """Pick source[i] now stands at index target[i]; in this order."""
+        ...
+
+    def dropped(self, size: int) -> None:
+        """The table now ends at `size`."""
+        ...
+
+    def set_priority(self, index: NDArray[np.uint32], priority: NDArray[np.float32]) -> None:
+        """New priorities [K], finite and at least 0."""
+        ...
+
+    def set_importance_exponent(self, exponent: float) -> None:
+        """Beta of the importance weights."""
+        ...
+
+    def draw(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.float32] | None] | None:
+        """Indices [count], with replacement, and their importance weights (None: all 1); None: nothing to draw."""
+        ...
+
+    def law(self) -> NDArray[np.float64]:
+        """The probability [size] with which the next draw takes each pick."""
+        ...
+
+    def state(self) -> bytes:
+        """Everything, for a snapshot."""
+        ...
+
+    def load_state(self, state: bytes) -> None:
+        """Become what `state` gave."""
+        ...
+
+
+def make_selector(config: Config) -> KernelSelector | Selector:
+    """The selector that replay.selector names, with its settings; ConfigError where there is none."""
+    replay = config.replay
+    plugin = plugins.load("replay.selector", PACKAGE, replay.selector)
+    common = Common(replay.priority_exponent, replay.importance_exponent, config.run.seed)
+    return plugin(plugin_settings(config, "replay", plugin), common)
