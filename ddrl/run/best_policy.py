@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.rollout.policy_file import save_policy
-from ddrl.run.wiring import ActingModel, Topology
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import save_policy
+from ddrl.run.wiring import Topology
 from ddrl.telemetry import Evaluation
 
 
@@ -74,13 +75,10 @@ class BestPolicy:
         )
 
     def _save(self, vector: np.ndarray) -> None:
-        layout = self._model.layout
         save_policy(
             self._path,
-            self._model.onnx,
-            layout,
-            self._topology.spec,
-            vector[: layout.nbytes],
+            self._model,
+            vector[: self._model.layout.nbytes],
             env=asdict(self._topology.config.env),
             evaluation=self.judged or {},
         )

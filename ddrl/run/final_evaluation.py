@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddrl.rollout.policy import ActingPolicy
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy import ActingPolicy
 from ddrl.run.members import Evaluator, evaluation_values
-from ddrl.run.wiring import ActingModel, Topology
+from ddrl.run.wiring import Topology
 
 FINAL_TURN = 1 << 30  # no evaluation beside training reaches this turn, so its seeds are its own
 
@@ -20,9 +21,7 @@ class FinalEvaluation:
 
     def __call__(self, vector: np.ndarray, env_steps: int) -> tuple[float, ...]:
         """The values of an evaluation (`members.evaluation_values`) of the parameters `vector`."""
-        evaluator = Evaluator(
-            self._topology.config, ActingPolicy(self._model.onnx, self._model.layout, self._topology.spec)
-        )
+        evaluator = Evaluator(self._topology.config, ActingPolicy(self._model, outputs=()))
         try:
             return evaluation_values(env_steps, *evaluator.play(vector, FINAL_TURN))
         finally:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy import ActingPolicy, forbid_torch
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import CounterRow
 from ddrl.channels.lane import Lane
@@ -20,10 +22,9 @@ from ddrl.core.config import Config
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
-from ddrl.rollout.policy import ActingPolicy, forbid_torch
-from ddrl.rollout.worker import RolloutWorker
+from ddrl.rollout.worker import Place, RolloutWorker
 from ddrl.run.failure import describe, report_failure
-from ddrl.run.wiring import ActingModel, HostChannels, Topology, board_name
+from ddrl.run.wiring import HostChannels, Topology, board_name
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
@@ -77,10 +78,12 @@ def make_worker(
 ) -> RolloutWorker:
     """One rollout with its environments, writing to its lane."""
     config, spec = topology.config, topology.spec
+    seed = member_seed(config.run.seed, assignment.index)
     env = make_vector_env(config.env)
     writer = StepWriter(lane, spec, assignment.index * config.env.num_envs)
-    policy = ActingPolicy(model.onnx, model.layout, spec)
+    policy = ActingPolicy(model, outputs=(), seed=seed)
     reader = mailbox.reader(topology.row_of(assignment))
+    place = Place(assignment.index, topology.rollouts, seed)
     return RolloutWorker(
         env,
         policy,
@@ -88,9 +91,7 @@ def make_worker(
         writer,
         counters,
         config.rollout,
-        assignment.index,
-        topology.rollouts,
-        member_seed(config.run.seed, assignment.index),
+        place,
         board,
     )
 
@@ -149,7 +150,7 @@ def evaluate_versions(
     config = topology.config
     reader = mailbox.reader(reader_index)
     forbid_torch()
-    evaluator = Evaluator(config, ActingPolicy(model.onnx, model.layout, topology.spec))
+    evaluator = Evaluator(config, ActingPolicy(model, outputs=()))
     vector = np.zeros(model.layout.nbytes, np.uint8)
     due = float(config.evaluation.period)
     turn = 0

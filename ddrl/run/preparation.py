@@ -38,13 +38,10 @@ class Preparation:
     def spec(self) -> EnvSpec:
         """What the environment gives and takes; makes one and closes it."""
         from ddrl.envs import probe_spec
+        from ddrl.learner import describe
 
         spec = probe_spec(self.config.env)
-        if not spec.discrete:
-            raise ConfigError(
-                f"env.id ({self.config.env.id}) has continuous actions, which the DQN learner cannot choose: use an "
-                "environment with a Discrete action space"
-            )
+        describe(self.config, spec)  # refuses what the algorithm cannot learn in
         return spec
 
     def open_directory(self) -> RunDirectory:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy import forbid_torch
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
@@ -15,11 +17,10 @@ from ddrl.core.errors import ChannelError
 from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.relay import Relay, readers_needed
-from ddrl.rollout.policy import forbid_torch
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.messages import broadcast
-from ddrl.run.wiring import ActingModel, HostChannels, Topology
+from ddrl.run.wiring import HostChannels, Topology
 from ddrl.telemetry import HostSampler
 
 if TYPE_CHECKING:

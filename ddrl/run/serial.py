@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ddrl.acting.policy import ActingPolicy
 from ddrl.channels.board import Board
 from ddrl.core.roles import Assignment, Role
-from ddrl.rollout.policy import ActingPolicy
 from ddrl.run.interrupts import Interrupts
 from ddrl.run.members import Evaluator, evaluation_values, make_worker, member_seed
 from ddrl.run.preparation import Preparation
@@ -52,7 +52,7 @@ class _SerialLoop:
         self.worker = make_worker(
             topology, member, session.model, channels.mailbox, channels.attach_lane(0), counters, channels.board
         )
-        self.evaluator = Evaluator(config, ActingPolicy(session.model.onnx, session.model.layout, topology.spec))
+        self.evaluator = Evaluator(config, ActingPolicy(session.model, outputs=()))
         self.worker.reset(member_seed(config.run.seed, 0, session.trainer.state.cuts))
         self._next_evaluation = self._evaluation_after(session.trainer.state.env_steps)
 

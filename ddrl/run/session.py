@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddrl.acting.model import ActingModel
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import DdrlError
@@ -30,11 +31,11 @@ from ddrl.run.interrupts import Escaped, Interrupts
 from ddrl.run.plans import PlanWatch
 from ddrl.run.steering import Steering
 from ddrl.run.trainer import Trainer, TrainerState
-from ddrl.run.wiring import ActingModel, HostChannels, Topology
+from ddrl.run.wiring import HostChannels, Topology
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
 
 if TYPE_CHECKING:
-    from ddrl.learner import DQN
+    from ddrl.learner import Learner
 
 LAW_PERIOD = 10.0  # [s] between looks at the priority law, whose cost grows with replay
 LAW_POINTS = 512
@@ -383,11 +384,9 @@ class Session:
         return sum(rank.role is Role.ROLLOUT for rank in self.topology.ranks)
 
 
-def _build_learner(topology: Topology) -> tuple[DQN, ActingModel]:
+def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     """The learner and the acting model; the only place where a run loads torch."""
-    from ddrl.learner import DQN, export_acting, make_network
+    from ddrl.learner import Learner
 
-    config = topology.config
-    network = make_network(config.learner, topology.spec, seed=config.run.seed)
-    acting = export_acting(network, topology.spec)
-    return DQN(network, topology.spec, config.learner), ActingModel(acting.onnx, acting.layout)
+    learner = Learner.of(topology.config, topology.spec)
+    return learner, learner.acting_model()

@@ -24,7 +24,7 @@ from ddrl.rollout.exploration import epsilon_at
 from ddrl.run.lag import LagMeter
 
 if TYPE_CHECKING:
-    from ddrl.learner import DQN
+    from ddrl.learner import Learner
 
 DRAIN_BYTES = 1 << 22  # most experience moved to replay at once; bounds the time between two updates
 MAX_UPDATES_PER_STEP = 16  # updates between two looks at the lanes; bounds how long a lane can stay full
@@ -50,7 +50,7 @@ class Trainer:
     """One learner with its replay, fed by lanes, publishing to one mailbox."""
 
     config: Config
-    learner: DQN
+    learner: Learner
     replay: ExperienceReplay
     selector: int
     limiter: RateLimiter
@@ -167,7 +167,7 @@ class Trainer:
         told = self.state.updates % STATISTICS_PERIOD == 0
         result = self.learner.update(batch, statistics=told)
         learned = self.clock()
-        if self.config.replay.selector == "prioritized":
+        if self.config.replay.selector == "prioritized" and result.priority is not None:
             self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, result.priority)
         told_replay = self.clock()
         self.limiter.sampled(batch_size)
@@ -181,8 +181,9 @@ class Trainer:
             sampled - begin + told_replay - learned
         )  # what replay takes, and nothing else
         if told:
-            for name in ("loss", "td_error", "q_mean", "grad_norm"):
-                self._count[name].set(getattr(result, name))
+            for name, value in result.figures.items():
+                if name in self._count:
+                    self._count[name].set(value)
         self._unpublished += 1
         if self._unpublished >= self.config.learner.publish_period:
             self.publish()

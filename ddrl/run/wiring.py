@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ddrl.acting.model import ActingModel
 from ddrl.channels.board import Blob, Board, Command
 from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane
@@ -24,7 +25,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError
-from ddrl.core.layouts import ParameterLayout, row_dtype
+from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import EnvSpec
@@ -37,22 +38,6 @@ LANE_ROWS = 512  # of a lane that never stands full for long
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
 Channel = TypeVar("Channel", Board, Blob, Lane, Mailbox, Counters)
-
-
-class ActingModel(msgspec.Struct, frozen=True):
-    """What a rollout needs to act: the ONNX model and the manifest of its parameters."""
-
-    onnx: bytes
-    layout: ParameterLayout
-
-    def to_bytes(self) -> bytes:
-        """Serialized for the host's blob."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ActingModel:
-        """Read what `to_bytes` wrote."""
-        return msgspec.msgpack.decode(data, type=cls)
 
 
 class _TopologyMessage(msgspec.Struct, frozen=True):
