@@ -63,7 +63,7 @@ class DQN:
             Evaluation("q_t", part, (batch.s_t,), target=True),
         ]
         if self._config.double:
-            evaluations.append(Evaluation("q_t_selector", part, (batch.s_t,), training=True))
+            evaluations.append(Evaluation("q_t_selector", part, (batch.s_t,)))
         return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
