@@ -20,12 +20,12 @@ import zstandard
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, save
 from ddrl import _kernel
+from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import load_policy
 from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.codecs import Codec, make_codec, wire_edges
 from ddrl.distribution.shards import cut_chunks
-from ddrl.learner import DQN
-from ddrl.rollout.policy import ActingPolicy
-from ddrl.rollout.policy_file import load_policy
+from ddrl.learner import Learner
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.modes.serial import run_serial
@@ -53,7 +53,7 @@ class Diary:
         self.batches: deque[np.ndarray] = deque(maxlen=BATCHES)
         self.updates = 0
 
-    def note(self, learner: DQN, states: np.ndarray) -> None:
+    def note(self, learner: Learner, states: np.ndarray) -> None:
         """After each update."""
         self.updates += 1
         self.batches.append(np.array(states))
@@ -80,20 +80,20 @@ def train(
     )
     config = preparation.config
     diary = kind(int((steps - config.replay.min_size) * config.replay.samples_per_insert / config.learner.batch_size))
-    original = DQN.update
+    original = Learner.update
 
-    def update(learner: DQN, batch: Any, **options: Any) -> Any:
+    def update(learner: Learner, batch: Any, **options: Any) -> Any:
         result = original(learner, batch, **options)
         diary.note(learner, batch.s_tm1)
         return result
 
-    DQN.update = update  # type: ignore[method-assign]
+    Learner.update = update  # type: ignore[method-assign]
     try:
         summary = run_serial(preparation)
     finally:
-        DQN.update = original  # type: ignore[method-assign]
+        Learner.update = original  # type: ignore[method-assign]
     saved, mean = load_policy(folder / task), (summary["evaluation"] or {}).get("mean", np.nan)
-    return diary, ActingPolicy(saved.onnx, saved.layout, saved.spec), saved.vector, saved.layout, float(mean)
+    return diary, ActingPolicy(saved.model), saved.vector, saved.model.layout, float(mean)
 
 
 def coded(codec: Codec, model: np.ndarray, base: np.ndarray | None, bounds: list[int], wire: np.ndarray) -> list[int]:
@@ -156,7 +156,7 @@ def actions(
 ) -> dict[str, Any]:
     """Share of greedy actions that differ when acting on the decoded copy, and the largest change of an action value
     beside the values' spread."""
-    exact = policy.values(observations, vector)
+    exact = policy.act(observations, vector)["q"].copy()
     figures: dict[str, Any] = {
         "observations": len(observations),
         "value_spread": float(exact.std()),
@@ -168,7 +168,7 @@ def actions(
         wire, out = np.zeros(codec.wire_bytes(0, len(vector)), np.uint8), np.zeros_like(vector)
         used = codec.encode(wire, vector, None, 0, len(vector))
         codec.decode(out, wire[:used], None, 0, len(vector))
-        values = policy.values(observations, out)
+        values = policy.act(observations, out)["q"]
         figures[name] = {
             "differ": float((values.argmax(1) != exact.argmax(1)).mean()),
             "largest_change": float(np.abs(values - exact).max()),

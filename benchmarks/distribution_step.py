@@ -31,7 +31,7 @@ from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
-from ddrl.core.config import ClusterConfig, LearnerConfig
+from ddrl.core.config import ClusterConfig, Config, LearnerConfig
 
 CONFIG = ClusterConfig(scheme="auto")
 ROW = np.dtype([("payload", np.uint8, (64,))])
@@ -89,11 +89,11 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
 
     from benchmarks.learner import IMAGE, VECTOR, random_batch
     from ddrl.distribution.relay import readers_needed, slots_needed
-    from ddrl.learner import DQN, make_network
+    from ddrl.learner import Learner
 
     torch.set_num_threads(1)
     spec, config = (IMAGE if network == "nature_cnn" else VECTOR), LearnerConfig(network=network, batch_size=batch)
-    learner, drawn = DQN(make_network(config, spec, seed=0), spec, config), random_batch(spec, batch)
+    learner, drawn = Learner.of(Config(learner=config), spec), random_batch(spec, batch)
     nbytes, run_id = learner.parameters.layout.nbytes, f"bench{os.getpid()}"
     board = Board.create(segment_name(run_id, 0, "board"))
     mailbox = Mailbox.create(segment_name(run_id, 0, "mailbox"), nbytes, slots_needed(CONFIG), readers_needed(CONFIG))

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
-from ddrl.core.config import LearnerConfig
+from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import DQN, export_acting, make_network
-from ddrl.learner.adam import Adam
+from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
 from ddrl.learner.passes import AutogradPasses
 
@@ -58,14 +57,11 @@ def random_batch(spec: EnvSpec, size: int) -> Batch:
 
 
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
-    learner = DQN(make_network(config, spec, seed=0), spec, config)
+    learner = Learner.of(Config(learner=config), spec)
     if autograd:
-        learner._passes = AutogradPasses(learner.parameters, learner._target_network)
-        learner._adam = Adam(
-            *map(learner._passes.learning, (learner.parameters.vector, *learner._moments)),
-            epsilon=config.adam_epsilon,
-            max_grad_norm=config.max_grad_norm,
-        )
+        part = learner.parts["value"]
+        passes = learner._passes["value"] = AutogradPasses(part, learner.parts)
+        part.optimize([passes.learning(vector) for vector in (part.online.vector, *part.moments)])
     batch = random_batch(spec, config.batch_size)
 
     def run() -> None:
@@ -203,11 +199,10 @@ def measure_start(rounds: int) -> dict[str, Any]:
     end = "; print(time.perf_counter() - begin)"
     codes = {
         "import torch": "import torch",
-        "import ddrl.learner": "import ddrl.learner",
+        "import ddrl.learner.learner": "import ddrl.learner; ddrl.learner.Learner",
         "... and network, export, first update": (
-            "from benchmarks.learner import *; import benchmarks.learner as b; config = LearnerConfig(); network = "
-            "make_network(config, VECTOR); export_acting(network, VECTOR); b.DQN(network, VECTOR, "
-            "config).update(random_batch(VECTOR, 128))"
+            "from benchmarks.learner import *; from ddrl.core.config import Config; from ddrl.learner import Learner; "
+            "learner = Learner.of(Config(), VECTOR); learner.acting_model(); learner.update(random_batch(VECTOR, 128))"
         ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in codes}
@@ -229,14 +224,14 @@ def measure_start(rounds: int) -> dict[str, Any]:
 def measure_publish(rounds: int) -> dict[str, Any]:
     """Copying the whole network into shared memory: against numpy's copy of as many bytes."""
     config = LearnerConfig(network="nature_cnn", device="cpu")
-    learner = DQN(make_network(config, IMAGE), IMAGE, config)
+    learner = Learner.of(Config(learner=config), IMAGE)
     source, slot = learner.parameters.numpy(), np.zeros(learner.parameters.layout.nbytes, np.uint8)
     seconds = interleave(
         {"limit: memory copy": lambda: np.copyto(slot, source), "copy_to": lambda: learner.parameters.copy_to(slot)},
         rounds,
     )
     begin = time.perf_counter()
-    export_acting(make_network(config, IMAGE), IMAGE)
+    learner.acting_model()
     export_seconds = time.perf_counter() - begin
     print(f"\npublishing the Nature network ({slot.nbytes / 1e6:.1f} MB); its export takes {export_seconds:.2f} s")
     print_table(

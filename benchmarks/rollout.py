@@ -24,17 +24,18 @@ import numpy as np
 import onnxruntime
 
 from benchmarks import harness
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy import ActingPolicy
 from ddrl.channels.board import Board
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.step_writer import StepWriter
-from ddrl.core.config import EnvConfig, LearnerConfig, RolloutConfig
+from ddrl.core.config import Config, EnvConfig, LearnerConfig, RolloutConfig
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
-from ddrl.rollout.policy import ActingPolicy
-from ddrl.rollout.worker import RolloutWorker
+from ddrl.rollout.worker import Place, RolloutWorker
 
 LANE_BYTES = 1 << 20
 EPSILON = 0.05
@@ -43,22 +44,20 @@ EPSILON = 0.05
 class Rollout:
     """The rollout as it runs in a job; its lane is emptied as a trainer on another core would."""
 
-    def __init__(self, env: VectorEnv, onnx: bytes, layout: Any, vector: np.ndarray) -> None:
+    def __init__(self, env: VectorEnv, model: ActingModel, vector: np.ndarray) -> None:
         dtype = row_schema(env.spec).dtype
         self.lane = Lane.create(None, dtype, max(64, LANE_BYTES // dtype.itemsize))
         self.out = np.zeros(self.lane.capacity, dtype)
-        mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
+        mailbox = Mailbox.create(None, model.layout.nbytes, 4, 1)
         mailbox.publish(vector, 1, (0.0, EPSILON))
         self.worker = RolloutWorker(
             env,
-            ActingPolicy(onnx, layout, env.spec),
+            ActingPolicy(model, outputs=()),
             mailbox.reader(0),
             StepWriter(self.lane, row_schema(env.spec), 0),
             Counters.create(None, 1).row(0),
             RolloutConfig(warmup_steps=0),
-            0,
-            1,
-            1,
+            Place(0, 1, 1),
             Board.create(None),
         )
         self._turns = max(1, self.lane.capacity // (2 * env.num_envs))
@@ -141,20 +140,18 @@ def gymnasium_vector(env_id: str, num_envs: int) -> gymnasium.vector.VectorEnv:
 
 def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: int) -> dict[str, Any]:
     """Env steps/s of all cases, by rounds that alternate."""
-    from ddrl.learner.export import export_acting
-    from ddrl.learner.flat import FlatParameters
-    from ddrl.learner.networks import make_network
+    from ddrl.learner import Learner
 
     envs = [make_vector_env(EnvConfig(id=env_id), num_envs) for _ in range(2)]
     spec = envs[0].spec
-    network = make_network(LearnerConfig(hidden=hidden), spec)
-    onnx, layout = export_acting(network, spec)
-    vector = FlatParameters(network).vector.numpy()
+    learner = Learner.of(Config(learner=LearnerConfig(hidden=hidden)), spec)
+    model = learner.acting_model()
+    onnx, layout, vector = model.onnx, model.layout, learner.parameters.vector.numpy()
     envs[1].reset(1)
     bare_alone = gymnasium_vector(env_id, num_envs)
     bare_alone.reset(seed=1)
     players = {
-        "rollout": Rollout(envs[0], onnx, layout, vector),
+        "rollout": Rollout(envs[0], model, vector),
         "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
         "our environments alone": Alone(envs[1].step, num_envs, spec.num_actions),
         "gymnasium's environments alone": Alone(bare_alone.step, num_envs, spec.num_actions),

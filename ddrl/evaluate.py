@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import SavedPolicy, load_policy
 from ddrl.core.errors import CheckpointError, DdrlError
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
-from ddrl.rollout.policy import ActingPolicy
-from ddrl.rollout.policy_file import SavedPolicy, load_policy
 
 MOST_ENVIRONMENTS = 20  # that one evaluation steps together
 
@@ -29,12 +29,12 @@ def evaluate(saved: SavedPolicy, episodes: int, seed: int) -> EvaluationResult:
     in."""
     env = make_vector_env(saved.env, min(episodes, MOST_ENVIRONMENTS))
     try:
-        if env.spec != saved.spec:
+        if env.spec != saved.model.spec:
             raise CheckpointError(
-                f"the policy was trained in {_describe(saved.spec)}, but env.id = {saved.env.id} now makes "
+                f"the policy was trained in {_describe(saved.model.spec)}, but env.id = {saved.env.id} now makes "
                 f"{_describe(env.spec)}: install the version of the environment it was trained in"
             )
-        return play_episodes(env, ActingPolicy(saved.onnx, saved.layout, saved.spec), saved.vector, episodes, seed)
+        return play_episodes(env, ActingPolicy(saved.model, outputs=()), saved.vector, episodes, seed)
     finally:
         env.close()
 

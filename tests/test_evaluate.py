@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddrl.acting.policy_file import save_policy
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.evaluate import main
-from ddrl.rollout.policy_file import save_policy
-from tests.rollout.networks import make_mlp, random_vector
+from tests.acting.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
@@ -22,12 +22,13 @@ SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory with a policy that pushes the cart toward where the pole leans."""
-    onnx, layout = make_mlp(SPEC, (4,))
+    model = make_mlp(SPEC, (4,))
+    layout = model.layout
     vector = np.zeros(layout.nbytes, np.uint8)
     tensors = layout.views(vector)
     tensors["0.weight"][...] = [[0, 0, 1, 0.5], [0, 0, -1, -0.5], [0, 0, 0, 0], [0, 0, 0, 0]]
     tensors["1.weight"][...] = [[0, 1, 0, 0], [1, 0, 0, 0]]
-    save_policy(tmp_path, onnx, layout, SPEC, vector, env=EnvConfig(), evaluation={"mean": 1.0})
+    save_policy(tmp_path, model, vector, env=EnvConfig(), evaluation={"mean": 1.0})
     return tmp_path
 
 
@@ -61,8 +62,8 @@ def test_the_module_runs_and_says_it_in_words(run: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    onnx, layout = make_mlp(SPEC)
-    save_policy(tmp_path, onnx, layout, SPEC, random_vector(layout, 0))
+    model = make_mlp(SPEC)
+    save_policy(tmp_path, model, random_vector(model.layout, 0))
     returns = []
     for seed in ("5", "5", "6"):
         assert main([str(tmp_path), "--episodes", "20", "--seed", seed, "--json"]) == 0
@@ -85,8 +86,8 @@ def test_trouble_is_one_line_and_a_nonzero_status(run: Path, capsys: pytest.Capt
 
 def test_an_environment_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = EnvSpec("CartPole-v1", ArraySpec((5,), "float32"), 2)
-    onnx, layout = make_mlp(other)
-    save_policy(tmp_path, onnx, layout, other, random_vector(layout, 0), env=EnvConfig())
+    model = make_mlp(other)
+    save_policy(tmp_path, model, random_vector(model.layout, 0), env=EnvConfig())
     assert main([str(tmp_path)]) == 1
     assert "trained in CartPole-v1 with observations float32 (5,) and 2 actions" in capsys.readouterr().err
 

@@ -146,6 +146,13 @@ class ChannelConfig:
 class RolloutConfig:
     """Acting: exploration and how often new parameters are taken."""
 
+    chooser: str = setting(
+        "",
+        "",
+        "How actions are chosen from what the network gives: epsilon_greedy, categorical, gaussian, or "
+        "package.module:Class of your own; empty: the algorithm's own.",
+        plugin="ddrl.acting.choosers",
+    )
     epsilon_start: float = setting(1.0, "", "Share of random actions at the start.", ge=0, le=1)
     epsilon_end: float = setting(0.05, "", "Share of random actions after epsilon_decay_steps.", ge=0, le=1)
     epsilon_decay_steps: int = setting(
@@ -218,8 +225,15 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Network, loss and optimizer."""
+    """Algorithm, network, loss and optimizer."""
 
+    algorithm: str = setting(
+        "dqn",
+        "",
+        "Learning algorithm: one of the library's, or package.module:Class of your own; its own settings are the table "
+        "[learner.NAME].",
+        plugin="ddrl.learner.algorithms",
+    )
     device: str = setting("auto", "", "torch device of the learner; auto: cuda where there is one, else cpu.")
     network: str = setting(
         "auto",
@@ -244,7 +258,14 @@ class LearnerConfig:
     batch_size: int = setting(128, "transitions", "Transitions per optimizer step.", ge=1)
     discount: float = setting(0.99, "", "gamma.", ge=0, le=1)
     target_period: int = setting(
-        100, "updates", "Updates between copies of the online network to the target network.", ge=1
+        100, "updates", "Updates between steps of the target network to the online network.", ge=1
+    )
+    target_rate: float = setting(
+        1.0,
+        "",
+        "Share of the way that the target network goes to the online network each time (tau); 1: a copy.",
+        gt=0,
+        le=1,
     )
     publish_period: int = setting(10, "updates", "Updates between publishes of the acting parameters.", ge=1)
     threads: int = setting(1, "threads", "Threads of torch's CPU kernels.", ge=1)
@@ -331,7 +352,7 @@ def check_ranges(component: str, values: Any) -> None:
     """Raise ConfigError where a field of a component is out of its range, or names no plug-in."""
     for item in fields(values):
         value, meta, name = getattr(values, item.name), item.metadata, f"{component}.{item.name}"
-        if meta["plugin"]:
+        if meta["plugin"] and (value or item.default):
             plugins.check_name(name, meta["plugin"], value)
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{name} ({value!r}) must be one of {', '.join(meta['choices'])}")

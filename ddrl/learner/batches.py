@@ -1,61 +1,27 @@
-"""Batches of experience: numpy arrays from replay become tensors on the learner's device.
+"""Batches of experience: numpy arrays become tensors on the learner's device.
 
-Read from replay's `Transitions` (or anything with its fields), written for `dqn`. On the CPU the tensors share the
-arrays' memory. On a GPU they travel through two pinned staging buffers in turn, so that filling one does not wait for
-the copy out of the other."""
+A batch is a named tuple of arrays, as replay gives it (Transitions, Sequences), with further columns by name in
+`columns`. On the CPU the tensors share the arrays' memory. On a GPU they travel through two pinned staging buffers in
+turn, so that filling one does not wait for the copy out of the other."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-
-class Batch(Protocol):
-    """What an update reads; replay's Transitions has these fields and more."""
-
-    @property
-    def s_tm1(self) -> NDArray[Any]:
-        """States [B, *observation.shape]."""
-        ...
-
-    @property
-    def a_tm1(self) -> NDArray[np.int64]:
-        """Actions taken in them [B]."""
-        ...
-
-    @property
-    def r_t(self) -> NDArray[np.float32]:
-        """Discounted sums of the rewards that followed [B]."""
-        ...
-
-    @property
-    def discount_t(self) -> NDArray[np.float32]:
-        """Discounts of the bootstraps [B]: gamma ** n, 0 where s_t is terminal."""
-        ...
-
-    @property
-    def s_t(self) -> NDArray[Any]:
-        """States after n steps [B, *observation.shape]."""
-        ...
-
-    @property
-    def weight(self) -> NDArray[np.float32]:
-        """Importance weights [B]."""
-        ...
+BOOKKEEPING = frozenset({"pick_epi", "pick_pos", "policy_version"})  # of replay and run: no network reads them
 
 
-class TensorBatch(NamedTuple):
-    """A `Batch` on the device."""
+class TensorBatch(SimpleNamespace):
+    """A batch on the device: its fields as tensors (an observation of several arrays as a dict of them), and `columns`,
+    a dict of tensors by name."""
 
-    s_tm1: torch.Tensor
-    a_tm1: torch.Tensor
-    r_t: torch.Tensor
-    discount_t: torch.Tensor
-    s_t: torch.Tensor
-    weight: torch.Tensor
+    columns: dict[str, torch.Tensor]
 
 
 class BatchLoader:
@@ -67,26 +33,54 @@ class BatchLoader:
         self._copied: list[Any] = [None, None]
         self._turn = 0
 
-    def load(self, batch: Batch) -> TensorBatch:
+    def load(self, batch: Any) -> TensorBatch:
         """The batch as tensors; on the CPU they are views, so the batch must outlive them (torch holds the arrays)."""
-        arrays = {name: getattr(batch, name) for name in TensorBatch._fields}
-        if self._device.type == "cpu":
-            return TensorBatch(
-                *(torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays.values())
-            )
+        loaded: dict[str, Any] = {"columns": {}}
+        arrays = _arrays(batch)
+        tensors = map(_shared, arrays) if self._device.type == "cpu" else self._copy(arrays)
+        for (field, name, _), tensor in zip(arrays, tensors, strict=True):
+            if name is None:
+                loaded[field] = tensor
+            else:
+                loaded.setdefault(field, {})[name] = tensor
+        return TensorBatch(**loaded)
+
+    def _copy(self, arrays: list[tuple[str, str | None, NDArray[Any]]]) -> Iterator[torch.Tensor]:
         self._turn ^= 1
         if self._copied[self._turn] is not None:
             self._copied[self._turn].synchronize()
-        staging, tensors = self._staging[self._turn], []
-        for name, array in arrays.items():
-            pinned = staging.get(name)
-            if pinned is None or pinned.shape != array.shape:
-                pinned = staging[name] = torch.empty(
-                    array.shape, dtype=getattr(torch, array.dtype.name), pin_memory=True
-                )
+        staging = self._staging[self._turn]
+        for field, name, array in arrays:
+            key, dtype = f"{field}.{name}", _torch_dtype(array)
+            pinned = staging.get(key)
+            if pinned is None or pinned.shape != array.shape or pinned.dtype != dtype:
+                pinned = staging[key] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
             np.copyto(pinned.numpy(), array)
-            tensors.append(pinned.to(self._device, non_blocking=True))
+            yield pinned.to(self._device, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         self._copied[self._turn] = event
-        return TensorBatch(*tensors)
+
+
+def _arrays(batch: Any) -> list[tuple[str, str | None, NDArray[Any]]]:
+    """(field, name within it, array) of all that networks may read."""
+    arrays: list[tuple[str, str | None, NDArray[Any]]] = []
+    for field in batch._fields:
+        value = getattr(batch, field)
+        if isinstance(value, dict):
+            arrays += [(field, name, array) for name, array in value.items()]
+        elif isinstance(value, np.ndarray) and field not in BOOKKEEPING:
+            arrays.append((field, None, value))
+    return arrays
+
+
+def _shared(entry: tuple[str, str | None, NDArray[Any]]) -> torch.Tensor:
+    array = entry[2]
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch computes with signed integers
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
+    wide = array.dtype.kind == "u" and array.dtype.itemsize > 1
+    return torch.int64 if wide else getattr(torch, array.dtype.name)

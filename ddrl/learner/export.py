@@ -9,46 +9,80 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ddrl.acting.model import ActingModel
+from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import MissingExtraError, NetworkError
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.flat import FlatParameters, layout_of
+from ddrl.learner.algorithm import Acting
+from ddrl.learner.flat import layout_of, named_tensors
 
 OPSET = 17
 CHECKED_BATCHES = (1, 5)  # rows; neither is the size that the graph was traced with
 TRACED_BATCH = 2
 
 
-class ActingModel(NamedTuple):
-    """What a rollout needs to act: inputs "observation" [B, *observation.shape] and parameters by their names in
-    `layout`; output "q".
-
-    A parameter that acting does not use is in `layout` but not among the graph's inputs.
-    """
-
-    onnx: bytes
-    layout: ParameterLayout
+def export_acting(network: nn.Module, spec: EnvSpec) -> ActingModel:
+    """The acting model of a network of action values alone: output "q", actions epsilon-greedy by it."""
+    return export_model(Acting("value", network, ("q",)), network, spec, Declaration("", "epsilon_greedy"))
 
 
-def export_acting(module: nn.Module, spec: EnvSpec, *, check: bool = True) -> ActingModel:
-    """Export `module` in evaluation mode; it is left as it was, on whatever device.
+def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: Declaration) -> ActingModel:
+    """Export `acting.module` in evaluation mode; it is left as it was, on whatever device. `owner` is the module of its
+    part: the vector's layout is that of `owner`'s tensors.
 
     Raises NetworkError where torch cannot export it, or where ONNX Runtime computes something else (a forward whose
     Python control flow depends on the values it is given)."""
-    what = f"the network {type(module).__name__}"
-    layout = layout_of(module)
-    acting = copy.deepcopy(module).to("cpu").eval()
-    graph = _parameters_as_inputs(_trace(acting, spec, what), acting, layout, what)
-    if check:
-        _check(graph, acting, layout, spec, what)
-    return ActingModel(graph, layout)
+    what = f"the network {type(owner).__name__}"
+    layout = layout_of(owner)
+    module, owner = copy.deepcopy((acting.module, owner))  # together: they share their tensors
+    module, owner = module.to("cpu").eval(), owner.to("cpu")
+    inputs = declaration.inputs
+    graph = _parameters_as_inputs(_trace(module, acting, inputs, spec, what), module, owner, layout, inputs, what)
+    outputs = _outputs(module, acting.outputs, inputs, spec, what)
+    _check(graph, module, owner, acting.outputs, inputs, spec, what)
+    return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
+
+
+def random_inputs(
+    spec: EnvSpec, inputs: Sequence[ActingInput], count: int, generator: np.random.Generator
+) -> list[NDArray[Any]]:
+    """`count` observations and declared inputs, in the order in which the module takes them."""
+    drawn = [random_observations(spec.observation, count, generator)]
+    for declared in inputs:
+        draw = generator.random if declared.distribution == "uniform" else generator.standard_normal
+        values = generator.standard_normal if declared.kind == "state" else draw
+        drawn.append(values((count, *declared.shape)).astype(declared.dtype))
+    return drawn
+
+
+def _run(module: nn.Module, arrays: list[NDArray[Any]], names: tuple[str, ...], what: str) -> dict[str, NDArray[Any]]:
+    """What torch computes, by name."""
+    with torch.no_grad():
+        given = module(*map(torch.from_numpy, arrays))
+    tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
+    if len(tensors) != len(names):
+        raise NetworkError(f"{what} gives {len(tensors)} outputs to act with, but they are named {', '.join(names)}")
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+
+
+def _outputs(
+    module: nn.Module, names: tuple[str, ...], inputs: Sequence[ActingInput], spec: EnvSpec, what: str
+) -> dict[str, ArraySpec]:
+    arrays = random_inputs(spec, inputs, TRACED_BATCH, np.random.default_rng(0))
+    given = _run(module, arrays, names, what)
+    for name, array in given.items():
+        if not array.ndim or array.shape[0] != TRACED_BATCH:
+            raise NetworkError(f"{what} gives {name} {list(array.shape)} for {TRACED_BATCH} observations")
+    return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in given.items()}
 
 
 def random_observations(observation: ArraySpec, count: int, generator: np.random.Generator) -> NDArray[Any]:
@@ -61,8 +95,9 @@ def random_observations(observation: ArraySpec, count: int, generator: np.random
     return generator.integers(0, 2, shape).astype(dtype)
 
 
-def _trace(acting: nn.Module, spec: EnvSpec, what: str) -> bytes:
-    example = torch.from_numpy(random_observations(spec.observation, TRACED_BATCH, np.random.default_rng(0)))
+def _trace(module: nn.Module, acting: Acting, inputs: Sequence[ActingInput], spec: EnvSpec, what: str) -> bytes:
+    example = tuple(map(torch.from_numpy, random_inputs(spec, inputs, TRACED_BATCH, np.random.default_rng(0))))
+    names = ["observation", *(declared.name for declared in inputs)]
     file = io.BytesIO()
     with warnings.catch_warnings():
         # The TorchScript exporter is the one that keeps parameters as inputs by name and needs no further package.
@@ -72,16 +107,16 @@ def _trace(acting: nn.Module, spec: EnvSpec, what: str) -> bytes:
         try:
             with torch.no_grad():
                 torch.onnx.export(
-                    acting,
-                    (example,),
+                    module,
+                    example,
                     file,
                     dynamo=False,
                     keep_initializers_as_inputs=True,
                     do_constant_folding=False,
                     opset_version=OPSET,
-                    input_names=["observation"],
-                    output_names=["q"],
-                    dynamic_axes={"observation": {0: "batch"}, "q": {0: "batch"}},
+                    input_names=names,
+                    output_names=list(acting.outputs),
+                    dynamic_axes={name: {0: "batch"} for name in (*names, *acting.outputs)},
                 )
         except torch.onnx.OnnxExporterError as error:
             raise _export_error(what, error) from error
@@ -102,18 +137,29 @@ def _export_error(what: str, error: BaseException) -> NetworkError:
     )
 
 
-def _parameters_as_inputs(graph: bytes, acting: nn.Module, layout: ParameterLayout, what: str) -> bytes:
-    """Drop the parameters' values from the graph, and give tensors that submodules share the one name they have in the
-    layout."""
+def _parameters_as_inputs(
+    graph: bytes,
+    module: nn.Module,
+    owner: nn.Module,
+    layout: ParameterLayout,
+    inputs: Sequence[ActingInput],
+    what: str,
+) -> bytes:
+    """Drop the parameters' values from the graph, and give each of them the one name that it has in the layout,
+    whatever the acting module and submodules that share it call it."""
     import onnx  # loads in 20 ms, and only the trainer's start needs it
 
     model = onnx.load_from_string(graph)
     names = {entry.name for entry in layout.entries}
     first_name: dict[int, str] = {}
-    state: dict[str, torch.Tensor] = acting.state_dict(keep_vars=True)
+    owned: dict[str, torch.Tensor] = owner.state_dict(keep_vars=True)
     for entry in layout.entries:
-        first_name[id(state[entry.name])] = entry.name
-    renamed = {alias: first_name[id(tensor)] for alias, tensor in state.items() if alias not in names}
+        first_name[id(owned[entry.name])] = entry.name
+    state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    foreign = [alias for alias, tensor in state.items() if id(tensor) not in first_name]
+    if foreign:
+        raise NetworkError(f"{what} acts with {foreign[0]}, which is not among its part's parameters and buffers")
+    renamed = {alias: first_name[id(tensor)] for alias, tensor in state.items() if first_name[id(tensor)] != alias}
     for node in model.graph.node:
         for place, name in enumerate(node.input):
             node.input[place] = renamed.get(name, name)
@@ -127,17 +173,26 @@ def _parameters_as_inputs(graph: bytes, acting: nn.Module, layout: ParameterLayo
         tensor for tensor in model.graph.initializer if tensor.name not in names and tensor.name not in renamed
     ]
     used = {name for node in model.graph.node for name in node.input}
-    order = ["observation", *(entry.name for entry in layout.entries)]
-    inputs = [kept_inputs[name] for name in order if name in kept_inputs and name in used]
+    declared_names = [declared.name for declared in inputs]
+    order = ["observation", *declared_names, *(entry.name for entry in layout.entries)]
+    ordered = [kept_inputs[name] for name in order if name in kept_inputs and name in used]
     if "observation" not in used:
         raise NetworkError(f"{what} does not use the observation it is given")
     del model.graph.input[:], model.graph.initializer[:]
-    model.graph.input.extend(inputs)
+    model.graph.input.extend(ordered)
     model.graph.initializer.extend(constants)
     return model.SerializeToString()
 
 
-def _check(graph: bytes, acting: nn.Module, layout: ParameterLayout, spec: EnvSpec, what: str) -> None:
+def _check(
+    graph: bytes,
+    module: nn.Module,
+    owner: nn.Module,
+    names: tuple[str, ...],
+    inputs: Sequence[ActingInput],
+    spec: EnvSpec,
+    what: str,
+) -> None:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -146,21 +201,22 @@ def _check(graph: bytes, acting: nn.Module, layout: ParameterLayout, spec: EnvSp
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        views = layout.views(FlatParameters(acting).vector.numpy())
+        views = {name: tensor.detach().numpy() for name, tensor in named_tensors(owner).items()}
+        taken = [value.name for value in session.get_inputs()]
         generator = np.random.default_rng(1)
         for rows in CHECKED_BATCHES:
-            observation = random_observations(spec.observation, rows, generator)
-            feed = {value.name: views[value.name] for value in session.get_inputs() if value.name != "observation"}
-            q = np.asarray(session.run(["q"], feed | {"observation": observation})[0])
-            with torch.no_grad():
-                expected = acting(torch.from_numpy(observation)).numpy()
-            scale = 1.0 + float(np.abs(expected).max())
-            if q.shape != expected.shape or not np.allclose(q, expected, rtol=1e-3, atol=1e-4 * scale):
-                raise NetworkError(
-                    f"{what} computes something else after its export to ONNX (for {rows} observations torch gives "
-                    f"{expected.ravel()[:3]}, ONNX Runtime {q.ravel()[:3]}): its forward must not branch in Python on "
-                    "the values or the number of observations, nor draw random numbers in evaluation mode"
-                )
+            arrays = random_inputs(spec, inputs, rows, generator)
+            feed = views | dict(zip(("observation", *(declared.name for declared in inputs)), arrays, strict=True))
+            given = session.run(list(names), {name: feed[name] for name in taken})
+            for (name, expected), array in zip(_run(module, arrays, names, what).items(), given, strict=True):
+                scale = 1.0 + float(np.abs(expected).max())
+                if array.shape != expected.shape or not np.allclose(array, expected, rtol=1e-3, atol=1e-4 * scale):
+                    raise NetworkError(
+                        f"{what} computes something else after its export to ONNX ({name}, for {rows} observations: "
+                        f"torch gives {expected.ravel()[:3]}, ONNX Runtime {np.ravel(array)[:3]}): its forward must "
+                        "not branch in Python on the values or the number of observations, nor draw random numbers in "
+                        "evaluation mode"
+                    )
     except NetworkError:
         raise
     except Exception as error:

@@ -63,16 +63,25 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         module.to(device)
-        tensors = named_tensors(module)
         self.module = module
         self.layout = layout_of(module)
-        self.vector = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
-        views = dict(zip(tensors, self.split(self.vector), strict=True))
+        self._settle(torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device))
+
+    def to(self, device: torch.device) -> None:
+        """Move the vector, and the module with it."""
+        self.module.to(device)
+        self._settle(torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device))
+
+    def _settle(self, vector: torch.Tensor) -> None:
+        """Copy every tensor of the module into `vector` and make it a view there."""
+        self.vector = vector
+        tensors = named_tensors(self.module)
+        views = dict(zip(tensors, self.split(vector), strict=True))
         homes = {id(tensor): views[name] for name, tensor in tensors.items()}
         with torch.no_grad():
             for name, tensor in tensors.items():
                 views[name].copy_(tensor)
-        for submodule in module.modules():
+        for submodule in self.module.modules():
             for key, buffer in submodule._buffers.items():
                 if buffer is not None and id(buffer) in homes:
                     submodule._buffers[key] = homes[id(buffer)]
@@ -80,7 +89,7 @@ class FlatParameters:
             if isinstance(tensor, nn.Parameter):
                 tensor.data = homes[id(tensor)]
         self._pinned: torch.Tensor | None = None
-        if self.vector.is_cuda:
+        if vector.is_cuda:
             self._pinned = torch.empty(self.layout.nbytes, dtype=torch.uint8, pin_memory=True)
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:

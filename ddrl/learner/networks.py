@@ -42,53 +42,75 @@ CNN_KINDS = {
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str) -> torch.Tensor:
-    """Q [B, A] from V [B, 1] and A [B, A]; `form` is "mean" (pi uniform) or "policy" (pi = softmax of the
-    advantages)."""
-    if form == "mean":
-        return value + (advantage - advantage.mean(dim=1, keepdim=True))
-    expected = (torch.softmax(advantage, dim=1) * advantage).sum(dim=1, keepdim=True)  # E_pi[A]
-    return value + (advantage - expected)
+    """Q [B, A, ...] from V [B, 1, ...] and A [B, A, ...]; `form` is "mean" (pi uniform) or "policy" (pi = softmax of
+    the advantages)."""
+    if form == "policy":
+        expected = (torch.softmax(advantage, dim=1) * advantage).sum(dim=1, keepdim=True)  # E_pi[A]
+        return value + (advantage - expected)
+    return value + (advantage - advantage.mean(dim=1, keepdim=True))
 
 
 class ValueHead(nn.Module):
-    """Features [B, F] -> q [B, num_actions]; with `stream_width` each stream has a hidden layer of its own (Wang et al.
-    2016, fig. 1)."""
+    """Features [B, F] -> q [B, num_actions], or [B, num_actions, atoms] where each action has several values; with
+    `stream_width` each stream has a hidden layer of its own (Wang et al. 2016, fig. 1)."""
 
-    def __init__(self, features: int, num_actions: int, form: str, stream_width: int = 0) -> None:
+    def __init__(self, features: int, num_actions: int, form: str, stream_width: int = 0, atoms: int = 1) -> None:
         super().__init__()
         self.form = form
         self.stream_width = stream_width
+        self.num_actions, self.atoms = num_actions, atoms
         streams = 1 if form == "none" else 2
         if stream_width:
             self.hidden = nn.Linear(features, streams * stream_width)
         width = stream_width or features
         if form == "none":
-            self.advantage = nn.Linear(width, num_actions)
+            self.advantage = nn.Linear(width, num_actions * atoms)
         elif stream_width:
-            self.value = nn.Linear(width, 1)
-            self.advantage = nn.Linear(width, num_actions)
+            self.value = nn.Linear(width, atoms)
+            self.advantage = nn.Linear(width, num_actions * atoms)
         else:
-            self.value_advantage = nn.Linear(width, 1 + num_actions)  # row 0 is V
+            self.value_advantage = nn.Linear(width, (1 + num_actions) * atoms)  # V first
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """q [B, num_actions]."""
+        """q [B, num_actions] or [B, num_actions, atoms]."""
+        return self.outputs(features)["q"]
+
+    def outputs(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        """q, and where there are two streams "value" V [B, 1] and "advantage" A [B, num_actions], each with [atoms]
+        behind where there are several."""
         if self.stream_width:
             features = torch.relu(self.hidden(features))
         if self.form == "none":
-            return self.advantage(features)
+            return {"q": self._by_action(self.advantage(features), self.num_actions)}
         if self.stream_width:
             value_features, advantage_features = features.split(self.stream_width, dim=1)
-            value, advantage = self.value(value_features), self.advantage(advantage_features)
+            value = self._by_action(self.value(value_features), 1)
+            advantage = self._by_action(self.advantage(advantage_features), self.num_actions)
         else:
-            both = self.value_advantage(features)
+            both = self._by_action(self.value_advantage(features), 1 + self.num_actions)
             value, advantage = both[:, :1], both[:, 1:]
-        return dueling_values(value, advantage, self.form)
+        return {"q": dueling_values(value, advantage, self.form), "value": value, "advantage": advantage}
+
+    @property
+    def linear(self) -> bool:
+        """Whether q is a fixed linear map of the last layer's output."""
+        return not self.stream_width and self.form in ("mean", "none")
+
+    def mixing(self) -> torch.Tensor:
+        """That map: [num_actions, rows of the last layer]."""
+        identity = torch.eye(self.num_actions)
+        if self.form == "none":
+            return identity
+        return torch.cat([torch.ones(self.num_actions, 1), identity - 1.0 / self.num_actions], dim=1)
+
+    def _by_action(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        return x if self.atoms == 1 else x.unflatten(1, (rows, self.atoms))
 
 
 class MLP(nn.Module):
     """Flattened observation -> hidden layers with relu -> head. Byte observations are scaled to [0, 1]."""
 
-    def __init__(self, observation: ArraySpec, num_actions: int, hidden: list[int], form: str) -> None:
+    def __init__(self, observation: ArraySpec, num_actions: int, hidden: list[int], form: str, atoms: int = 1) -> None:
         super().__init__()
         self.scale = _input_scale(observation)
         self.convert = observation.dtype != "float32"
@@ -98,7 +120,7 @@ class MLP(nn.Module):
         for width_in, width_out in itertools.pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU(inplace=True)]
         self.trunk = nn.Sequential(*layers)
-        self.head = ValueHead(widths[-1], num_actions, form)
+        self.head = ValueHead(widths[-1], num_actions, form, atoms=atoms)
 
     def inputs(self, observation: torch.Tensor) -> torch.Tensor:
         """Observations as they come -> [B, observation.size] float32."""
@@ -114,8 +136,12 @@ class MLP(nn.Module):
         return [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, num_actions]."""
+        """q [B, num_actions] or [B, num_actions, atoms]."""
         return self.head(self.trunk(self.inputs(observation)))
+
+    def outputs(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
+        """q and the two streams (`ValueHead.outputs`)."""
+        return self.head.outputs(self.trunk(self.inputs(observation)))
 
 
 class CNN(nn.Module):
@@ -124,7 +150,9 @@ class CNN(nn.Module):
     `nature_cnn` is the network of Mnih et al. (2015); `small_cnn` that of van Hasselt et al. (2019, data-efficient
     Rainbow), which costs a seventh of it: what a trainer without an accelerator can afford."""
 
-    def __init__(self, observation: ArraySpec, num_actions: int, form: str, kind: str = "nature_cnn") -> None:
+    def __init__(
+        self, observation: ArraySpec, num_actions: int, form: str, kind: str = "nature_cnn", atoms: int = 1
+    ) -> None:
         super().__init__()
         shape, chosen = observation.shape, CNN_KINDS[kind]
         self.scale = _input_scale(observation)
@@ -148,10 +176,20 @@ class CNN(nn.Module):
             layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
             channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.trunk = nn.Sequential(*layers, nn.Flatten())
-        self.head = ValueHead(channels * height * width, num_actions, form, stream_width=chosen.stream_width)
+        self.head = ValueHead(
+            channels * height * width, num_actions, form, stream_width=chosen.stream_width, atoms=atoms
+        )
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, num_actions]."""
+        """q [B, num_actions] or [B, num_actions, atoms]."""
+        return self.head(self.features(observation))
+
+    def outputs(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
+        """q and the two streams (`ValueHead.outputs`)."""
+        return self.head.outputs(self.features(observation))
+
+    def features(self, observation: torch.Tensor) -> torch.Tensor:
+        """What the head is given [B, F]."""
         x = observation
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
@@ -162,10 +200,30 @@ class CNN(nn.Module):
         x = x.to(torch.float32, memory_format=torch.channels_last if together else torch.preserve_format)
         if self.scale != 1.0:
             x = x * self.scale
-        return self.head(self.trunk(x))
+        return self.trunk(x)
 
 
-def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = None) -> nn.Module:
+class NamedOutputs(nn.Module):
+    """A network of the library as it acts: q, V and A as a tuple."""
+
+    def __init__(self, network: MLP | CNN) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs in the order of `acting_values`."""
+        return tuple(self.network.outputs(observation).values())
+
+
+def acting_values(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """The module that acts for a network of action values, and its outputs: "q", and where it is the library's and
+    dueling also "value" and "advantage"."""
+    if type(network) in (MLP, CNN) and network.head.form != "none":  # type: ignore[union-attr]
+        return NamedOutputs(network), ("q", "value", "advantage")  # type: ignore[arg-type]
+    return network, ("q",)
+
+
+def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = None, atoms: int = 1) -> nn.Module:
     """The network that `config.network` names, checked on a batch of observations; `seed` sets torch's generator first.
 
     Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns
@@ -181,12 +239,12 @@ def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = Non
         )
         name = "nature_cnn" if image else "mlp"
     if name == "mlp":
-        network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling)
+        network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling, atoms)
     elif name in CNN_KINDS:
-        network = CNN(spec.observation, spec.num_actions, config.dueling, name)
+        network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms)
     else:
         network = _user_network(name, spec)
-    check_outputs(network, spec, f"learner.network = {config.network}")
+    check_outputs(network, spec, f"learner.network = {config.network}", atoms)
     return network
 
 
@@ -199,9 +257,9 @@ def require_discrete(spec: EnvSpec) -> None:
         )
 
 
-def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
+def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) -> None:
     """Run `network` on two blank observations, leaving its mode as it was; NetworkError unless q is [2, num_actions]
-    float32."""
+    float32 ([2, num_actions, atoms] with atoms)."""
     training = network.training
     blank = torch.zeros((2, *spec.observation.shape), dtype=getattr(torch, _torch_name(spec.observation)))
     network.eval()
@@ -215,7 +273,7 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str) -> None:
         ) from error
     finally:
         network.train(training)
-    wanted = [2, spec.num_actions]
+    wanted = [2, spec.num_actions] if atoms == 1 else [2, spec.num_actions, atoms]
     if not isinstance(q, torch.Tensor):
         raise NetworkError(
             f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action values "

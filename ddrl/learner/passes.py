@@ -1,104 +1,108 @@
-"""The passes of one Q-learning update through its two networks: action values forward, gradients of the parameters
-backward.
+"""The passes of one update through a part's networks: outputs forward, gradients of the part's parameters backward.
 
-Read by `dqn`, which knows targets and losses but not how a network is differentiated. Two ways, chosen by
-`make_passes`:
-- `AutogradPasses` for any module;
-- `MLPPasses` for the library's own mlp on the CPU, written out as matrix products into buffers that are allocated once.
-  It computes the
-  same numbers (to rounding) in two thirds of the time: at these sizes autograd's bookkeeping and fresh memory cost as
-  much as a layer.
+The learner gives the algorithm's evaluations and, for the scalar loss that comes of them, asks for gradients. Two ways,
+chosen by `make_passes`:
+- `AutogradPasses` for any modules;
+- `MLPPasses` for the library's own mlp on the CPU, written out as matrix products into buffers that are allocated once;
+  autograd differentiates the loss by the network's outputs only. All of an update's inputs are one batch, since each of
+  the mlp's rows depends on its own input alone. It computes the same numbers (to rounding) in two thirds of the time:
+  at these sizes autograd's bookkeeping and fresh memory cost as much as a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from ddrl.learner.flat import FlatParameters
+from ddrl.core.errors import NetworkError
+from ddrl.learner.algorithm import Evaluation
 from ddrl.learner.networks import MLP
-
-
-class Values(NamedTuple):
-    """Action values of one batch, [B, A] each; valid until the next forward pass."""
-
-    q_tm1: torch.Tensor  # online network, at s_tm1
-    q_t: torch.Tensor  # target network, at s_t
-    q_t_selector: torch.Tensor  # online network at s_t where asked for, else q_t
+from ddrl.learner.part import Part
 
 
 class Passes(Protocol):
-    """Forward and backward of one update."""
+    """Forward and backward of one part's update."""
 
-    def forward(self, s_tm1: torch.Tensor, s_t: torch.Tensor, *, select_online: bool) -> Values:
-        """Action values of the states [B, *observation.shape] before and after."""
+    def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+        """The outputs by name; valid until the next forward pass."""
         ...
 
-    def backward(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Gradients, contiguous, given that of the loss by q_tm1 [B, A]; valid until the next backward pass."""
+    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients of the scalar loss, contiguous; valid until the next backward pass."""
         ...
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a flat vector (uint8, in the online network's layout) that the gradients of `backward` belong
-        to, in their order."""
+        """The pieces of a flat vector (uint8, in the part's layout) that the gradients belong to, in their order."""
         ...
 
 
-def make_passes(online: FlatParameters, target: nn.Module) -> Passes:
-    """The faster of the passes that can serve these networks."""
-    network = online.module
-    plain = type(network) is MLP and network.head.form != "policy" and not _has_hooks(network)
+def make_passes(part: Part, parts: Mapping[str, Part]) -> Passes:
+    """The faster of the passes that can serve this part."""
+    network = part.module
     if (
-        plain
-        and isinstance(target, MLP)
-        and not online.vector.is_cuda
-        and all(part.requires_grad for part in network.parameters())
+        type(network) is MLP
+        and network.head.linear
+        and not _has_hooks(network)
+        and not part.online.vector.is_cuda
+        and all(parameter.requires_grad for parameter in network.parameters())
     ):
-        return MLPPasses(online, target)
-    return AutogradPasses(online, target)
+        return MLPPasses(part, parts)
+    return AutogradPasses(part, parts)
 
 
 class AutogradPasses:
-    """Passes through any two modules."""
+    """Passes through any modules. What is not differentiated is evaluated first: a network's buffers must not change
+    behind a pass that is. Nothing is joined into one batch: a module's rows may depend on each other."""
 
-    def __init__(self, online: FlatParameters, target: nn.Module) -> None:
-        self._online, self._target, self._split = online.module, target, online.split
-        learning = online.parameters()
+    def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
+        self._parts, self._split = parts, part.online.split
+        learning = part.online.parameters()
         self._parameters = list(learning.values())
-        self._places = [place for place, entry in enumerate(online.layout.entries) if entry.name in learning]
+        self._places = [place for place, entry in enumerate(part.online.layout.entries) if entry.name in learning]
 
-    def forward(self, s_tm1: torch.Tensor, s_t: torch.Tensor, *, select_online: bool) -> Values:
+    def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         """See `Passes`."""
-        with torch.no_grad():  # before the pass that is differentiated: a network's buffers must not change behind it
-            q_t = self._target(s_t)
-            q_t_selector = self._online(s_t) if select_online else q_t
-        self._q_tm1 = self._online(s_tm1)
-        return Values(self._q_tm1.detach(), q_t, q_t_selector)
+        outputs: dict[str, Any] = {}
+        for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.gradient):
+            part = self._parts[evaluation.part]
+            module = part.target_module if evaluation.target else part.module
+            if module is None:
+                raise NetworkError(f"{evaluation.name} asks for a target copy of {evaluation.part}, which has none")
+            if not evaluation.target and module.training != evaluation.training:
+                module.train(evaluation.training)
+            inputs = [outputs[given] if isinstance(given, str) else given for given in evaluation.inputs]
+            with torch.set_grad_enabled(evaluation.gradient):
+                outputs[evaluation.name] = module(*inputs)
+        return outputs
 
-    def backward(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
+    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
         """See `Passes`."""
-        # A scalar whose gradient by q_tm1 is `gradient`: handing autograd the gradient itself would import sympy (0.4
-        # s).
-        surrogate = torch.dot(self._q_tm1.reshape(-1), gradient.reshape(-1))
-        del self._q_tm1
-        gradients = torch.autograd.grad(surrogate, self._parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may
         # return it transposed, expanded or with channels last, and None for a parameter that was not used.
         pairs = zip(self._parameters, gradients, strict=True)
-        return [torch.zeros_like(parameter) if found is None else found.contiguous() for parameter, found in pairs]
+        return [torch.zeros_like(parameter) if slope is None else slope.contiguous() for parameter, slope in pairs]
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """See `Passes`: one part a parameter."""
+        """See `Passes`: one piece a parameter."""
         views = self._split(vector)
         return [views[place] for place in self._places]
 
 
+class _Plan(NamedTuple):
+    """Where each evaluation's rows stand: the inputs in order, and by evaluation its copy and first input."""
+
+    inputs: list[torch.Tensor]
+    online: int  # inputs that the online network takes: the first ones
+    target: tuple[int, int]  # inputs that the target copy takes: from, to
+    places: list[tuple[Evaluation, int]]
+
+
 class _Buffers(NamedTuple):
-    """Memory of one batch size: layer outputs of the online network (both states) and the target network, and gradients
-    by layer outputs."""
+    """Memory of one size of a plan: inputs, layer outputs of both copies, and gradients by layer outputs."""
 
     inputs: torch.Tensor
     online: list[torch.Tensor]
@@ -107,46 +111,69 @@ class _Buffers(NamedTuple):
 
 
 class MLPPasses:
-    """Passes through two networks of class `MLP` with the same layers; `online` must learn all its parameters.
-    Gradients form one flat vector.
+    """Passes through a network of class `MLP` that learns all its parameters, and its target copy. Gradients form one
+    flat vector.
 
-    Layer l of a net: h_l = relu(h_{l-1} W_l^T + b_l), the last one without relu; then Q = h_L M^T with M the mean
+    Layer l of a net: h_l = relu(h_{l-1} W_l^T + b_l), the last one without relu; then Q = M h_L with M the mean
     dueling form as a matrix (rows: actions; columns: V, then the advantages), or the identity for a single head."""
 
-    def __init__(self, online: FlatParameters, target: MLP) -> None:
-        network: MLP = online.module
-        self._inputs = network.inputs
-        self._online, self._target = _tensors(network), _tensors(target)
+    def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
+        network: MLP = part.module  # type: ignore[assignment]
+        online = part.online
+        self._name, self._convert, self._atoms = part.name, network.inputs, network.head.atoms
+        self._online = _tensors(network)
+        self._target = [] if part.target_module is None else _tensors(part.target_module)  # type: ignore[arg-type]
         gradient = torch.zeros_like(online.vector)
-        views = dict(
-            zip((id(parameter) for parameter in online.parameters().values()), online.split(gradient), strict=True)
-        )
+        parameters = online.parameters().values()
+        views = dict(zip(map(id, parameters), online.split(gradient), strict=True))
         self._gradient = self.learning(gradient)
+        self._views = list(views.values())
         self._gradients = [(views[id(layer.weight)], views[id(layer.bias)]) for layer in network.layers()]
-        actions = self._online[-1][0].shape[0] - (network.head.form == "mean")
-        mean = torch.cat([torch.ones(actions, 1), torch.eye(actions) - 1.0 / actions], dim=1)
-        self._mixing = mean if network.head.form == "mean" else torch.eye(actions)
-        self._buffers: dict[int, _Buffers] = {}
+        self._mixing = network.head.mixing()
+        self._buffers: dict[tuple[int, int], _Buffers] = {}
+        self._autograd = AutogradPasses(part, parts)
+        self._differentiated: torch.Tensor | None = None
 
-    def forward(self, s_tm1: torch.Tensor, s_t: torch.Tensor, *, select_online: bool) -> Values:
-        """See `Passes`. The online network takes both states as one batch of 2 B."""
-        size = s_tm1.shape[0]
-        buffers = self._buffers.get(size) or self._allocate(size)
-        with torch.inference_mode():
-            buffers.inputs[:size] = self._inputs(s_tm1)
-            buffers.inputs[size:] = self._inputs(s_t)
-            rows = 2 * size if select_online else size
-            q = self._run(self._online, buffers.inputs[:rows], buffers.online)
-            q_t = self._run(self._target, buffers.inputs[size:], buffers.target)
-        self._size = size
-        return Values(q[:size], q_t, q[size:] if select_online else q_t)
+    def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+        """See `Passes`. What does not fit into one batch goes through autograd."""
+        plan = self._plan(evaluations)
+        self._differentiated = None
+        if plan is None:
+            return self._autograd.forward(evaluations)
+        size = plan.inputs[0].shape[0]
+        buffers = self._buffers.get((size, len(plan.inputs))) or self._allocate(size, len(plan.inputs))
+        first, last = plan.target
+        with torch.inference_mode():  # the cheapest mode; its tensors must not leave this class
+            for place, tensor in enumerate(plan.inputs):
+                buffers.inputs[place * size : (place + 1) * size] = self._convert(tensor)
+            x = self._run(self._online, buffers.inputs[: plan.online * size], buffers.online)
+            if last:
+                x_target = self._run(self._target, buffers.inputs[first * size : last * size], buffers.target)
+        outputs: dict[str, Any] = {}
+        with torch.no_grad():
+            q, q_target = self._mix(x), self._mix(x_target) if last else x
+            for evaluation, place in plan.places:
+                at = (place - first if evaluation.target else place) * size
+                outputs[evaluation.name] = (q_target if evaluation.target else q)[at : at + size]
+        differentiated = plan.places[0][0].name
+        self._differentiated = outputs[differentiated] = outputs[differentiated].detach().requires_grad_()
+        self._size, self._slots = size, len(plan.inputs)
+        return outputs
 
-    def backward(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
+    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
         """See `Passes`."""
+        if self._differentiated is None:
+            for view, gradient in zip(self._views, self._autograd.backward(loss), strict=True):
+                view.copy_(gradient)
+            return self._gradient
+        (gradient,) = torch.autograd.grad(loss, (self._differentiated,))
         size = self._size
-        buffers = self._buffers[size]
+        buffers = self._buffers[size, self._slots]
         with torch.inference_mode():
-            slope = gradient.mm(self._mixing)  # by the last layer's output
+            if self._atoms == 1:
+                slope = gradient.mm(self._mixing)  # by the last layer's output
+            else:
+                slope = torch.matmul(self._mixing.t(), gradient).flatten(1)
             for place in range(len(self._online) - 1, -1, -1):
                 below = (buffers.online[place - 1] if place else buffers.inputs)[:size]
                 weight_gradient, bias_gradient = self._gradients[place]
@@ -161,6 +188,32 @@ class MLPPasses:
         """See `Passes`: the whole vector, whose padding stays zero."""
         return [vector.view(torch.float32)]
 
+    def _plan(self, evaluations: Sequence[Evaluation]) -> _Plan | None:
+        """One batch for all evaluations, the differentiated one first; None where there is no such batch."""
+        ordered = sorted(evaluations, key=lambda evaluation: (evaluation.target, not evaluation.gradient))
+        if sum(evaluation.gradient for evaluation in ordered) != 1 or ordered[0].target:
+            return None
+        inputs: list[torch.Tensor] = []
+        places: list[tuple[Evaluation, int]] = []
+        online = 0
+        for evaluation in ordered:
+            tensor = evaluation.inputs[0]
+            if evaluation.part != self._name or len(evaluation.inputs) != 1 or not isinstance(tensor, torch.Tensor):
+                return None
+            if evaluation.target and not self._target:
+                return None
+            place = next((place for place, known in enumerate(inputs) if known is tensor), len(inputs))
+            if place == len(inputs):
+                if inputs and tensor.shape[0] != inputs[0].shape[0]:
+                    return None
+                inputs.append(tensor)
+            places.append((evaluation, place))
+            if not evaluation.target:
+                online = len(inputs)
+        of_target = [place for evaluation, place in places if evaluation.target]
+        between = (min(of_target), max(of_target) + 1) if of_target else (0, 0)
+        return _Plan(inputs, online, between, places)
+
     def _run(
         self, layers: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor, outputs: list[torch.Tensor]
     ) -> torch.Tensor:
@@ -169,18 +222,23 @@ class MLPPasses:
             x = torch.addmm(bias, x, weight.t(), out=outputs[place][:rows])
             if place != last:
                 x.relu_()
-        return x.mm(self._mixing.t())
+        return x
 
-    def _allocate(self, size: int) -> _Buffers:
+    def _mix(self, x: torch.Tensor) -> torch.Tensor:
+        if self._atoms == 1:
+            return x.mm(self._mixing.t())
+        return torch.matmul(self._mixing, x.view(len(x), -1, self._atoms))
+
+    def _allocate(self, size: int, slots: int) -> _Buffers:
+        widths = [weight.shape[0] for weight, _ in self._online]
         with torch.inference_mode():
-            widths = [weight.shape[0] for weight, _ in self._online]
             buffers = _Buffers(
-                torch.empty(2 * size, self._online[0][0].shape[1]),
-                [torch.empty(2 * size, width) for width in widths],
-                [torch.empty(size, width) for width in widths],
+                torch.empty(slots * size, self._online[0][0].shape[1]),
+                [torch.empty(slots * size, width) for width in widths],
+                [torch.empty(slots * size, width) for width in widths],
                 [torch.empty(size, width) for width in widths[:-1]],
             )
-        self._buffers[size] = buffers
+        self._buffers[size, slots] = buffers
         return buffers
 
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from ddrl.core.errors import CheckpointError
 
-FORMAT = "ddrl.learner/1"
+FORMAT = "ddrl.learner/2"
 
 
 def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ termination."""
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import huber_loss, mse_loss
 
 
 def q_learning_target(r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tensor) -> torch.Tensor:
@@ -26,31 +27,17 @@ def double_q_target(
     return torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1))
 
 
-def loss_of(td_error: torch.Tensor, kind: str) -> torch.Tensor:
-    """Elementwise loss of the TD error, [B]: "huber" (delta 1) is d^2 / 2 within [-1, 1] and |d| - 1/2 beyond, "mse" is
-    d^2 / 2."""
+def loss_of(value: torch.Tensor, target: torch.Tensor, kind: str) -> torch.Tensor:
+    """Elementwise loss of the error d = target - value, [B]: "huber" (delta 1) is d^2 / 2 within [-1, 1] and |d| - 1/2
+    beyond, "mse" is d^2 / 2."""
     if kind == "mse":
-        return 0.5 * td_error.square()
-    size = td_error.abs()
-    inside = size.clamp(max=1.0)
-    return inside * (size - 0.5 * inside)
+        return 0.5 * mse_loss(value, target, reduction="none")
+    return huber_loss(value, target, reduction="none")
 
 
-def loss_gradient(td_error: torch.Tensor, kind: str) -> torch.Tensor:
-    """Derivative of `loss_of` by the TD error, [B]: the TD error, clipped to [-1, 1] for "huber"."""
-    return td_error.clamp(-1.0, 1.0) if kind == "huber" else td_error
-
-
-def q_gradient(
-    q_tm1: torch.Tensor, a_tm1: torch.Tensor, td_error: torch.Tensor, weight: torch.Tensor, kind: str
-) -> torch.Tensor:
-    """Derivative of mean_b weight_b loss(td_error_b) by q_tm1, [B, A], where td_error = target - q_tm1(a_tm1) and the
-    target is constant.
-
-    Handed to autograd in place of a loss: the same numbers for a third of the operations.
-    """
-    slope = loss_gradient(td_error, kind) * weight * (-1.0 / td_error.shape[0])
-    return torch.zeros_like(q_tm1).scatter_(1, a_tm1.unsqueeze(1), slope.unsqueeze(1))
+def weighted_mean(each: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """mean_b weight_b each_b, [] from [B], [B]."""
+    return torch.dot(weight / len(weight), each)  # one operation to differentiate
 
 
 def linear_lr(lr: float, end_fraction: float, progress: float) -> float:

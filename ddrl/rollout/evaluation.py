@@ -13,8 +13,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.acting.policy import ActingPolicy
 from ddrl.core.specs import VectorEnv
-from ddrl.rollout.policy import ActingPolicy
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,19 @@ def play_episodes(
     running, began = np.zeros(env.num_envs), [0] * env.num_envs
     missing, turn = episodes, 0
     observation = env.reset(seed)
+    policy.reset(count=env.num_envs)
+    over = np.zeros(env.num_envs, bool)
     while missing:
         if stop is not None and stop():
             raise InterruptedError(f"evaluation stopped with {missing} of {episodes} episodes to play")
-        observation, _, terminated, truncated, reward, _ = env.step(policy.greedy(observation, vector))
+        step = env.step(policy.greedy(observation, vector))
+        observation, terminated, truncated, reward = step.observation, step.terminated, step.truncated, step.raw_reward
+        if over.any():
+            policy.reset(over)  # this step only reset them: the next one is step 0
+        over = terminated | truncated
         running += reward
         turn += 1
-        for index in np.flatnonzero(terminated | truncated).tolist():
+        for index in np.flatnonzero(over).tolist():
             if len(returns[index]) < quotas[index]:
                 returns[index].append(float(running[index]))
                 lengths[index].append(turn - began[index])

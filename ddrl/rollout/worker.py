@@ -7,20 +7,20 @@ whatever can be done for many at once is: random numbers are drawn ahead, and co
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.acting.chooser import Columns, chooser_class
+from ddrl.acting.policy import ActingPolicy, forbid_torch
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import CounterRow
 from ddrl.channels.mailbox import MailboxReader, Pin
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import RolloutConfig
-from ddrl.core.errors import EnvError
 from ddrl.core.specs import EnvStep, VectorEnv
-from ddrl.rollout.exploration import EpsilonGreedy, epsilon_of
-from ddrl.rollout.policy import ActingPolicy, forbid_torch
+from ddrl.rollout.exploration import epsilon_of
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
@@ -28,8 +28,16 @@ ROOM_WAIT = 0.2  # [s] between looks at the board while the lane is full: a stop
 ENV_STEPS, EPSILON = 0, 1  # where a published version's values say how far all rollouts were, and their epsilon
 
 
+class Place(NamedTuple):
+    """Which rollout this is: number `index` of `count`, and the seed of its environments and choices."""
+
+    index: int
+    count: int
+    seed: int
+
+
 class RolloutWorker:
-    """Rollout `index` of `count`: N environments, one policy, one lane."""
+    """One rollout: N environments, one policy, one lane."""
 
     def __init__(
         self,
@@ -39,22 +47,27 @@ class RolloutWorker:
         writer: StepWriter,
         counters: CounterRow,
         config: RolloutConfig,
-        index: int,
-        count: int,
-        seed: int,
+        place: Place,
         board: Board,
     ) -> None:
-        """Take over `env` and `writer`; the first step resets the environments with `seed`."""
-        if not env.spec.discrete:
-            raise EnvError(
-                f"env.id = {env.spec.env_id} has continuous actions; choose an environment whose actions are Discrete"
-            )
+        """Take over `env` and `writer`; the first step resets the environments with the place's seed.
+
+        The policy must compute the outputs that the writer's rows have columns for."""
         self.env = env
         self._policy, self._reader, self._writer, self._board, self._config = policy, reader, writer, board, config
-        self._index, self._count, self._seed = index, count, seed
+        self._place = place
+        self._chooser_class = chooser_class(policy.model.chooser)
+        self._chooser_class(env.spec, 1, 0, policy.model.settings)  # refuses actions that it cannot choose
+        self._stateful = bool(policy.model.inputs)
+        schema = getattr(writer, "schema", None)
+        chosen = {column.name for column in self._chooser_class.columns(env.spec)}
+        recorded = set() if schema is None else {column.name for column in schema.columns} - chosen
+        self._recorded_outputs = sorted(recorded & set(policy.model.outputs))
+        self._recorded_states = sorted(recorded & set(policy.state))
+        self._blank: dict[str, NDArray[Any]] = {}  # what is recorded of outputs before there is a policy
         self._by_step = config.refresh == "step"
         self._nbytes = policy.layout.nbytes
-        self._columns = {
+        self._counters = {
             name: counters[name]
             for name in (
                 "env_steps",
@@ -69,11 +82,12 @@ class RolloutWorker:
             )
         }
         self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon")}
-        self._counts = dict.fromkeys(self._columns, 0.0)
+        self._counts = dict.fromkeys(self._counters, 0.0)
         self._env_seconds = self._act_seconds = self._env_steps = 0.0
         self._next_report = 0.0
         self._pin: Pin | None = None
         self._vector: NDArray[np.uint8] | None = None  # None: act at random
+        self._warming = False  # act at random, though the policy's state advances
         self._version = 0  # of the actions taken
         self._paused_seconds = 0.0
         self._epsilon = 1.0
@@ -87,9 +101,16 @@ class RolloutWorker:
     def _begin(self, seed: int) -> NDArray[Any]:
         env_seed, choice_seed = np.random.SeedSequence(seed).generate_state(2)
         n = self.env.num_envs
-        self._explore = EpsilonGreedy(self.env.spec.num_actions, n, int(choice_seed))
+        self._chooser = self._chooser_class(self.env.spec, n, int(choice_seed), self._policy.model.settings)
         self._observation = observation = self.env.reset(int(env_seed))
         self._writer.cut()
+        if self._stateful:
+            self._policy.reset(count=n)
+        outputs = self._policy.model.outputs
+        self._blank = {
+            name: np.zeros((n, *outputs[name].shape), outputs[name].dtype) for name in self._recorded_outputs
+        }
+        self._over: NDArray[np.bool_] = np.zeros(n, bool)  # environments whose step only resets
         self._returns = np.zeros(n)
         self._began = [0] * n  # turn at which each environment's episode began
         self._turn = self._resetting = 0
@@ -101,23 +122,27 @@ class RolloutWorker:
         none)."""
         observation = self._observation
         if observation is None:
-            observation = self._begin(self._seed)
+            observation = self._begin(self._place.seed)
         elif self._by_step or self._resetting:
             pin = self._reader.pin()
             if pin is not self._pin:
                 self._take(pin)
         clock = time.perf_counter
         begin = clock()
-        action = self._act(observation)
+        action, columns = self._act(observation)
         acted = clock()
         step = self.env.step(action)
         stepped = clock()
-        following, reward, terminated, truncated, raw_reward, columns = step
+        following, reward, terminated, truncated, raw_reward, brought = step
         self._writer.write(
-            observation, action, reward, terminated, truncated, following, self._version, columns, ROOM_WAIT
+            *(observation, action, reward, terminated, truncated, following, self._version),
+            {**brought, **columns} if columns else brought,
+            ROOM_WAIT,
         )
         if self._writer.pending:
             self._wait_for_room()
+        if self._stateful:
+            self._advance(terminated, truncated)
         self._observation = following
         returns = self._returns
         np.add(returns, raw_reward, out=returns)
@@ -155,7 +180,7 @@ class RolloutWorker:
 
     def report(self) -> None:
         """Store the counters and a sign of life."""
-        counts, columns = self._counts, self._columns
+        counts, counters = self._counts, self._counters
         counts["env_steps"] += self._env_steps
         counts["act_seconds"] += self._act_seconds
         counts["env_seconds"] += self._env_seconds
@@ -163,10 +188,10 @@ class RolloutWorker:
         counts["wait_seconds"] = self._paused_seconds + self._writer.lane.wait_seconds
         counts["rows_dropped"] = self._writer.lane.dropped + self._writer.nonfinite
         for name, value in counts.items():
-            columns[name].set(value)
+            counters[name].set(value)
         self._gauges["heartbeat"].set(time.time())
         self._gauges["policy_version"].set(self._version)
-        self._gauges["epsilon"].set(self._epsilon if self._vector is not None else 1.0)
+        self._gauges["epsilon"].set(1.0 if self._vector is None or self._warming else self._epsilon)
         self._next_report = time.perf_counter() + REPORT_PERIOD
 
     def release(self) -> None:
@@ -175,25 +200,46 @@ class RolloutWorker:
         self._reader.unpin()
         self._policy.release()
 
-    def _act(self, observation: NDArray[Any]) -> NDArray[np.int64]:
-        """An action for each environment [N], by parameters of one version alone."""
+    def _act(self, observation: NDArray[Any]) -> tuple[NDArray[Any], Columns]:
+        """An action for each environment [N] and what is recorded beside it, by parameters of one version alone."""
         while self._vector is not None:
-            action = self._policy.greedy(observation, self._vector)
+            outputs = self._policy.act(observation, self._vector)
             if self._pin.valid():  # type: ignore[union-attr]
-                return self._explore.choose(action, self._epsilon)
-            self._take(self._reader.pin())  # the slot was taken while it was read; the action may be of two versions
-        return self._explore.random()
+                chosen = (
+                    self._chooser.random(observation)
+                    if self._warming
+                    else self._chooser.choose(outputs, observation, self._epsilon)
+                )
+                break
+            self._take(self._reader.pin())  # the slot was taken while it was read; the outputs may be of two versions
+        else:
+            outputs, chosen = self._blank, self._chooser.random(observation)
+        if not self._recorded_outputs and not self._recorded_states:
+            return chosen
+        states = self._policy.state  # before the step
+        recorded = {name: outputs[name] for name in self._recorded_outputs}
+        return chosen[0], {**chosen[1], **recorded, **{name: states[name] for name in self._recorded_states}}
+
+    def _advance(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
+        """Commit the policy's next state; where this step was a reset, the next one is step 0 of a new episode."""
+        if self._vector is not None:
+            self._policy.commit()
+        if self._over.any():
+            self._policy.reset(self._over)
+        self._over = terminated | truncated
 
     def _take(self, pin: Pin | None) -> None:
         """Act with a pinned version from now on; at random while there is none or the warm-up goes on."""
         if pin is None:
-            self._pin, self._vector, self._version = None, None, 0
+            self._pin, self._vector, self._version, self._warming = None, None, 0, False
             return
         if self._pin is not pin:
             self._counts["fetches"] += 1
         self._pin, self._version, values = pin, pin.version, pin.values
-        self._epsilon = epsilon_of(self._config, values[EPSILON], self._index, self._count)
-        self._vector = pin.data[: self._nbytes] if values[ENV_STEPS] >= self._config.warmup_steps else None
+        self._epsilon = epsilon_of(self._config, values[EPSILON], self._place.index, self._place.count)
+        self._warming = values[ENV_STEPS] < self._config.warmup_steps
+        idle = self._warming and not self._stateful
+        self._vector = None if idle else pin.data[: self._nbytes]
 
     def _end_episodes(self, step: EnvStep) -> None:
         ended = np.flatnonzero(step.terminated | step.truncated).tolist()

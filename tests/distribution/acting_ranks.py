@@ -10,10 +10,10 @@ import sys
 import numpy as np
 from ranks import RANK, WORLD, Host, report
 
+from ddrl.acting.model import ActingModel
+from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import ClusterConfig, LearnerConfig
-from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.rollout.policy import ActingPolicy
 
 SPECS = {
     "vector": EnvSpec("Vector-v0", ArraySpec((8,), "float32"), 4),
@@ -28,7 +28,7 @@ def digest(array):
 
 def act(policy, observation, vector):
     """What acting on `vector` gives, bit for bit."""
-    values = policy.values(observation, vector)
+    values = policy.act(observation, vector)["q"].copy()
     return {"vector": digest(vector), "values": digest(values), "greedy": policy.greedy(observation, vector).tolist()}
 
 
@@ -70,8 +70,8 @@ class Trainer:
 def main():
     spec = SPECS[sys.argv[1]]
     trainer = Trainer(spec) if RANK == 0 else None
-    onnx, manifest = WORLD.bcast((trainer.model.onnx, trainer.model.layout.to_json()) if trainer else None)
-    layout = ParameterLayout.from_json(manifest)
+    model = ActingModel.from_bytes(WORLD.bcast(trainer.model.to_bytes() if trainer else None))
+    layout = model.layout
     generator = np.random.default_rng(5)
     shape = (BATCH, *spec.observation.shape)
     observation = (
@@ -79,7 +79,7 @@ def main():
         if spec.observation.dtype == "uint8"
         else generator.standard_normal(shape).astype(np.float32)
     )
-    policy = ActingPolicy(onnx, layout, spec)
+    policy = ActingPolicy(model)
     host = Host(layout.nbytes, ClusterConfig(scheme="stripes", chunk_bytes=CHUNK, versions_in_flight=1), layout=layout)
     found, argmax, near_tie, published = {}, [], [], -1
     while not host.relay.finished:

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import Learner
+from ddrl.learner.algorithms.dqn import DQN
 
 VECTOR = EnvSpec("Vector-v0", ArraySpec((4,), "float32"), 3)
 IMAGE = EnvSpec("Image-v0", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
@@ -22,6 +25,23 @@ class Transitions(NamedTuple):
     discount_t: NDArray[np.float32]
     s_t: NDArray[Any]
     weight: NDArray[np.float32]
+
+
+def learner_of(
+    config: LearnerConfig, spec: EnvSpec = VECTOR, seed: int = 1, module: Any = None, algorithm: Any = DQN
+) -> Learner:
+    """A learner by the settings; `module` in place of the network that they name."""
+    whole = Config(run=RunConfig(seed=seed), learner=config)
+    if module is None:
+        return Learner.of(whole, spec)
+    made = algorithm(whole, spec)
+    made.network = module
+    return Learner(made, whole, spec)
+
+
+def values(learner: Learner, observation: NDArray[Any]) -> NDArray[np.float32]:
+    """q [B, num_actions] as the learner acts."""
+    return learner.inspect(observation)["q"]
 
 
 def random_batch(spec: EnvSpec, size: int, seed: int) -> Transitions:

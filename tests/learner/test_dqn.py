@@ -10,19 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from ddrl.core.config import LearnerConfig
+from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import DQN, make_network
+from ddrl.learner import describe
 from ddrl.learner.adam import Adam
-from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
-from tests.learner.learner_user_networks import Normalized, Plain, WrongWidth
+from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, learner_of, random_batch, values
+from tests.learner.learner_user_networks import Normalized
 
 SCREEN = EnvSpec("Screen-v0", ArraySpec((2, 40, 44), "uint8"), 3)
-
-
-def learner_of(config: LearnerConfig, spec: EnvSpec = VECTOR, seed: int = 1) -> DQN:
-    return DQN(make_network(config, spec, seed=seed), spec, config)
 
 
 def reference_loss(online: nn.Module, target: nn.Module, batch: Transitions, config: LearnerConfig) -> torch.Tensor:
@@ -54,7 +50,10 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
 ) -> None:
     config = LearnerConfig(hidden=[8, 8], dueling=dueling, loss=loss, double=double)
     learner = learner_of(config)
-    online, target = copy.deepcopy(learner.network).double(), copy.deepcopy(learner.network).double()
+    online, target = (
+        copy.deepcopy(learner.parts["value"].module).double(),
+        copy.deepcopy(learner.parts["value"].module).double(),
+    )
     batch = random_batch(VECTOR, 16, 0)
     used: list[torch.Tensor] = []
     monkeypatch.setattr(Adam, "step", lambda self, gradients, lr: (used.extend(gradients), torch.zeros(()))[1])
@@ -85,7 +84,7 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
 def test_updates_are_those_of_torch_s_adam_and_clipping(network: str, spec: EnvSpec, max_grad_norm: float) -> None:
     config = LearnerConfig(network=network, hidden=[16], lr=0.001, max_grad_norm=max_grad_norm, target_period=3)
     learner = learner_of(config, spec)
-    online, target = copy.deepcopy(learner.network), copy.deepcopy(learner.network)
+    online, target = copy.deepcopy(learner.parts["value"].module), copy.deepcopy(learner.parts["value"].module)
     optimizer = torch.optim.Adam(online.parameters(), lr=config.lr, eps=config.adam_epsilon)
     for turn in range(1, 11):
         batch = random_batch(spec, 32, turn)
@@ -97,9 +96,9 @@ def test_updates_are_those_of_torch_s_adam_and_clipping(network: str, spec: EnvS
         if turn % 3 == 0:
             target.load_state_dict(online.state_dict())
         result = learner.update(batch)
-        assert result.loss == pytest.approx(loss.item(), rel=1e-4)
-        assert result.grad_norm == pytest.approx(norm.item(), rel=1e-4)
-    for ours, theirs in zip(learner.network.parameters(), online.parameters(), strict=True):
+        assert result.figures["loss"] == pytest.approx(loss.item(), rel=1e-4)
+        assert result.figures["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    for ours, theirs in zip(learner.parts["value"].module.parameters(), online.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
     learner.check()
 
@@ -107,13 +106,13 @@ def test_updates_are_those_of_torch_s_adam_and_clipping(network: str, spec: EnvS
 def test_priorities_are_the_sizes_of_the_td_errors() -> None:
     learner = learner_of(LearnerConfig(double=False))
     batch = random_batch(VECTOR, 16, 0)
-    q, q_t = learner.values(batch.s_tm1), learner.values(batch.s_t)
+    q, q_t = values(learner, batch.s_tm1), values(learner, batch.s_t)
     result = learner.update(batch)
     td_error = batch.r_t + batch.discount_t * q_t.max(1) - q[np.arange(16), batch.a_tm1]
     np.testing.assert_allclose(result.priority, np.abs(td_error), rtol=1e-4, atol=1e-6)
     assert result.priority.dtype == np.float32
-    assert result.td_error == pytest.approx(np.abs(td_error).mean(), rel=1e-4)
-    assert result.q_mean == pytest.approx(q[np.arange(16), batch.a_tm1].mean(), rel=1e-4)
+    assert result.figures["td_error"] == pytest.approx(np.abs(td_error).mean(), rel=1e-4)
+    assert result.figures["q_mean"] == pytest.approx(q[np.arange(16), batch.a_tm1].mean(), rel=1e-4)
 
 
 def test_a_transition_of_weight_zero_teaches_nothing() -> None:
@@ -131,14 +130,14 @@ def test_the_target_network_moves_only_at_its_period() -> None:
     learner = learner_of(LearnerConfig(target_period=4, double=False))
     batch = random_batch(VECTOR, 8, 0)
     batch.discount_t[:] = 0.9
-    first = learner._target.numpy()
+    first = learner.parts["value"].target.numpy()
     for turn in range(1, 9):
         learner.update(batch)
         if turn < 4:
-            assert np.array_equal(learner._target.numpy(), first)
+            assert np.array_equal(learner.parts["value"].target.numpy(), first)
         if turn % 4 == 0:
-            assert np.array_equal(learner._target.numpy(), learner.parameters.numpy())
-    assert not np.array_equal(learner._target.numpy(), first)
+            assert np.array_equal(learner.parts["value"].target.numpy(), learner.parameters.numpy())
+    assert not np.array_equal(learner.parts["value"].target.numpy(), first)
 
 
 def test_statistics_cost_nothing_in_what_is_learned() -> None:
@@ -146,8 +145,9 @@ def test_statistics_cost_nothing_in_what_is_learned() -> None:
     for turn in range(3):
         with_figures = one.update(random_batch(VECTOR, 8, turn))
         without = other.update(random_batch(VECTOR, 8, turn), statistics=False)
-    assert all(map(math.isfinite, with_figures[1:]))
-    assert all(map(math.isnan, without[1:]))
+    assert set(with_figures.figures) == {"loss", "td_error", "q_mean", "grad_norm"}
+    assert all(map(math.isfinite, with_figures.figures.values()))
+    assert without.figures == {}
     assert np.array_equal(with_figures.priority, without.priority)
     assert np.array_equal(one.parameters.numpy(), other.parameters.numpy())
 
@@ -174,12 +174,12 @@ def test_the_step_size_follows_the_progress_of_the_run() -> None:
 
 
 def test_parameters_without_a_gradient_stay_and_frozen_ones_do_not_learn() -> None:
-    learner = DQN(Normalized(VECTOR), VECTOR, LearnerConfig(lr=0.1))
+    learner = learner_of(LearnerConfig(lr=0.1), module=Normalized(VECTOR))
     for turn in range(3):
         learner.update(random_batch(VECTOR, 8, turn))
-    assert torch.equal(learner.network.unused, torch.ones(3))
-    assert torch.equal(learner.network.fixed, torch.full((4,), 0.5))
-    assert not torch.equal(learner.network.norm.weight, torch.ones(4))
+    assert torch.equal(learner.parts["value"].module.unused, torch.ones(3))
+    assert torch.equal(learner.parts["value"].module.fixed, torch.full((4,), 0.5))
+    assert not torch.equal(learner.parts["value"].module.norm.weight, torch.ones(4))
     learner.check()
 
 
@@ -219,29 +219,28 @@ def test_devices_that_are_not_there_are_refused() -> None:
         ("cuda:93", "torch sees .* CUDA device"),
     ):
         with pytest.raises(ConfigError, match=f"learner.device = {name}.*{words}"):
-            DQN(Plain(VECTOR), VECTOR, LearnerConfig(device=name))
+            learner_of(LearnerConfig(device=name))
 
 
 def test_networks_and_environments_that_do_not_suit_are_refused() -> None:
     with pytest.raises(NetworkError, match="WrongWidth returns"):
-        DQN(WrongWidth(VECTOR), VECTOR, LearnerConfig())
+        learner_of(LearnerConfig(network="tests.learner.learner_user_networks:WrongWidth"))
     with pytest.raises(ConfigError, match="continuous"):
-        DQN(
-            Plain(VECTOR),
-            EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32")),
-            LearnerConfig(),
-        )
+        describe(Config(), EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32")))
 
 
 def test_the_first_update_loads_neither_torch_s_compiler_nor_sympy() -> None:
     code = """
 import sys
-from tests.learner.learner_cases import VECTOR, random_batch
-from ddrl.core.config import LearnerConfig
-from ddrl.learner import DQN, export_acting, make_network
-network = make_network(LearnerConfig(), VECTOR)
-export_acting(network, VECTOR)
-learner = DQN(network, VECTOR, LearnerConfig())
+from ddrl.core.config import Config, LearnerConfig
+import ddrl.learner
+from ddrl.core.specs import ArraySpec, EnvSpec
+spec = EnvSpec("Vector-v0", ArraySpec((4,), "float32"), 3)
+assert ddrl.learner.describe(Config(), spec).chooser == "epsilon_greedy"
+assert "torch" not in sys.modules, "describing an algorithm loads torch"
+from tests.learner.learner_cases import VECTOR, learner_of, random_batch
+learner = learner_of(LearnerConfig())
+learner.acting_model()
 learner.update(random_batch(VECTOR, 8, 0))
 learner.state()
 heavy = {"torch._dynamo", "torch._inductor", "sympy", "gymnasium", "mpi4py", "pandas"} & set(sys.modules)

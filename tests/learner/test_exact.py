@@ -9,8 +9,7 @@ from torch import nn
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import DQN, make_network
-from tests.learner.learner_cases import Transitions
+from tests.learner.learner_cases import Transitions, learner_of, values
 
 DISCOUNT = 0.9
 
@@ -74,12 +73,12 @@ def test_a_table_converges_to_the_optimal_values_of_a_random_mdp(double: bool, s
     transition, reward, terminal = random_mdp(6, 3, seed)
     spec = EnvSpec("Random-MDP", ArraySpec((6,), "float32"), 3)
     config = LearnerConfig(lr=0.05, loss="mse", double=double, target_period=20, max_grad_norm=1e9, lr_end_fraction=0.0)
-    learner = DQN(Table(spec), spec, config)
+    learner = learner_of(config, spec, module=Table(spec))
     batch = all_transitions(transition, reward, terminal)
     for turn in range(3000):
         learner.anneal(turn / 3000)
         learner.update(batch, statistics=False)
-    q = learner.values(np.eye(6, dtype=np.float32))
+    q = values(learner, np.eye(6, dtype=np.float32))
     np.testing.assert_allclose(q[~terminal], value_iteration(transition, reward, terminal)[~terminal], atol=2e-3)
 
 
@@ -88,13 +87,13 @@ def test_a_network_converges_to_the_optimal_values_and_policy(dueling: str) -> N
     transition, reward, terminal = random_mdp(5, 3, 7)
     spec = EnvSpec("Random-MDP", ArraySpec((5,), "float32"), 3)
     config = LearnerConfig(hidden=[32, 32], dueling=dueling, lr=3e-3, loss="mse", target_period=50, lr_end_fraction=0.0)
-    learner = DQN(make_network(config, spec, seed=0), spec, config)
+    learner = learner_of(config, spec, seed=0)
     batch = all_transitions(transition, reward, terminal)
     for turn in range(3000):
         learner.anneal(turn / 3000)
         learner.update(batch, statistics=False)
     q, best = (
-        learner.values(np.eye(5, dtype=np.float32))[~terminal],
+        values(learner, np.eye(5, dtype=np.float32))[~terminal],
         value_iteration(transition, reward, terminal)[~terminal],
     )
     np.testing.assert_allclose(q, best, atol=0.02)
@@ -114,14 +113,16 @@ def test_n_step_windows_lead_to_the_same_values_as_one_step(n: int) -> None:
         states[:length], np.zeros(length, np.int64), r_t, discount_t, states[ends], np.ones(length, np.float32)
     )
     spec = EnvSpec("Corridor", ArraySpec((length + 1,), "float32"), 1)
-    learner = DQN(
-        Table(spec), spec, LearnerConfig(lr=0.3, loss="mse", target_period=10, max_grad_norm=1e9, lr_end_fraction=0.0)
+    learner = learner_of(
+        LearnerConfig(lr=0.3, loss="mse", target_period=10, max_grad_norm=1e9, lr_end_fraction=0.0),
+        spec,
+        module=Table(spec),
     )
     for turn in range(2000):
         learner.anneal(turn / 2000)
         learner.update(batch, statistics=False)
     expected = [(rewards[s:] * DISCOUNT ** np.arange(length - s)).sum() for s in range(length)]
-    np.testing.assert_allclose(learner.values(states[:length])[:, 0], expected, atol=5e-3)
+    np.testing.assert_allclose(values(learner, states[:length])[:, 0], expected, atol=5e-3)
 
 
 def share_of_left(double: bool) -> float:
@@ -134,14 +135,14 @@ def share_of_left(double: bool) -> float:
     runs, actions, steps = 200, 20, 1800
     generator = np.random.default_rng(0)
     spec = EnvSpec("Maximization-bias", ArraySpec((2 * runs,), "float32"), actions)
-    learner = DQN(
-        Table(spec), spec, LearnerConfig(lr=0.1, loss="mse", double=double, target_period=300, max_grad_norm=1e9)
+    learner = learner_of(
+        LearnerConfig(lr=0.1, loss="mse", double=double, target_period=300, max_grad_norm=1e9), spec, module=Table(spec)
     )
     run, in_b = np.arange(runs), np.zeros(runs, bool)
     identity = np.eye(2 * runs, dtype=np.float32)
     left: list[float] = []
     for step in range(steps):
-        q = learner.values(identity[2 * run + in_b])
+        q = values(learner, identity[2 * run + in_b])
         greedy = np.where(q == q.max(1, keepdims=True), generator.random(q.shape), -1).argmax(1)
         action = np.where(generator.random(runs) < 0.1, generator.integers(0, actions, runs), greedy)
         goes_left = ~in_b & (action % 2 == 0)

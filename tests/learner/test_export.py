@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from ddrl.acting.model import ActingModel
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import DQN, ActingModel, FlatParameters, export_acting, make_network
-from tests.learner.learner_cases import IMAGE, VECTOR, random_batch
+from ddrl.learner import FlatParameters, export_acting, make_network
+from tests.learner.learner_cases import IMAGE, VECTOR, learner_of, random_batch, values
 from tests.learner.learner_user_networks import Branches, Normalized, NotExportable, Plain, Tied
 
 
@@ -33,15 +34,14 @@ def act(model: ActingModel, vector: np.ndarray, observation: np.ndarray) -> np.n
     ],
 )
 def test_rollouts_act_on_new_parameters_as_the_learner_would(spec: EnvSpec, form: str) -> None:
-    network = make_network(LearnerConfig(dueling=form), spec, seed=1)
-    model = export_acting(network, spec)
-    learner = DQN(network, spec, LearnerConfig(lr=0.01))
+    learner = learner_of(LearnerConfig(dueling=form, lr=0.01), spec)
+    model = learner.acting_model()
     assert learner.parameters.layout == model.layout
     for turn in range(2):
         learner.update(random_batch(spec, 8, turn))
     observation = random_batch(spec, 7, 9).s_t
     np.testing.assert_allclose(
-        act(model, learner.parameters.numpy(), observation), learner.values(observation), rtol=1e-3, atol=1e-4
+        act(model, learner.parameters.numpy(), observation), values(learner, observation), rtol=1e-3, atol=1e-4
     )
 
 

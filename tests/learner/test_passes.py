@@ -1,7 +1,5 @@
 """The written-out passes of the mlp against autograd's."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,14 +7,24 @@ from hypothesis import strategies as st
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import DQN, FlatParameters, make_network
+from ddrl.learner import make_network
+from ddrl.learner.algorithm import Evaluation
+from ddrl.learner.part import Part
 from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
-from tests.learner.learner_cases import VECTOR, random_batch
+from tests.learner.learner_cases import VECTOR, learner_of, random_batch, values
 from tests.learner.learner_user_networks import Normalized, Plain
 
 
-def pair_of(config: LearnerConfig, spec: EnvSpec) -> tuple[torch.nn.Module, torch.nn.Module]:
-    return make_network(config, spec, seed=1), make_network(config, spec, seed=2)
+def part_of(network: torch.nn.Module, config: LearnerConfig | None = None) -> Part:
+    return Part("value", network, torch.device("cpu"), config or LearnerConfig(), target=True)
+
+
+def evaluations_of(s_tm1: torch.Tensor, s_t: torch.Tensor, select: bool) -> list[Evaluation]:
+    asked = [
+        Evaluation("q_tm1", "value", (s_tm1,), gradient=True, training=True),
+        Evaluation("q_t", "value", (s_t,), target=True),
+    ]
+    return [*asked, Evaluation("q_t_selector", "value", (s_t,))] if select else asked
 
 
 @settings(deadline=None, max_examples=40)
@@ -28,40 +36,62 @@ def pair_of(config: LearnerConfig, spec: EnvSpec) -> tuple[torch.nn.Module, torc
     form=st.sampled_from(["mean", "none"]),
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     select=st.booleans(),
+    atoms=st.sampled_from([1, 3]),
 )
 def test_written_out_passes_compute_what_autograd_computes(
-    hidden: list[int], shape: tuple[int, ...], dtype: str, actions: int, form: str, sizes: list[int], select: bool
+    hidden: list[int],
+    shape: tuple[int, ...],
+    dtype: str,
+    actions: int,
+    form: str,
+    sizes: list[int],
+    select: bool,
+    atoms: int,
 ) -> None:
     spec = EnvSpec("Any-v0", ArraySpec(shape, dtype), actions)
-    online, target = pair_of(LearnerConfig(network="mlp", hidden=hidden, dueling=form), spec)
-    flat = FlatParameters(online)
-    written, reference = make_passes(flat, target), AutogradPasses(flat, target)
+    config = LearnerConfig(network="mlp", hidden=hidden, dueling=form)
+    part = part_of(make_network(config, spec, seed=1, atoms=atoms), config)
+    part.target.vector.view(torch.float32).mul_(0.7)
+    written, reference = make_passes(part, {"value": part}), AutogradPasses(part, {"value": part})
     assert isinstance(written, MLPPasses)
     for turn, size in enumerate(sizes):
         batch = random_batch(spec, size, turn)
-        s_tm1, s_t = torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.s_t)
-        slope = torch.randn(size, actions)
-        for ours, theirs in zip(
-            written.forward(s_tm1, s_t, select_online=select),
-            reference.forward(s_tm1, s_t, select_online=select),
-            strict=True,
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-        (whole,) = written.backward(slope)
-        assert whole.shape == written.learning(flat.vector)[0].shape
-        for ours, theirs in zip(flat.split(whole.view(torch.uint8)), reference.backward(slope), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        asked = evaluations_of(torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.s_t), select)
+        ours, theirs = written.forward(asked), reference.forward(asked)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
+        weight = torch.randn_like(theirs["q_tm1"].detach())
+        (whole,) = written.backward((ours["q_tm1"] * weight).sin().sum())
+        gradients = reference.backward((theirs["q_tm1"] * weight).sin().sum())
+        assert whole.shape == written.learning(part.online.vector)[0].shape
+        for mine, autograds in zip(part.online.split(whole.view(torch.uint8)), gradients, strict=True):
+            torch.testing.assert_close(mine, autograds, rtol=1e-4, atol=1e-5)
 
 
 def test_written_out_passes_follow_the_parameters_as_they_change() -> None:
-    learner = DQN(make_network(LearnerConfig(), VECTOR, seed=1), VECTOR, LearnerConfig(lr=0.1))
-    assert isinstance(learner._passes, MLPPasses)
+    learner = learner_of(LearnerConfig(lr=0.1))
+    passes = learner._passes["value"]
+    assert isinstance(passes, MLPPasses)
     batch = random_batch(VECTOR, 8, 0)
     for _ in range(2):
         learner.update(batch)
-    values = learner._passes.forward(torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.s_t), select_online=True)
-    torch.testing.assert_close(values.q_tm1, torch.from_numpy(learner.values(batch.s_tm1)), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(values.q_t_selector, torch.from_numpy(learner.values(batch.s_t)), rtol=1e-4, atol=1e-4)
+    given = passes.forward(evaluations_of(torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.s_t), True))
+    for name, states in (("q_tm1", batch.s_tm1), ("q_t_selector", batch.s_t)):
+        torch.testing.assert_close(given[name], torch.from_numpy(values(learner, states)), rtol=1e-4, atol=1e-4)
+
+
+def test_evaluations_that_are_not_one_batch_go_through_autograd_to_the_same_gradient() -> None:
+    part = part_of(make_network(LearnerConfig(hidden=[8]), VECTOR, seed=1))
+    written, reference = make_passes(part, {"value": part}), AutogradPasses(part, {"value": part})
+    first, second = (torch.from_numpy(random_batch(VECTOR, size, size).s_tm1) for size in (4, 6))
+    asked = [Evaluation(name, "value", (s,), gradient=True) for name, s in (("first", first), ("second", second))]
+    ours, theirs = (
+        passes.backward(sum(q.square().sum() for q in passes.forward(asked).values()))
+        for passes in (written, reference)
+    )
+    for mine, autograds in zip(part.online.split(ours[0].view(torch.uint8)), theirs, strict=True):
+        torch.testing.assert_close(mine, autograds)
 
 
 def test_anything_but_the_plain_mlp_goes_through_autograd() -> None:
@@ -73,19 +103,21 @@ def test_anything_but_the_plain_mlp_goes_through_autograd() -> None:
     for parameter in frozen.trunk.parameters():
         parameter.requires_grad_(False)
     for network in (hooked, frozen, policy, Plain(VECTOR), Normalized(VECTOR)):
-        assert isinstance(make_passes(FlatParameters(network), copy.deepcopy(network)), AutogradPasses)
+        assert isinstance(make_passes(part_of(network), {}), AutogradPasses)
 
 
 @pytest.mark.parametrize("form", ["mean", "none"])
 def test_learning_by_either_passes_leads_to_the_same_parameters(form: str) -> None:
     config = LearnerConfig(hidden=[16, 16], dueling=form, target_period=3)
-    written = DQN(make_network(config, VECTOR, seed=1), VECTOR, config)
+    written = learner_of(config)
     network = make_network(config, VECTOR, seed=1)
     network.trunk[0].register_forward_hook(lambda *_: None)
-    reference = DQN(network, VECTOR, config)
-    assert type(written._passes) is not type(reference._passes)
+    reference = learner_of(config, module=network)
+    assert type(written._passes["value"]) is not type(reference._passes["value"])
     for turn in range(10):
         batch = random_batch(VECTOR, 32, turn)
-        assert written.update(batch).loss == pytest.approx(reference.update(batch).loss, rel=1e-3)
-    for ours, theirs in zip(written.network.parameters(), reference.network.parameters(), strict=True):
+        assert written.update(batch).figures["loss"] == pytest.approx(reference.update(batch).figures["loss"], rel=1e-3)
+    for ours, theirs in zip(
+        *(learner.parts["value"].module.parameters() for learner in (written, reference)), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-4)

@@ -11,20 +11,20 @@ from safetensors.numpy import save_file
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import CheckpointError
-from ddrl.learner import DQN, make_network
-from tests.learner.learner_cases import VECTOR, random_batch
+from ddrl.learner import Learner, snapshot
+from tests.learner.learner_cases import VECTOR, learner_of, random_batch
 from tests.learner.learner_user_networks import Normalized
 
 CONFIG = LearnerConfig(hidden=[16], target_period=3, lr_end_fraction=0.1)
 
 
-def dropout_learner(seed: int) -> DQN:
+def dropout_learner(seed: int) -> Learner:
     torch.manual_seed(seed)
-    return DQN(Normalized(VECTOR), VECTOR, CONFIG)
+    return learner_of(CONFIG, module=Normalized(VECTOR))
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> tuple[DQN, Path]:
+def saved(tmp_path: Path) -> tuple[Learner, Path]:
     learner = dropout_learner(0)
     for turn in range(5):
         learner.update(random_batch(VECTOR, 8, turn))
@@ -33,13 +33,17 @@ def saved(tmp_path: Path) -> tuple[DQN, Path]:
     return learner, tmp_path / "learner.safetensors"
 
 
-def go_on(learner: DQN) -> list[bytes]:
+def learner_state(path: Path) -> dict[str, np.ndarray]:
+    return snapshot.read(path, algorithm="dqn")
+
+
+def go_on(learner: Learner) -> list[bytes]:
     """Four more updates, which draw from torch's generator (dropout) and copy the target network once."""
     results = [learner.update(random_batch(VECTOR, 8, 100 + turn)).priority.tobytes() for turn in range(4)]
     return [*results, *(array.tobytes() for _, array in sorted(learner.state().items()))]
 
 
-def test_a_loaded_learner_goes_on_bit_for_bit(saved: tuple[DQN, Path]) -> None:
+def test_a_loaded_learner_goes_on_bit_for_bit(saved: tuple[Learner, Path]) -> None:
     learner, path = saved
     expected = go_on(learner)
     other = dropout_learner(9)
@@ -49,31 +53,35 @@ def test_a_loaded_learner_goes_on_bit_for_bit(saved: tuple[DQN, Path]) -> None:
     assert go_on(other) == expected
 
 
-def test_the_generator_is_part_of_the_state(saved: tuple[DQN, Path]) -> None:
+def test_the_generator_is_part_of_the_state(saved: tuple[Learner, Path]) -> None:
     learner, path = saved
     expected = go_on(learner)
     other = dropout_learner(9)
-    other.load(path)
-    torch.rand(1)
-    assert go_on(other) != expected
+    state = learner_state(path)
+    other.load_state(state)
+    torch.rand(1)  # somebody else's draw changes nothing
+    assert go_on(other) == expected
+    third = dropout_learner(9)
+    third.load_state(state | {"torch_rng": dropout_learner(3).state()["torch_rng"]})
+    assert go_on(third) != expected
 
 
-def test_the_state_is_a_copy_and_plain_arrays(saved: tuple[DQN, Path]) -> None:
+def test_the_state_is_a_copy_and_plain_arrays(saved: tuple[Learner, Path]) -> None:
     learner, _ = saved
     state = learner.state()
     before = {name: array.copy() for name, array in state.items()}
     learner.update(random_batch(VECTOR, 8, 0))
     assert all(np.array_equal(state[name], before[name]) for name in before)
     assert {
-        "online.layers.0.weight",
-        "target.layers.0.weight",
-        "first_moment.layers.0.weight",
-        "updates",
+        "value.online.layers.0.weight",
+        "value.target.layers.0.weight",
+        "value.first_moment.layers.0.weight",
+        "value.updates",
         "torch_rng",
     } <= set(state)
 
 
-def test_saving_twice_gives_the_same_bytes_and_leaves_one_file(saved: tuple[DQN, Path]) -> None:
+def test_saving_twice_gives_the_same_bytes_and_leaves_one_file(saved: tuple[Learner, Path]) -> None:
     learner, path = saved
     again = path.with_name("again.safetensors")
     other = dropout_learner(9)
@@ -85,14 +93,14 @@ def test_saving_twice_gives_the_same_bytes_and_leaves_one_file(saved: tuple[DQN,
 
 
 def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(
-    saved: tuple[DQN, Path], tmp_path: Path
+    saved: tuple[Learner, Path], tmp_path: Path
 ) -> None:
     _, path = saved
     data = path.read_bytes()
     (header_size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + header_size])
     flipped = bytearray(data)
-    flipped[8 + header_size + header["online.layers.0.weight"]["data_offsets"][0] + 5] ^= 1
+    flipped[8 + header_size + header["value.online.layers.0.weight"]["data_offsets"][0] + 5] ^= 1
     bad = tmp_path / "bad"
     cases = {
         "cannot be read as safetensors": data[: len(data) // 2],
@@ -120,13 +128,16 @@ def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (LearnerConfig(hidden=[8]), r"online.trunk.0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here"),
-        (LearnerConfig(hidden=[16, 16]), "lacks online.trunk.2.weight|online.head"),
-        (LearnerConfig(hidden=[16], dueling="none"), "lacks online.head.advantage.weight"),
+        (
+            LearnerConfig(hidden=[8]),
+            r"value.online.trunk.0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here",
+        ),
+        (LearnerConfig(hidden=[16, 16]), "lacks value.online.trunk.2.weight|value.online.head"),
+        (LearnerConfig(hidden=[16], dueling="none"), "lacks value.online.head.advantage.weight"),
     ],
 )
 def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str, tmp_path: Path) -> None:
-    learner, other = (DQN(make_network(chosen, VECTOR, seed=0), VECTOR, chosen) for chosen in (CONFIG, config))
+    learner, other = (learner_of(chosen, seed=0) for chosen in (CONFIG, config))
     learner.update(random_batch(VECTOR, 8, 0))
     learner.save(tmp_path / "state")
     before = other.parameters.numpy()
@@ -136,6 +147,6 @@ def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str
     assert other.updates == 0
 
 
-def test_a_directory_that_cannot_be_written_is_named(saved: tuple[DQN, Path], tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(saved: tuple[Learner, Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot write the learner's state to .*absent"):
         saved[0].save(tmp_path / "absent" / "state")

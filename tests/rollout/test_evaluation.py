@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import episode_quotas, play_episodes
-from ddrl.rollout.policy import ActingPolicy
-from tests.rollout.networks import make_mlp, random_vector
+from tests.acting.networks import make_mlp, random_vector
 
 
 class Lengths:
@@ -46,8 +46,8 @@ class Lengths:
 
 
 def acting(spec: EnvSpec) -> tuple[ActingPolicy, np.ndarray]:
-    onnx, layout = make_mlp(spec)
-    return ActingPolicy(onnx, layout, spec), random_vector(layout, 1)
+    model = make_mlp(spec)
+    return ActingPolicy(model), random_vector(model.layout, 1)
 
 
 def test_quotas_share_the_episodes_out() -> None:

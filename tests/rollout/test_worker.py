@@ -10,19 +10,19 @@ import gymnasium
 import numpy as np
 import pytest
 
+from ddrl.acting.policy import ActingPolicy
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import EnvConfig, RolloutConfig
-from ddrl.core.errors import EnvError, NetworkError
+from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.rows import RowKind, row_schema
 from ddrl.envs import make_vector_env
 from ddrl.envs.loop import LoopVectorEnv
-from ddrl.rollout.policy import ActingPolicy
-from ddrl.rollout.worker import RolloutWorker
-from tests.rollout.networks import make_mlp, mlp_values, random_vector
+from ddrl.rollout.worker import Place, RolloutWorker
+from tests.acting.networks import make_mlp, mlp_values, random_vector
 
 GREEDY = RolloutConfig(warmup_steps=0)
 
@@ -43,21 +43,20 @@ class Job:
         count: int = 1,
     ) -> None:
         self.env = make_vector_env(EnvConfig(), num_envs) if env is None else env
-        onnx, self.layout = make_mlp(self.env.spec)
+        model = make_mlp(self.env.spec)
+        self.layout = model.layout
         self.lane = Lane.create(None, row_schema(self.env.spec).dtype, capacity, full)
         self.mailbox = Mailbox.create(None, self.layout.nbytes, 3, 2)
         self.board = Board.create(None)
         self.counters = Counters.create(None, 1)
         self.worker = RolloutWorker(
             self.env,
-            ActingPolicy(onnx, self.layout, self.env.spec),
+            ActingPolicy(model),
             self.mailbox.reader(0),
             StepWriter(self.lane, row_schema(self.env.spec), 0),
             self.counters.row(0),
             config,
-            index,
-            count,
-            seed,
+            Place(index, count, seed),
             self.board,
         )
 
@@ -180,19 +179,19 @@ def test_an_action_computed_from_a_slot_that_was_taken_meanwhile_is_computed_aga
     job.publish(1)
     job.play(1)
     newest = {}
-    greedy = job.worker._policy.greedy
+    act = job.worker._policy.act
 
-    def overtaken(observation: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        action = greedy(observation, vector)
+    def overtaken(observation: np.ndarray, vector: np.ndarray) -> dict[str, np.ndarray]:
+        outputs = act(observation, vector)
         if not newest:  # another reader holds a slot too, so the fourth version has nowhere else to go
             for version in (2, 3, 4):
                 newest[version] = job.publish(version)
                 if version == 2:
                     beside.pin()
-        return 1 - action if job.worker._pin.version == 1 else action
+        return {"q": -outputs["q"]} if job.worker._pin.version == 1 else outputs
 
     beside = job.mailbox.reader(1)
-    monkeypatch.setattr(job.worker._policy, "greedy", overtaken)
+    monkeypatch.setattr(job.worker._policy, "act", overtaken)
     rows = job.play(1)
     steps = rows[rows["kind"] == RowKind.STEP]
     assert set(steps["policy_version"]) == {4}
@@ -317,9 +316,16 @@ def test_an_environments_exception_ends_the_run_with_its_traceback(without_torch
 def test_continuous_actions_are_refused() -> None:
     job = Job()
     pendulum = make_vector_env(EnvConfig(id="Pendulum-v1"), 1)
-    with pytest.raises(EnvError, match="Pendulum-v1 has continuous actions"):
+    with pytest.raises(ConfigError, match="Pendulum-v1 has continuous actions"):
         RolloutWorker(
-            pendulum, job.worker._policy, job.mailbox.reader(1), None, job.counters.row(0), GREEDY, 0, 1, 0, job.board
+            pendulum,
+            job.worker._policy,
+            job.mailbox.reader(1),
+            None,
+            job.counters.row(0),
+            GREEDY,
+            Place(0, 1, 0),
+            job.board,
         )
 
 

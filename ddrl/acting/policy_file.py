@@ -20,21 +20,21 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from ddrl.acting.model import ActingModel
+from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.layouts import ParameterLayout
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import ArraySpec, EnvSpec
 
-FORMAT = "ddrl policy 1"
+FORMAT = "ddrl policy 2"
 GRAPH, PARAMETERS, MANIFEST = "policy.onnx", "policy.safetensors", "policy.json"
 
 
 class SavedPolicy(msgspec.Struct, frozen=True):
     """A policy read back: what `ActingPolicy` takes, its environment, and what was known of it when it was saved."""
 
-    onnx: bytes
-    layout: ParameterLayout
-    spec: EnvSpec
+    model: ActingModel
     vector: Any  # uint8 [layout.nbytes]
     env: EnvConfig
     evaluation: dict[str, Any]
@@ -47,15 +47,21 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters_hash: str
     layout: ParameterLayout
     spec: EnvSpec
+    outputs: dict[str, ArraySpec]
+    inputs: tuple[ActingInput, ...]
+    chooser: str
+    settings: dict[str, Any]  # of the chooser
     env: EnvConfig
     evaluation: dict[str, Any]
 
 
+class _Format(msgspec.Struct, frozen=True):
+    format: str
+
+
 def save_policy(
     run_dir: Path,
-    onnx: bytes,
-    layout: ParameterLayout,
-    spec: EnvSpec,
+    model: ActingModel,
     vector: NDArray[np.uint8],
     *,
     env: EnvConfig | Mapping[str, Any] | None = None,
@@ -66,15 +72,26 @@ def save_policy(
 
     `env` makes the environment again (default: the spec's id with default settings); `evaluation` is kept as it is.
     """
-    env_config = env if isinstance(env, EnvConfig) else EnvConfig(**({"id": spec.env_id} if env is None else env))
-    tensors = {name: np.ascontiguousarray(view) for name, view in layout.views(vector).items()}
+    env_config = env if isinstance(env, EnvConfig) else EnvConfig(**({"id": model.spec.env_id} if env is None else env))
+    tensors = {name: np.ascontiguousarray(view) for name, view in model.layout.views(vector).items()}
     parameters = safetensors.numpy.save(tensors, {"format": FORMAT})
     manifest = _Manifest(
-        FORMAT, time.time(), _hash(onnx), _hash(parameters), layout, spec, env_config, dict(evaluation or {})
+        FORMAT,
+        time.time(),
+        _hash(model.onnx),
+        _hash(parameters),
+        model.layout,
+        model.spec,
+        model.outputs,
+        model.inputs,
+        model.chooser,
+        model.settings,
+        env_config,
+        dict(evaluation or {}),
     )
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     try:
-        for name, data in ((GRAPH, onnx), (PARAMETERS, parameters), (MANIFEST, document)):
+        for name, data in ((GRAPH, model.onnx), (PARAMETERS, parameters), (MANIFEST, document)):
             partial = run_dir / f".{name}.partial"
             with partial.open("wb") as file:
                 file.write(data)
@@ -104,20 +121,30 @@ def load_policy(run_dir: Path) -> SavedPolicy:
             raise CheckpointError(f"cannot read {run_dir / name}: {error.strerror or error}") from None
     place = run_dir / MANIFEST
     try:
+        written = msgspec.json.decode(files[MANIFEST], type=_Format).format
+        if written != FORMAT:
+            raise CheckpointError(
+                f"{place} has the format {written!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
+            )
         manifest = msgspec.json.decode(files[MANIFEST], type=_Manifest)
     except (msgspec.DecodeError, ValueError) as error:
         raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {error}") from None
-    if manifest.format != FORMAT:
-        raise CheckpointError(
-            f"{place} has the format {manifest.format!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
-        )
     for name, expected in ((GRAPH, manifest.graph_hash), (PARAMETERS, manifest.parameters_hash)):
         if _hash(files[name]) != expected:
             raise CheckpointError(
                 f"{run_dir / name} is not the file that {MANIFEST} was saved with: it is corrupt or of another policy"
             )
     vector = _vector_of(files[PARAMETERS], manifest.layout, run_dir / PARAMETERS)
-    return SavedPolicy(files[GRAPH], manifest.layout, manifest.spec, vector, manifest.env, manifest.evaluation)
+    model = ActingModel(
+        files[GRAPH],
+        manifest.layout,
+        manifest.spec,
+        manifest.outputs,
+        manifest.chooser,
+        manifest.inputs,
+        manifest.settings,
+    )
+    return SavedPolicy(model, vector, manifest.env, manifest.evaluation)
 
 
 def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.uint8]:

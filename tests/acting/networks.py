@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from ddrl.acting.model import ActingModel
 from ddrl.core.layouts import ParameterLayout
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import ArraySpec, EnvSpec
 
 
-def make_mlp(spec: EnvSpec, hidden: tuple[int, ...] = (16,)) -> tuple[bytes, ParameterLayout]:
-    """A multilayer perceptron with ReLU: the graph, and the manifest of its parameters."""
+def make_mlp(spec: EnvSpec, hidden: tuple[int, ...] = (16,)) -> ActingModel:
+    """A multilayer perceptron with ReLU that gives action values."""
     widths = (spec.observation.size, *hidden, spec.num_actions)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     nodes = [
@@ -40,7 +41,8 @@ def make_mlp(spec: EnvSpec, hidden: tuple[int, ...] = (16,)) -> tuple[bytes, Par
     graph = helper.make_graph(nodes, "mlp", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
-    return model.SerializeToString(), ParameterLayout.of(shapes)
+    outputs = {"q": ArraySpec((spec.num_actions,), "float32")}
+    return ActingModel(model.SerializeToString(), ParameterLayout.of(shapes), spec, outputs, "epsilon_greedy")
 
 
 def random_vector(layout: ParameterLayout, seed: int) -> np.ndarray:

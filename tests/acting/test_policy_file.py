@@ -6,38 +6,34 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from ddrl.acting.policy_file import load_policy, save_policy
+from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.rollout.policy_file import load_policy, save_policy
-from tests.rollout.networks import make_mlp, random_vector
+from tests.acting.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
+STATE = ActingInput("memory", "state", (3,), output="q")
+MODEL = msgspec.structs.replace(make_mlp(SPEC), inputs=(STATE,), settings={"temperature": 2.0})
 ENV = EnvConfig(kwargs={"max_episode_steps": 50})
 
 
 def save(path: Path, seed: int = 1) -> np.ndarray:
-    onnx, layout = make_mlp(SPEC)
-    vector = random_vector(layout, seed)
-    save_policy(path, onnx, layout, SPEC, vector, env=asdict(ENV), evaluation={"mean": 12.5})
+    vector = random_vector(MODEL.layout, seed)
+    save_policy(path, MODEL, vector, env=asdict(ENV), evaluation={"mean": 12.5})
     return vector
 
 
 def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
     vector = save(tmp_path)
-    onnx, layout = make_mlp(SPEC)
-    saved = load_policy(tmp_path)
-    assert (saved.onnx, saved.layout, saved.spec, saved.env, saved.evaluation) == (
-        onnx,
-        layout,
-        SPEC,
-        ENV,
-        {"mean": 12.5},
-    )
+    layout, saved = MODEL.layout, load_policy(tmp_path)
+    assert (saved.model, saved.env, saved.evaluation) == (MODEL, ENV, {"mean": 12.5})
     for name, view in layout.views(saved.vector).items():
         np.testing.assert_array_equal(view, layout.views(vector)[name])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx", "policy.safetensors"]
@@ -45,7 +41,7 @@ def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_the_parameters_are_an_ordinary_safetensors_file(tmp_path: Path) -> None:
     vector = save(tmp_path)
-    _, layout = make_mlp(SPEC)
+    layout = MODEL.layout
     tensors = safetensors.numpy.load_file(tmp_path / "policy.safetensors")
     np.testing.assert_array_equal(tensors["0.weight"], layout.views(vector)["0.weight"])
 
@@ -74,7 +70,11 @@ def test_files_of_two_policies_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": "ddrl policy 99"}, "this ddrl reads 'ddrl policy 1'"),
+        ({"format": "ddrl policy 99"}, "this ddrl reads 'ddrl policy 2'"),
+        (
+            {"format": "ddrl policy 1", "chooser": None},
+            "has the format 'ddrl policy 1', this ddrl reads 'ddrl policy 2'",
+        ),
         ({"format": None}, "corrupt or was not written by ddrl"),
         ({"surprise": 1}, "corrupt or was not written by ddrl"),
     ],
@@ -102,7 +102,7 @@ def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays
     with pytest.raises(RunDirError):
         save(tmp_path, 2)
     (tmp_path / ".policy.safetensors.partial").rmdir()
-    _, layout = make_mlp(SPEC)
+    layout = MODEL.layout
     np.testing.assert_array_equal(
         layout.views(load_policy(tmp_path).vector)["0.weight"], layout.views(first)["0.weight"]
     )

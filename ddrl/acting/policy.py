@@ -1,0 +1,228 @@
+"""The acting policy: an acting model's graph in ONNX Runtime, its parameters read in place from a flat vector.
+
+The vector is usually a pinned slot of a mailbox. ONNX Runtime is given the addresses of its tensors, so a new version
+is used by pointing at another slot: nothing is copied, deserialized or compiled again. One thread, no memory arena, no
+spinning: a host runs many of these.
+
+Recurrent state and noise are the policy's own. `act` computes from them without changing them; `commit` takes the next
+state, once the caller knows that the vector was whole. A call repeated with another vector sees the same noise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from ddrl.acting.chooser import chooser_class
+from ddrl.acting.model import ActingModel
+from ddrl.core.algorithm import ActingInput
+from ddrl.core.errors import NetworkError
+
+_KEPT_BINDINGS = 16  # more than a mailbox has slots
+
+
+def forbid_torch() -> None:
+    """Refuse to act in a process that has loaded torch: with hundreds of them the machine's memory would not do."""
+    if "torch" in sys.modules:
+        raise NetworkError(
+            "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
+            "environment imports does that (env.id); import it only where it is needed, or run with --serial"
+        )
+
+
+class ActingPolicy:
+    """Outputs of a model whose parameters lie in a flat vector. Not for several threads at once."""
+
+    def __init__(
+        self,
+        model: ActingModel,
+        *,
+        outputs: Sequence[str] | None = None,
+        seed: int = 0,
+        flush_denormals: bool = False,
+    ) -> None:
+        """Load the graph. `outputs`: those to compute, beside what the model's chooser reads; None: all of them.
+
+        `seed` is that of the noise; `flush_denormals` treats denormal numbers as zero inside the runtime. NetworkError
+        where the graph cannot be loaded or wants or gives something else than the model says."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        if flush_denormals:
+            options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        try:
+            self._session = onnxruntime.InferenceSession(model.onnx, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the runtime's own kinds of error share no base class
+            raise NetworkError(f"the acting network cannot be loaded: {_first_line(error)}") from None
+        self.model, self.spec, self.layout = model, model.spec, model.layout
+        self._generator = np.random.default_rng(seed)
+        self._inputs = {declared.name: declared for declared in model.inputs}
+        chooser = chooser_class(model.chooser)
+        self._greedy = chooser(model.spec, 1, 0, model.settings).greedy
+        self._check(chooser)
+        wanted = model.outputs if outputs is None else (*outputs, *chooser.reads, *self._next_states().values())
+        self._wanted = [name for name in model.outputs if name in wanted]
+        inputs = [value.name for value in self._session.get_inputs()]
+        known = {entry.name: entry for entry in model.layout.entries}
+        self._parameters = [known[name] for name in inputs if name in known]
+        self._used = [declared for declared in model.inputs if declared.name in inputs]
+        self._allocate(0)
+        self._vector: NDArray[np.uint8] | None = None
+        self._binding: Any = None
+
+    # ---- acting ---------------------------------------------------------------------------------------------------
+
+    def act(self, observation: NDArray[Any], vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """The outputs [N, ...] for `observation` [N, *observation.shape] with the parameters `vector` [layout.nbytes].
+
+        They stay as they are until the next call. Another N than before begins with fresh recurrent state."""
+        if vector is not self._vector or len(observation) != self._count:
+            self._bind(len(observation), vector)
+        self._observation[...] = observation
+        if self._noise and not self._drawn:
+            self._draw()
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            self.release()
+            raise NetworkError(
+                f"the acting network does not give {self._shapes()} for {self.spec.env_id}: {_first_line(error)}"
+            ) from None
+        return self._outputs
+
+    def commit(self) -> None:
+        """Take the last call's next state as the state, and draw new noise for the next call."""
+        for name, following in self._next_states().items():
+            np.copyto(self._held[name], self._outputs[following])
+        self._drawn = False
+
+    def reset(self, ended: NDArray[np.bool_] | None = None, count: int | None = None) -> None:
+        """Begin new episodes where `ended` [N] (None: everywhere): initial state, and new noise where it is drawn once
+        an episode. `count` environments follow (default: as many as before)."""
+        if count is not None and count != self._count:
+            self._allocate(count)
+        places = slice(None) if ended is None else ended
+        for name, held in self._held.items():
+            declared = self._inputs[name]
+            if declared.kind == "state":
+                held[places] = declared.initial
+            elif declared.per == "episode":
+                held[places] = self._sample(declared)[places]
+        self._drawn = False
+
+    @property
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The recurrent state by name [N, *shape], before the next step; the policy's own memory."""
+        return {name: held for name, held in self._held.items() if self._inputs[name].kind == "state"}
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the model has a state."""
+        return any(declared.kind == "state" for declared in self.model.inputs)
+
+    def greedy(self, observation: NDArray[Any], vector: NDArray[np.uint8]) -> NDArray[Any]:
+        """The chooser's best action for each observation [N, *action.shape]; commits."""
+        action = self._greedy(self.act(observation, vector))
+        if self._inputs:
+            self.commit()
+        return action
+
+    def release(self) -> None:
+        """Let go of the vector last used, so that its memory can be unmapped."""
+        self._vector = self._binding = None
+        self._bindings.clear()
+
+    # ---- memory ---------------------------------------------------------------------------------------------------
+
+    def _allocate(self, count: int) -> None:
+        spec = self.spec.observation
+        self._count = count
+        self._observation: NDArray[Any] = np.zeros((count, *spec.shape), spec.dtype)
+        self._outputs = {
+            name: np.zeros((count, *array.shape), array.dtype)
+            for name, array in self.model.outputs.items()
+            if name in self._wanted
+        }
+        self._held = {
+            declared.name: np.full((count, *declared.shape), declared.initial, declared.dtype)
+            for declared in self._used
+        }
+        self._noise = [declared for declared in self._used if declared.kind == "noise"]
+        self._bindings: dict[int, Any] = {}
+        self._vector = self._binding = None
+        self._drawn = False
+        for declared in self._noise:
+            self._held[declared.name][...] = self._sample(declared)
+
+    def _bind(self, count: int, vector: NDArray[np.uint8]) -> None:
+        """Point the runtime at `vector`, for `count` observations. Bindings are kept by address: slots of a mailbox
+        come round again."""
+        if count != self._count:
+            self._allocate(count)
+        if vector.nbytes != self.layout.nbytes or vector.dtype != np.uint8 or not vector.flags.c_contiguous:
+            raise NetworkError(
+                f"parameters of {vector.nbytes} bytes do not fit the acting network's {self.layout.nbytes}"
+            )
+        address = vector.ctypes.data
+        if address not in self._bindings:
+            if len(self._bindings) == _KEPT_BINDINGS:
+                self._bindings.clear()
+            binding = self._session.io_binding()
+            for name, array in {"observation": self._observation, **self._held}.items():
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            for entry in self._parameters:
+                binding.bind_input(
+                    entry.name, "cpu", 0, np.dtype(entry.dtype).type, entry.shape, address + entry.offset
+                )
+            for name, array in self._outputs.items():
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            self._bindings[address] = binding
+        self._binding, self._vector = self._bindings[address], vector
+
+    def _draw(self) -> None:
+        for declared in self._noise:
+            if declared.per == "step":
+                self._held[declared.name][...] = self._sample(declared)
+        self._drawn = True
+
+    def _sample(self, declared: ActingInput) -> NDArray[Any]:
+        shape = (self._count, *declared.shape)
+        if declared.distribution == "normal":
+            return self._generator.standard_normal(shape)
+        return self._generator.random(shape)
+
+    def _next_states(self) -> dict[str, str]:
+        """By state: the output that is its next value."""
+        return {declared.name: declared.output for declared in self.model.inputs if declared.kind == "state"}
+
+    def _shapes(self) -> str:
+        return ", ".join(f"{name} {array.shape}" for name, array in self._outputs.items())
+
+    def _check(self, chooser: Any) -> None:
+        """Raise NetworkError where graph, model and chooser do not fit."""
+        inputs = [value.name for value in self._session.get_inputs()]
+        outputs = [value.name for value in self._session.get_outputs()]
+        known = {"observation", *self._inputs, *(entry.name for entry in self.model.layout.entries)}
+        if "observation" not in inputs or not known.issuperset(inputs) or not set(self.model.outputs) <= set(outputs):
+            raise NetworkError(
+                f"the acting network takes {', '.join(inputs)} and gives {', '.join(outputs)}, but it must take "
+                f"'observation', declared inputs and parameters of its manifest, and give {list(self.model.outputs)}"
+            )
+        needed = {name for name in chooser.reads if name not in getattr(chooser, "optional", ())}
+        missing = sorted((needed | set(self._next_states().values())) - set(self.model.outputs))
+        if missing:
+            raise NetworkError(
+                f"the acting network gives {', '.join(self.model.outputs)}, but {missing[0]!r} is needed by the "
+                f"chooser {self.model.chooser} or by a recurrent state"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

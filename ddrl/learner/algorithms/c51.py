@@ -1,0 +1,101 @@
+"""Categorical DQN: the distribution of the return on fixed atoms (Bellemare, Dabney & Munos 2017, algorithm 1, "C51").
+
+Works with double, dueling, n-step and priorities as DQN does. Priorities are the Kullback-Leibler divergences of the
+predicted from the target distribution (Hessel et al. 2018): cross-entropies less the targets' own entropies, so that
+they can reach zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config, setting
+from ddrl.core.errors import ConfigError
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class C51Settings:
+    """The support of the return's distribution."""
+
+    atoms: int = setting(51, "atoms", "Values that the return may have, evenly spaced (N).", ge=2)
+    v_min: float = setting(-10.0, "return", "The smallest of them; smaller returns count as this.")
+    v_max: float = setting(10.0, "return", "The largest of them; larger returns count as this.")
+
+    def __post_init__(self) -> None:
+        if self.v_min >= self.v_max:
+            raise ConfigError(f"learner.c51.v_min ({self.v_min:g}) must be below learner.c51.v_max ({self.v_max:g})")
+
+
+class C51:
+    """The network gives logits [B, num_actions, atoms]; p = softmax over the atoms z_i, and Q(s, a) = sum_i z_i p_i."""
+
+    name = "c51"
+    Settings = C51Settings
+    parts = ("value",)
+    targets = ("value",)
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        if not spec.discrete:
+            raise ConfigError(
+                f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
+                "C51 chooses among discrete actions: use an environment with a Discrete action space"
+            )
+        return Declaration("c51", "epsilon_greedy")
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
+        from ddrl.learner import distributions
+        from ddrl.learner.networks import make_network
+
+        self._double, self._rules = config.learner.double, distributions
+        self.network = make_network(config.learner, spec, atoms=settings.atoms)
+        self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"value": self.network}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: one draw."""
+        yield source.sample()
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`."""
+        evaluations = [
+            Evaluation("logits_tm1", part, (batch.s_tm1,), gradient=True, training=True),
+            Evaluation("logits_t", part, (batch.s_t,), target=True),
+        ]
+        if self._double:
+            evaluations.append(Evaluation("logits_t_selector", part, (batch.s_t,)))
+        return evaluations
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`: mean_b w_b KL(target_b || p(s_tm1_b, a_tm1_b)), the target held constant."""
+        rules, support = self._rules, self.support
+        selector = outputs["logits_t_selector" if self._double else "logits_t"]
+        best = support.mean(selector.softmax(2)).argmax(1)
+        p_t = rules.taken(outputs["logits_t"], best).softmax(1)  # [B, N]
+        target = support.project(p_t, batch.r_t, batch.discount_t)
+        logits = rules.taken(outputs["logits_tm1"], batch.a_tm1)
+        divergence = rules.divergence(target, logits.log_softmax(1))  # [B]
+        loss = (batch.weight * divergence).mean()
+        return Loss(loss, divergence.detach().clamp(min=0.0), {"q_mean": support.mean(logits.detach().softmax(1))})
+
+    def acting(self) -> Acting:
+        """See `Algorithm`: the action values."""
+        return Acting("value", self._rules.MeanValues(self.network, self.support), ("q",))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: q [B, num_actions], and the distributions [B, num_actions, atoms]."""
+        probabilities = self.network(observations).softmax(2)
+        return {"q": self.support.mean(probabilities), "probability": probabilities}

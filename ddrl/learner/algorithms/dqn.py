@@ -1,0 +1,89 @@
+"""Deep Q-learning: action values move towards their targets (Mnih et al. 2015), double (van Hasselt et al. 2016), with
+importance weights and priorities (Schaul et al. 2016). The dueling form is the network's own (`networks`), n-step is
+replay's.
+
+Departures from the papers: the target network follows every `target_period` updates, not frames; gradients are clipped
+by their global norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class DQN:
+    """y = r_t + discount_t Q'(s_t, argmax_a Q(s_t, a)) (double), else with the maximum of Q'; the loss is
+    mean_b w_b loss(y_b - Q(s_tm1_b, a_tm1_b))."""
+
+    name = "dqn"
+    Settings = None
+    parts = ("value",)
+    targets = ("value",)
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        if not spec.discrete:
+            raise ConfigError(
+                f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
+                "DQN chooses among discrete actions: use an environment with a Discrete action space"
+            )
+        return Declaration("dqn", "epsilon_greedy")
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: None = None) -> None:
+        from ddrl.learner import targets
+        from ddrl.learner.networks import make_network
+
+        self._config, self._rules = config.learner, targets
+        self.network = make_network(config.learner, spec)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"value": self.network}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: one draw."""
+        yield source.sample()
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`."""
+        evaluations = [
+            Evaluation("q_tm1", part, (batch.s_tm1,), gradient=True, training=True),
+            Evaluation("q_t", part, (batch.s_t,), target=True),
+        ]
+        if self._config.double:
+            evaluations.append(Evaluation("q_t_selector", part, (batch.s_t,)))
+        return evaluations
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`."""
+        rules, q_t = self._rules, outputs["q_t"]
+        if self._config.double:
+            target = rules.double_q_target(batch.r_t, batch.discount_t, q_t, outputs["q_t_selector"])
+        else:
+            target = rules.q_learning_target(batch.r_t, batch.discount_t, q_t)
+        q_taken = outputs["q_tm1"].gather(1, batch.a_tm1.unsqueeze(1)).squeeze(1)
+        loss = rules.weighted_mean(rules.loss_of(q_taken, target, self._config.loss), batch.weight)
+        priority = (target - q_taken.detach()).abs()  # |TD error|
+        return Loss(loss, priority, {"td_error": priority, "q_mean": q_taken})
+
+    def acting(self) -> Acting:
+        """See `Algorithm`."""
+        from ddrl.learner.networks import acting_values
+
+        return Acting("value", *acting_values(self.network))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: q [B, num_actions]."""
+        return {"q": self.network(observations)}

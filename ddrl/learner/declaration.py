@@ -1,0 +1,41 @@
+"""From settings to an algorithm's class and its declaration, without torch: rank 0 does this before anything stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ddrl.acting.chooser import chooser_class
+from ddrl.core import plugins
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import Column, ColumnRole, EnvSpec
+
+PACKAGE = "ddrl.learner.algorithms"
+
+
+def algorithm_class(config: Config) -> Any:
+    """The class that learner.algorithm names; ConfigError where there is none."""
+    return plugins.load("learner.algorithm", PACKAGE, config.learner.algorithm)
+
+
+def describe(config: Config, spec: EnvSpec) -> Declaration:
+    """The declaration of the algorithm that `config` names, complete: with rollout.chooser in place of its own where
+    that is set, and with the columns of the chooser and of recurrent states.
+
+    Raises ConfigError where settings, algorithm, chooser and environment do not fit."""
+    algorithm = algorithm_class(config)
+    plugin_settings(config, "learner", algorithm)
+    declaration: Declaration = algorithm.describe(config, spec)
+    name = config.rollout.chooser or declaration.chooser
+    chooser = chooser_class(name)
+    chooser(spec, 1, 0, declaration.settings)  # refuses actions that it cannot choose
+    columns = {column.name: column for column in declaration.columns}
+    for column in chooser.columns(spec):
+        columns.setdefault(column.name, column)
+    for declared in declaration.inputs:
+        if declared.kind == "state":
+            state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
+            columns.setdefault(declared.name, state)
+    return replace(declaration, chooser=name, columns=tuple(columns.values()))

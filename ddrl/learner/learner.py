@@ -1,0 +1,296 @@
+"""The learner of one algorithm: evaluates, differentiates, steps, moves the targets, and saves.
+
+Reads batches and gives back priorities; owns every tensor that learning changes, by part, as flat vectors (`part`), and
+torch's random state while it computes. An update is `gradient`, then `apply`, for each part; whatever lies between (an
+all-reduce, another process, a lease that ends) sees only a `Gradient`.
+
+Deterministic on the CPU: equal parameters, batches and random state give equal bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddrl.acting.model import ActingModel
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import EnvSpec
+from ddrl.learner import snapshot
+from ddrl.learner.algorithm import Algorithm
+from ddrl.learner.batches import BatchLoader, TensorBatch
+from ddrl.learner.declaration import algorithm_class, describe
+from ddrl.learner.export import export_model
+from ddrl.learner.flat import FlatParameters
+from ddrl.learner.part import Part
+from ddrl.learner.passes import Passes, make_passes
+from ddrl.learner.targets import linear_lr
+
+
+class Gradient(NamedTuple):
+    """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
+
+    part: str
+    vectors: list[torch.Tensor]  # float32; valid until the part's next gradient
+    count: int
+    updates: int
+    priority: torch.Tensor | None  # [B]
+    figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
+
+
+class Update(NamedTuple):
+    """What one update gives back."""
+
+    priority: NDArray[np.float32] | None  # [B], of the batch's draws
+    figures: dict[str, float]  # by the names of metrics: loss and grad_norm (before clipping) of the first part, the
+    # algorithm's own, and PART_loss, PART_grad_norm of further parts; none where statistics were not asked for
+
+
+class Learner:
+    """See the module. `algorithm`'s modules are moved to `device` (default: learner.device) and become views of flat
+    vectors."""
+
+    def __init__(self, algorithm: Algorithm, config: Config, spec: EnvSpec, device: str = "") -> None:
+        torch.set_num_threads(config.learner.threads)
+        self.algorithm, self.config, self.spec = algorithm, config.learner, spec
+        self.declaration: Declaration = describe(config, spec)
+        self.device = resolve_device(device or config.learner.device)
+        self.lr = config.learner.lr
+        self.parts = {
+            name: Part(name, module, self.device, config.learner, target=name in algorithm.targets)
+            for name, module in algorithm.modules().items()
+        }
+        if tuple(self.parts) != tuple(algorithm.parts):
+            raise NetworkError(f"{algorithm.name} has modules for {tuple(self.parts)}, not for {algorithm.parts}")
+        self._acting = algorithm.acting()
+        self._random = [torch.get_rng_state(), *_cuda_state(self.device)]
+        self._begin()
+
+    @classmethod
+    def of(cls, config: Config, spec: EnvSpec, device: str = "") -> Learner:
+        """The learner that the settings name, with networks drawn from run.seed."""
+        algorithm = algorithm_class(config)
+        settings = plugin_settings(config, "learner", algorithm)
+        before = torch.get_rng_state()
+        torch.manual_seed(config.run.seed)
+        try:
+            return cls(algorithm(config, spec, settings), config, spec, device)
+        finally:
+            torch.set_rng_state(before)
+
+    # ---- learning -------------------------------------------------------------------------------------------------
+
+    @property
+    def updates(self) -> int:
+        """Steps of the first part."""
+        return next(iter(self.parts.values())).updates
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """The batches of one turn."""
+        return self.algorithm.prepare(source)
+
+    def anneal(self, progress: float) -> None:
+        """Set the step size for `progress`, the share of the run that is over, in [0, 1]."""
+        self.lr = linear_lr(self.config.lr, self.config.lr_end_fraction, progress)
+
+    def update(self, batch: Any, *, statistics: bool = True) -> Update:
+        """One step of every part that the algorithm does not pass over. Raises NetworkError when statistics show that
+        learning has diverged."""
+        tensors = self._loader.load(batch)
+        first, priority, figures = next(iter(self.parts)), None, {}
+        for name in self.parts:
+            gradient = self._gradient(tensors, name, statistics)
+            if gradient is None:
+                continue
+            norm = self.apply(gradient)
+            if gradient.priority is not None:
+                priority = gradient.priority
+            if statistics:
+                prefix = "" if name == first else f"{name}_"
+                own = {key: value for key, value in gradient.figures.items() if key != "loss"}
+                figures |= {f"{prefix}loss": gradient.figures["loss"], f"{prefix}grad_norm": norm, **own}
+        numbers = dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True)) if figures else {}
+        self._check_finite(numbers)
+        return Update(None if priority is None else priority.cpu().numpy(), numbers)
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over."""
+        return self._gradient(self._loader.load(batch), part, statistics)
+
+    def apply(self, gradient: Gradient) -> torch.Tensor:
+        """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping
+        []. The target copy follows where it is due."""
+        lr = self.lr * getattr(self.algorithm, "lr_factors", {}).get(gradient.part, 1.0)
+        return self.parts[gradient.part].step(gradient.vectors, lr)
+
+    # ---- acting and looking ---------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> FlatParameters:
+        """The vector that acts: what is published."""
+        return self.parts[self._acting.part].online
+
+    def acting_model(self) -> ActingModel:
+        """What rollouts need beside the vector; the graph holds no parameter's value, so once is enough."""
+        return export_model(self._acting, self.parts[self._acting.part].module, self.spec, self.declaration)
+
+    def inspect(self, observations: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The algorithm's named arrays [B, ...] for observations [B, *observation.shape], as it acts (evaluation
+        mode)."""
+        modes = {part: part.module.training for part in self.parts.values()}
+        for part in modes:
+            part.module.eval()
+        with self._own_random(), torch.no_grad():
+            tensor = torch.from_numpy(np.ascontiguousarray(observations)).to(self.device)
+            arrays = {name: value.cpu().numpy() for name, value in self.algorithm.inspect(tensor).items()}
+        for part, training in modes.items():
+            part.module.train(training)
+        return arrays
+
+    # ---- place and state ------------------------------------------------------------------------------------------
+
+    def to(self, device: str) -> None:
+        """Move everything that learning changes; the next update computes there."""
+        self.device = resolve_device(device)
+        for part in self.parts.values():
+            part.to(self.device)
+        self._random[1:] = _cuda_state(self.device)
+        self._begin()
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything that the next update depends on, as owned arrays: networks, moments, counts, step size, random
+        state."""
+        state: dict[str, NDArray[Any]] = {}
+        for part in self.parts.values():
+            for kind, vector in part.vectors().items():
+                views = part.online.layout.views(vector.cpu().numpy())
+                state.update({f"{part.name}.{kind}.{name}": view.copy() for name, view in views.items()})
+            state[f"{part.name}.updates"] = np.array(part.updates, np.int64)
+        state["lr"] = np.array(self.lr, np.float64)
+        state["torch_rng"] = self._random[0].numpy().copy()
+        if len(self._random) > 1:
+            state["cuda_rng"] = self._random[1].numpy().copy()
+        return state
+
+    def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
+        """Go on from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of another
+        network."""
+        hosts: dict[tuple[str, str], NDArray[np.uint8]] = {}
+        wanted: dict[str, NDArray[Any]] = {}
+        for part in self.parts.values():
+            for kind in part.vectors():
+                host = hosts[part.name, kind] = np.zeros(part.online.layout.nbytes, np.uint8)
+                views = part.online.layout.views(host)
+                wanted.update({f"{part.name}.{kind}.{name}": view for name, view in views.items()})
+            wanted[f"{part.name}.updates"] = np.zeros((), np.int64)
+        wanted |= {"lr": np.zeros((), np.float64), "torch_rng": np.zeros_like(self._random[0].numpy())}
+        snapshot.check_fits(state, wanted, optional=("cuda_rng",), source=source)
+        for name, view in wanted.items():
+            view[...] = state[name]
+        for part in self.parts.values():
+            for kind, vector in part.vectors().items():
+                vector.copy_(torch.from_numpy(hosts[part.name, kind]))
+            part.set_updates(int(state[f"{part.name}.updates"]))
+        self.lr = float(state["lr"])
+        self._random[0] = torch.from_numpy(np.array(state["torch_rng"]))
+        if len(self._random) > 1 and "cuda_rng" in state:
+            self._random[1] = torch.from_numpy(np.array(state["cuda_rng"]))
+
+    def save(self, path: Path) -> None:
+        """Write `state()` to `path` (.safetensors), whole or not at all."""
+        layouts = {name: part.online.layout.digest for name, part in self.parts.items()}
+        snapshot.write(
+            path, self.state(), {"algorithm": self.algorithm.name, "updates": self.updates, "layouts": layouts}
+        )
+
+    def load(self, path: Path) -> None:
+        """Go on from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
+        network."""
+        self.load_state(snapshot.read(path, algorithm=self.algorithm.name), source=str(path))
+
+    def check(self) -> None:
+        """Assert the invariants between updates."""
+        for part in self.parts.values():
+            part.check()
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Make what depends on the device."""
+        self._loader = BatchLoader(self.device)
+        self._passes: dict[str, Passes] = {name: make_passes(part, self.parts) for name, part in self.parts.items()}
+        for name, part in self.parts.items():
+            part.optimize([self._passes[name].learning(vector) for vector in (part.online.vector, *part.moments)])
+
+    def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
+        self.algorithm.updates = self.updates
+        passes = self._passes[name]
+        with self._own_random():
+            evaluations = self.algorithm.evaluations(tensors, name)
+            loss = self.algorithm.loss(passes.forward(evaluations), tensors, name) if evaluations else None
+            if loss is None:
+                return None
+            vectors = passes.backward(loss.loss)
+        figures = {}
+        if statistics:
+            own = {key: value.detach().mean(dtype=torch.float32) for key, value in loss.figures.items()}
+            figures = {"loss": loss.loss.detach(), **own}
+        priority = None if loss.priority is None else loss.priority.detach()
+        first = evaluations[0].inputs[0]
+        count = first.shape[0] if isinstance(first, torch.Tensor) else len(tensors.weight)
+        return Gradient(name, vectors, count, self.parts[name].updates, priority, figures)
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """torch's random state is the learner's own while it computes: others in this process do not disturb it."""
+        outer = [torch.get_rng_state(), *_cuda_state(self.device)]
+        _set_random(self._random, self.device)
+        try:
+            yield
+        finally:
+            self._random = [torch.get_rng_state(), *_cuda_state(self.device)]
+            _set_random(outer, self.device)
+
+    def _check_finite(self, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise NetworkError(
+                    f"learning has diverged: after {self.updates} updates {name} is {value}; lower learner.lr (now "
+                    f"{self.lr:g}) or learner.max_grad_norm ({self.config.max_grad_norm:g})"
+                )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that learner.device names; auto is cuda where there is one. ConfigError where torch lacks it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"learner.device = {name} is not a device: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(
+            f"learner.device = {name}: torch sees {torch.cuda.device_count()} CUDA device(s) here: choose auto or cpu, "
+            "or install a torch with CUDA"
+        )
+    return device
+
+
+def _cuda_state(device: torch.device) -> list[torch.Tensor]:
+    return [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+
+
+def _set_random(states: list[torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,93 @@
+"""Which actions are chosen from what a model gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ddrl.acting.chooser import chooser_class
+from ddrl.acting.choosers.categorical import Categorical
+from ddrl.acting.choosers.epsilon_greedy import BLOCK, EpsilonGreedy
+from ddrl.acting.choosers.gaussian import Gaussian
+from ddrl.core.errors import ConfigError
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+SEEN = np.zeros((8, 2), np.float32)
+BOX = EnvSpec("box", ArraySpec((2,), "float32"), 0, ArraySpec((3,), "float32"))
+GREEDY = 77  # an action beyond the random ones
+
+
+def discrete(num_actions: int) -> EnvSpec:
+    return EnvSpec("test", ArraySpec((2,), "float32"), num_actions)
+
+
+def values(num_envs: int) -> dict[str, np.ndarray]:
+    q = np.zeros((num_envs, GREEDY + 1), np.float32)
+    q[:, GREEDY] = 1
+    return {"q": q}
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.5, 1.0])
+def test_the_share_of_random_actions_is_epsilon(epsilon: float) -> None:
+    chooser = EpsilonGreedy(discrete(50), 8, 1, {})
+    chosen = np.array([chooser.choose(values(8), SEEN, epsilon)[0] for _ in range(3 * BLOCK)])
+    deviation = np.sqrt(epsilon * (1 - epsilon) / chosen.size)
+    assert abs(np.mean(chosen != GREEDY) - epsilon) <= 4 * deviation
+
+
+def test_random_actions_are_uniform_and_independent_of_which_are_random() -> None:
+    chooser = EpsilonGreedy(discrete(4), 8, 2, {})
+    chosen = np.array([chooser.choose(values(8), SEEN, 0.3)[0] for _ in range(8 * BLOCK)])
+    counts = np.bincount(chosen[chosen < GREEDY], minlength=4)
+    expected = counts.sum() / 4
+    assert ((counts - expected) ** 2 / expected).sum() < 21  # chi-square with 3 degrees of freedom, p = 1e-4
+
+
+def test_the_same_seed_gives_the_same_choices_and_they_belong_to_the_caller() -> None:
+    first, second = (EpsilonGreedy(discrete(5), 3, 9, {}) for _ in range(2))
+    for turn in range(2 * BLOCK + 3):
+        if turn % 3:
+            one, two = (chooser.choose(values(3), SEEN, 0.5)[0] for chooser in (first, second))
+        else:
+            one, two = (chooser.random(SEEN)[0] for chooser in (first, second))
+        np.testing.assert_array_equal(one, two)
+        one += 7  # must not reach the numbers drawn ahead
+
+
+def test_categorical_actions_have_the_probabilities_that_are_recorded() -> None:
+    chooser = Categorical(discrete(3), 2000, 1, {})
+    logits = np.tile(np.log(np.array([0.2, 0.5, 0.3], np.float32)) + 4, (2000, 1))
+    action, columns = chooser.choose({"logits": logits}, SEEN, 0.0)
+    np.testing.assert_allclose(columns["log_prob"], np.log([0.2, 0.5, 0.3])[action], rtol=1e-5)
+    counts = np.bincount(action, minlength=3)
+    assert ((counts - [400, 1000, 600]) ** 2 / [400, 1000, 600]).sum() < 18.4  # chi-square, 2 degrees, p = 1e-4
+    assert chooser.greedy({"logits": logits})[0] == 1
+    action, columns = chooser.random(SEEN)
+    assert set(action) == {0, 1, 2}
+    np.testing.assert_allclose(columns["log_prob"], -math.log(3), rtol=1e-6)
+
+
+def test_gaussian_actions_have_the_density_that_is_recorded() -> None:
+    chooser = Gaussian(BOX, 4000, 1, {})
+    mean, log_std = np.full((4000, 3), 0.5, np.float32), np.full((4000, 3), math.log(0.2), np.float32)
+    action, columns = chooser.choose({"mean": mean, "log_std": log_std}, SEEN, 0.0)
+    assert (action.shape, action.dtype) == ((4000, 3), np.float32)
+    assert np.abs(action.mean(axis=0) - 0.5).max() < 0.02
+    assert np.abs(action.std(axis=0) - 0.2).max() < 0.02
+    density = np.exp(-0.5 * ((action - 0.5) / 0.2) ** 2) / (0.2 * math.sqrt(2 * math.pi))
+    np.testing.assert_allclose(columns["log_prob"], np.log(density).sum(axis=1), rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(chooser.greedy({"mean": mean}), mean)
+
+
+def test_the_noise_around_a_deterministic_policy_is_as_wide_as_the_exploration() -> None:
+    chooser = Gaussian(BOX, 4000, 1, {})
+    action, _ = chooser.choose({"mean": np.zeros((4000, 3), np.float32)}, SEEN, 0.3)
+    assert np.abs(action.std(axis=0) - 0.3).max() < 0.02
+
+
+@pytest.mark.parametrize(("name", "spec"), [("epsilon_greedy", BOX), ("categorical", BOX), ("gaussian", discrete(2))])
+def test_actions_that_a_chooser_cannot_choose_are_refused(name: str, spec: EnvSpec) -> None:
+    with pytest.raises(ConfigError, match=f"{spec.env_id} has .* actions, and {name} chooses"):
+        chooser_class(name)(spec, 1, 0, {})
