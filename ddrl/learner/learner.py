@@ -9,7 +9,7 @@ Deterministic on the CPU: equal parameters, batches and random state give equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,6 @@ class Learner:
     vectors."""
 
     def __init__(self, algorithm: Algorithm, config: Config, spec: EnvSpec, device: str = "") -> None:
-        torch.set_num_threads(config.learner.threads)
         self.algorithm, self.config, self.spec = algorithm, config.learner, spec
         self.declaration: Declaration = describe(config, spec)
         self.device = resolve_device(device or config.learner.device)
@@ -105,16 +104,18 @@ class Learner:
         """One step of every part that the algorithm does not pass over. Raises NetworkError when statistics show that
         learning has diverged."""
         tensors = self._loader.load(batch)
-        first, priority, figures = next(iter(self.parts)), None, {}
-        for name in self.parts:
-            gradient = self._gradient(tensors, name, statistics)
-            if gradient is None:
-                continue
-            norm = self.apply(gradient)
+        gradients = ((name, self._gradient(tensors, name, statistics)) for name in self.parts)
+        return self.outcome([(gradient, self.apply(gradient)) for _, gradient in gradients if gradient is not None])
+
+    def outcome(self, steps: Sequence[tuple[Gradient, torch.Tensor]]) -> Update:
+        """What the gradients of one update and the norms that `apply` gave for them come to. Raises NetworkError when
+        their statistics show that learning has diverged."""
+        first, priority, figures = next(iter(self.parts)), None, dict[str, torch.Tensor]()
+        for gradient, norm in steps:
             if gradient.priority is not None:
                 priority = gradient.priority
-            if statistics:
-                prefix = "" if name == first else f"{name}_"
+            if gradient.figures:
+                prefix = "" if gradient.part == first else f"{gradient.part}_"
                 own = {key: value for key, value in gradient.figures.items() if key != "loss"}
                 figures |= {f"{prefix}loss": gradient.figures["loss"], f"{prefix}grad_norm": norm, **own}
         numbers = dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True)) if figures else {}

@@ -1,8 +1,8 @@
 """Checkpoints: everything the trainer needs to go on, whole or not at all.
 
-    RUN/checkpoints/<env steps>/learner.safetensors   parameters, target, optimizer
-                                replay.snapshot       records and selectors
-                                state.json            counters, limiter, digests of the two files; written last
+    RUN/checkpoints/<env steps>/learner.safetensors   parameters, targets, optimizer
+                                replay.snapshot       records and selectors (or trajectories.npy)
+                                state.json            counts, live settings, digests of the files; written last
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a run killed at any moment leaves the
 older ones intact. The newest whole one is taken; what is torn or foreign is refused by name."""
@@ -21,7 +21,7 @@ from typing import Any
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.run.directory import write_json
 
-FORMAT = 1
+FORMAT = 2
 STATE = "state.json"
 
 
@@ -35,26 +35,26 @@ class Checkpoint:
     @property
     def env_steps(self) -> int:
         """Environment steps done when it was written."""
-        return int(self.state["trainer"]["env_steps"])
+        return int(self.state["training"]["env_steps"])
 
 
 def write_checkpoint(
-    folder: Path, env_steps: int, state: dict[str, Any], parts: dict[str, Callable[[Path], object]], keep: int
+    folder: Path, env_steps: int, state: dict[str, Any], write: Callable[[Path], object], keep: int
 ) -> Path:
     """Write a checkpoint and drop all but the `keep` newest.
 
-    `parts` maps a file name to the function that writes it. `state` must be JSON. Raises RunDirError where the disk
-    refuses."""
+    `write` writes the checkpoint's files into the folder it is given. `state` must be JSON. Raises RunDirError where
+    the disk refuses."""
     final = folder / f"{env_steps:012d}"
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        digests: dict[str, str] = {}
-        for name, write in parts.items():
-            write(temporary / name)
-            _sync(temporary / name)
-            digests[name] = _digest(temporary / name)
+        write(temporary)
+        files = sorted(temporary.iterdir())
+        for path in files:
+            _sync(path)
+        digests = {path.name: _digest(path) for path in files}
         write_json(temporary / STATE, {"format": FORMAT, "digests": digests, **state})
         if final.exists():
             shutil.rmtree(final)

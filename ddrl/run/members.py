@@ -22,7 +22,7 @@ from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import play_episodes
-from ddrl.rollout.worker import RolloutWorker
+from ddrl.rollout.worker import Place, RolloutWorker
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.process import step_back
@@ -70,20 +70,18 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
     topology, config = channels.topology, channels.topology.config
     model, mailbox = _policy_of(channels)
     env = make_vector_env(config.env)
-    writer = StepWriter(channels.attach_lane(assignment.index), topology.schema, assignment.index * config.env.num_envs)
-    reader = mailbox.reader(topology.row_of(assignment))
-    return RolloutWorker(
-        env,
-        ActingPolicy(model),
-        reader,
-        writer,
-        counters,
-        config.rollout,
-        assignment.index,
-        topology.rollouts,
-        member_seed(config.run.seed, assignment.index),
-        channels.board,
+    seed = member_seed(config.run.seed, assignment.index)
+    writer = StepWriter(
+        channels.attach_lane(assignment.index),
+        topology.schema,
+        assignment.index * config.env.num_envs,
+        nonfinite=config.env.nonfinite,
+        env_id=config.env.id,
     )
+    reader = mailbox.reader(topology.row_of(assignment))
+    policy = ActingPolicy(model, outputs=(), seed=seed)
+    place = Place(assignment.index, topology.rollouts, seed)
+    return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
 
 
 class Evaluator:
@@ -91,7 +89,7 @@ class Evaluator:
 
     def __init__(self, config: Config, model: ActingModel) -> None:
         self._config = config
-        self._policy = ActingPolicy(model)
+        self._policy = ActingPolicy(model, outputs=())
         most = max(config.evaluation.episodes, config.evaluation.confirm_episodes, 1)
         self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
         self._turn = 0

@@ -1,17 +1,16 @@
 """Everything that acts on the whole process: signals, garbage collection, torch's threads, priority, life and death.
 
-A task owns none of it, so that several can share a process. Each entry point calls what it needs, once.
+A task owns none of it, so that several can share a process. Each entry point calls what it needs, once. (A learner has
+a random state of its own.)
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from types import FrameType
 
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
@@ -101,21 +100,3 @@ def set_torch_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def own_randomness(states: dict[str, object]) -> Iterator[None]:
-    """Give a task torch's global random state as the task left it, and put the process's own back afterwards.
-
-    For tasks that take turns in one process: dropout draws from the global state. `states` is the task's.
-    """
-    import torch
-
-    outside = torch.get_rng_state()
-    if "torch" in states:
-        torch.set_rng_state(states["torch"])  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        states["torch"] = torch.get_rng_state()
-        torch.set_rng_state(outside)

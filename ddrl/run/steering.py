@@ -26,10 +26,11 @@ class Steering:
         self.stop_requested = False
 
     def restore(self) -> None:
-        """Apply again what had been set live before the checkpoint."""
-        live = self._training.live
-        if live.samples_per_insert is not None:
-            self._training.source.set_samples_per_insert(live.samples_per_insert)
+        """Apply again what had been set live before the checkpoint, or what the settings say now."""
+        live, configured = self._training.live, self._training.config.replay.samples_per_insert
+        self._training.source.set_samples_per_insert(
+            configured if live.samples_per_insert is None else live.samples_per_insert
+        )
         if live.scheme is not None:
             self._ask_scheme(live.scheme)
 

@@ -35,9 +35,10 @@ from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, s
 if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
     from ddrl.learner.learner import Learner
-    from ddrl.replay import Source
+    from ddrl.replay.sources import Source
     from ddrl.run.members import Evaluator
 
+LEARNER = "learner.safetensors"
 LAW_PERIOD = 10.0  # [s] between snapshots of the selector's law, whose cost grows with replay
 LAW_POINTS = 512
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
@@ -89,8 +90,10 @@ class Task:
         self.best = BestPolicy(records.directory.path, topology, self.model)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
         if resume is not None:
-            learner.load(resume.path / "learner.safetensors")
+            learner.load(resume.path / LEARNER)
             source.load(resume.path)
+            source.load_state(resume.state["source"])
+            source.cut()
             state, live = TrainingState(**resume.state["training"]), LiveSettings(**resume.state["live"])
             base = {
                 "env_steps": float(state.env_steps),
@@ -201,7 +204,7 @@ class Task:
 
     def acting_vector(self) -> np.ndarray:
         """A copy of the acting parameters as they are now [nbytes]."""
-        return np.array(self.training.learner.acting_vector())
+        return self.training.learner.parameters.numpy()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -214,13 +217,18 @@ class Task:
         state = {
             "training": asdict(training.state),
             "live": asdict(training.live),
+            "source": training.source.state(),
             "layout": self.model.layout.digest,
             "env_id": self.config.env.id,
             "algorithm": self.topology.declaration.algorithm,
         }
-        parts = {"learner.safetensors": training.learner.save, **training.source.parts()}
         steps = training.state.env_steps
-        path = write_checkpoint(self.directory.checkpoints, steps, state, parts, self.config.run.keep_checkpoints)
+
+        def write(folder: Path) -> None:
+            training.learner.save(folder / LEARNER)
+            training.source.save(folder)
+
+        path = write_checkpoint(self.directory.checkpoints, steps, state, write, self.config.run.keep_checkpoints)
         self._next_checkpoint = self._checkpoint_after(steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
         self.recorder.record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)
@@ -339,13 +347,13 @@ class Task:
 
 def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     """The learner and its acting model; the only place where a run loads torch."""
-    from ddrl.learner import make_learner
+    from ddrl.learner import Learner
 
-    learner = make_learner(topology.config, topology.spec, topology.declaration)
+    learner = Learner.of(topology.config, topology.spec)
     return learner, learner.acting_model()
 
 
 def _build_source(topology: Topology) -> Source:
-    from ddrl.replay import make_source
+    from ddrl.replay.sources import make_source
 
     return make_source(topology.config, topology.schema, topology.declaration.experience)

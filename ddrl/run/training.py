@@ -27,13 +27,14 @@ from ddrl.run.lag import LagMeter
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner
-    from ddrl.replay import Source
+    from ddrl.replay.sources import Source
 
 DRAIN_BYTES = 1 << 22  # most experience recorded in one move: bounds the time between two updates
 MAX_UPDATES = 16  # between two looks at the lanes: bounds how long a lane can stay full
 STATISTICS_PERIOD = 32  # [updates] between looks at loss and gradient norm, which would stop an accelerator each time
 COUNTERS = (
     *("env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "policy_version"),
+    *("loss", "grad_norm"),
     *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds"),
     *("lag_p50", "lag_p99", "rollout_wait", "epsilon", "heartbeat"),
 )
@@ -102,7 +103,7 @@ class Training:
         self._unpublished = 0
         self._idle = False
         self.ending = False  # no further draw is begun
-        figures = [figure.name for figure in learner.figures]
+        figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
         self._moves = self._cycle()
         self.next_move = next(self._moves)
@@ -141,24 +142,28 @@ class Training:
 
     def _learn(self, batch: Any) -> Iterator[Move]:
         """One update: a gradient and its application for each part of the algorithm; then a publish, if it is due."""
+        learner, learn_seconds = self.learner, self._count["learn_seconds"]
         with_statistics = self.state.updates % STATISTICS_PERIOD == 0
-        priority = None
-        for part in self.learner.parts:
+        steps: list[tuple[Gradient, Any]] = []
+        for part in learner.parts:
             yield Move.GRADIENT
             begin = time.perf_counter()
-            self.gradient = gradient = self.learner.gradient(batch, part, statistics=with_statistics)
-            self._count["learn_seconds"].add(time.perf_counter() - begin)
-            if gradient is None:  # this part is not updated now
+            self.gradient = learner.gradient(batch, part, with_statistics)
+            learn_seconds.add(time.perf_counter() - begin)
+            if self.gradient is None:  # this part is not updated now
                 continue
             yield Move.APPLY
             begin = time.perf_counter()
-            self.learner.apply(gradient)
+            steps.append((self.gradient, learner.apply(self.gradient)))
             self.gradient = None
-            self._count["learn_seconds"].add(time.perf_counter() - begin)
-            priority = gradient.priority if gradient.priority is not None else priority
-            for name, value in gradient.figures.items():
+            learn_seconds.add(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        update = learner.outcome(steps)
+        learn_seconds.add(time.perf_counter() - begin)
+        for name, value in update.figures.items():
+            if name in self._count:
                 self._count[name].set(value)
-        self._account(batch, priority)
+        self._account(batch, update.priority)
         if self._unpublished >= self.config.learner.publish_period:
             yield Move.PUBLISH
             self.publish()
@@ -167,11 +172,11 @@ class Training:
         begin = time.perf_counter()
         self.source.learned(batch, priority)
         self._count["sample_seconds"].add(time.perf_counter() - begin)  # what experience takes, and nothing else
-        count = batch.count
+        count = self.source.count(batch)
         self.state.updates += 1
         self.state.samples += count
         self._unpublished += 1
-        self.lag.consumed(batch.policy_version, self.state.policy_version)
+        self.lag.consumed(self.source.versions(batch), self.state.policy_version)
         self._count["samples"].add(count)
         self._count["updates"].add(1)
 
@@ -229,7 +234,7 @@ class Training:
         version = state.policy_version + 1
         epsilon = epsilon_at(self.config.rollout, state.env_steps) if self.live.epsilon is None else self.live.epsilon
         stamp = VersionStamp(float(state.env_steps), epsilon, float(state.updates))
-        sealed = self.ends.mailbox.publish(self.learner.acting_vector(), version, stamp)
+        sealed = self.ends.mailbox.publish(self.learner.parameters.host_view(), version, stamp)
         self._count["publish_seconds"].add(time.perf_counter() - begin)
         if not sealed:  # every slot is on its way to other hosts; the next update tries again, with newer parameters
             self._count["publish_deferred"].add(1)

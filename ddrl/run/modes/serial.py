@@ -15,7 +15,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts, own_randomness, set_torch_threads, spare_collector
+from ddrl.run.process import Interrupts, set_torch_threads, spare_collector
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
 
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
@@ -116,18 +116,14 @@ def run_serial(preparation: Preparation) -> dict[str, Any]:
 
 def run_in_turns(preparations: Sequence[Preparation]) -> list[dict[str, Any]]:
     """Several runs in one process, a vector step each in turn; each is, bit for bit, what it is alone. Summaries."""
-    randomness: list[dict[str, object]] = [{} for _ in preparations]
     runs: list[SerialRun] = []
     summaries: dict[int, dict[str, Any]] = {}
     try:
-        for preparation, own in zip(preparations, randomness, strict=True):
-            with own_randomness(own):
-                runs.append(SerialRun(preparation))
+        runs += map(SerialRun, preparations)
         while len(summaries) < len(runs):
-            for index, (run, own) in enumerate(zip(runs, randomness, strict=True)):
-                with own_randomness(own):
-                    if index not in summaries and run.turn() is Outcome.DONE:
-                        summaries[index] = run.finish()
+            for index, run in enumerate(runs):
+                if index not in summaries and run.turn() is Outcome.DONE:
+                    summaries[index] = run.finish()
         return [summaries[index] for index in range(len(runs))]
     except BaseException as error:
         for index, run in enumerate(runs):
