@@ -19,12 +19,12 @@ import zmq
 
 from ddrl.core.config import TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
-from ddrl.core.metrics import COLUMNS
-from ddrl.telemetry import keys
+from ddrl.telemetry import keys, wire
 from ddrl.telemetry.record import Evaluation, Event, Record
 
 LIVE_FILE = "live.json"
-TOPIC = b"ddrl.telemetry.1 "
+TOPIC = b"ddrl.telemetry.2 "
+MAX_MESSAGE = 64 << 20  # bytes; a record of ten thousand processes has 8 MB
 
 
 class LiveFile(msgspec.Struct, omit_defaults=True):
@@ -44,7 +44,7 @@ class _RecordMessage(msgspec.Struct, tag="record"):
     wall_seconds: float
     series: dict[str, float | None]
     processes: int
-    columns: int
+    columns: tuple[str, ...]
     table: bytes
 
 
@@ -79,7 +79,8 @@ def encode(item: Record | Event | Evaluation) -> bytes:
                 item.time,
                 item.wall_seconds,
                 dict(item.series),
-                *item.table.shape,
+                len(item.table),
+                item.columns,
                 item.table.astype("<f8").tobytes(),
             )
         case Event():
@@ -102,21 +103,18 @@ def encode(item: Record | Event | Evaluation) -> bytes:
 
 def decode(data: bytes) -> Record | Event | Evaluation:
     """Read what `encode` made; MessageError for anything else."""
-    try:
-        message = _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise MessageError(
-            f"a message on the telemetry socket is not one of ddrl's ({error}): does another program use it?"
-        ) from None
+    message = wire.decode(
+        data, _DECODER, "a message on the telemetry socket is not one of ddrl's: does another program use it?"
+    )
     if isinstance(message, _RecordMessage):
-        if message.columns != len(COLUMNS) or len(message.table) != message.processes * message.columns * 8:
+        if message.processes < 0 or len(message.table) != message.processes * len(message.columns) * 8:
             raise MessageError(
-                f"a record on the telemetry socket holds {message.columns} counters, this ddrl knows {len(COLUMNS)}: "
-                "it comes from another version"
+                f"a record on the telemetry socket is not one of ddrl's: {len(message.table)} bytes are no table of "
+                f"{message.processes} processes and {len(message.columns)} counters"
             )
-        table = np.frombuffer(message.table, "<f8").reshape(message.processes, message.columns).copy()
+        table = np.frombuffer(message.table, "<f8").reshape(message.processes, len(message.columns)).copy()
         series = {name: float("nan") if value is None else value for name, value in message.series.items()}
-        return Record(message.tick, message.time, message.wall_seconds, series, table)
+        return Record(message.tick, message.time, message.wall_seconds, series, table, message.columns)
     if isinstance(message, _EventMessage):
         return Event(message.time, message.wall_seconds, message.kind, message.text, message.fields)
     return Evaluation(
@@ -247,6 +245,7 @@ class LiveReader:
         try:
             self._socket.set(zmq.LINGER, 0)
             self._socket.set(zmq.RCVHWM, 256)
+            wire.limit(self._socket, MAX_MESSAGE)
             keys.secure_client(self._socket, run_dir, live.server_key)
             self._socket.subscribe(TOPIC)
             self._socket.connect(live.stream)
@@ -261,14 +260,12 @@ class LiveReader:
             return []
         items: list[Record | Event | Evaluation] = []
         while True:
-            try:
-                parts = self._socket.recv_multipart(flags=zmq.NOBLOCK)
-            except zmq.Again:
+            parts = wire.receive(self._socket, 2, MAX_MESSAGE)
+            if parts is None:
                 return items
             if len(parts) != 2:
                 raise MessageError(
-                    f"a message of {len(parts)} parts on the telemetry socket is not one of ddrl's: does another "
-                    "program use the port?"
+                    "a message on the telemetry socket is not one of ddrl's: does another program use the port?"
                 )
             items.append(decode(parts[1]))
 
