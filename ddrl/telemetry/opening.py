@@ -150,9 +150,10 @@ def _cut(opened: Opened, base: Mapping[str, float]) -> None:
             db.execute("DELETE FROM series WHERE level = ? AND tick + ? > ?", (level, FANOUT**level, first))
         db.execute("DELETE FROM frames WHERE tick >= ?", (first,))
     counts: dict[str, int] = {}
+    # The checkpoint's own event and a last evaluation of its parameters come after it, and belong to it.
     for table, condition, values in (
-        ("evaluations", later, (wall, steps, updates)),
-        ("events", "wall_seconds > ?", (wall,)),
+        ("evaluations", "env_steps > ? OR updates > ?", (steps, updates)),
+        ("events", "wall_seconds > ? AND coalesce(json_extract(fields, '$.env_steps'), ?) > ?", (wall, 1e300, steps)),
     ):
         names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
         rows = db.execute(f"SELECT {', '.join(names)} FROM {table} WHERE {condition}", values).fetchall()

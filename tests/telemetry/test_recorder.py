@@ -1,10 +1,12 @@
 import itertools
 import json
 import os
+import socket
 import sqlite3
 
 import numpy as np
 import pytest
+import zmq
 
 from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
@@ -258,8 +260,6 @@ def test_a_run_deleted_while_it_is_read_says_so(tmp_path):
 
 
 def test_a_port_in_use_is_named(tmp_path):
-    import socket
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -269,9 +269,8 @@ def test_a_port_in_use_is_named(tmp_path):
 
 
 def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_path):
-    import zmq
-
     with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
+        stranger.set(zmq.XPUB_VERBOSE, 1)  # every subscription counts, while the last one may not have ended yet
         port = stranger.bind_to_random_port("tcp://127.0.0.1")
         (tmp_path / "live.json").write_text(
             json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "stream": f"tcp://127.0.0.1:{port}"})

@@ -43,6 +43,9 @@ def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
             recorder._begin = feed.clock() - wall
             recorder.record_evaluation(wall, 1.0, 20, env_steps=steps, updates=1)
             recorder.record_event("note", f"after {wall:g} s")
+            recorder.record_event("checkpoint", f"at {steps:g} steps", env_steps=steps)
+        recorder._begin = feed.clock() - 55.0
+        recorder.record_event("checkpoint", "at 20000 steps", env_steps=2e4)
     checkpoint = {name: float(first[name][50]) for name in ("env_steps", "updates", "wall_seconds")}
     record_run(tmp_path, records=30, base=checkpoint)
     with Run(tmp_path) as run:
@@ -58,10 +61,11 @@ def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
     assert whole["env_steps"][51] < first["env_steps"][-1], "the other course is gone"
     assert np.all(np.diff(frames.wall_seconds) >= 0)
     assert [text for text in notes["text"] if text.startswith("after")] == ["after 30 s"]
-    assert "1 evaluations and 1 events after it" in notes["text"][list(notes["kind"]).index("resume")]
+    assert [text for text in notes["text"] if text.startswith("at")] == ["at 10000 steps", "at 20000 steps"]
+    assert "1 evaluations and 2 events after it" in notes["text"][list(notes["kind"]).index("resume")]
     with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as db:
         kept = [json.loads(row) for (row,) in db.execute("SELECT row FROM abandoned ORDER BY kind")]
-    assert [row.get("mean", row.get("text")) for row in kept] == [70.0, "after 70 s"]
+    assert [row.get("mean", row.get("text")) for row in kept] == [70.0, "after 70 s", "at 1e+09 steps"]
 
 
 @pytest.mark.parametrize("damage", ["pages", "head", "layout", "program", "schema", "meta"])
