@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddrl.core.metrics import COLUMNS
+from ddrl.core.metrics import FIGURES, Metric, columns
 from ddrl.core.roles import Role
 
-COLUMN = {name: index for index, name in enumerate(COLUMNS)}
 ROLES = tuple(Role)
 
 
@@ -23,12 +22,15 @@ class FakeCluster:
         seed: int = 0,
         began: float = 1_700_000_000.0,
         model_nbytes: float = 4e5,
+        figures: tuple[Metric, ...] = FIGURES,
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.now = began
         self.elapsed = 0.0
         self.model_nbytes = model_nbytes
-        self.values = np.full((processes, len(COLUMNS)), np.nan)
+        self.columns = columns(figures)
+        self.column = {name: index for index, name in enumerate(self.columns)}
+        self.values = np.full((processes, len(self.columns)), np.nan)
         host_of = np.arange(processes) * hosts // processes
         seen: set[int] = set()
         for rank in range(processes):
@@ -37,24 +39,24 @@ class FakeCluster:
             if rank:
                 seen.add(host)
             self.set(rank, rank=rank, role=ROLES.index(role), host=host, pid=1000 + rank, heartbeat=began)
-        codes = self.values[:, COLUMN["role"]]
+        codes = self.values[:, self.column["role"]]
         self.rollouts, self.relays = np.flatnonzero(codes == 3), np.flatnonzero(codes == 1)
 
     def set(self, row: int, **values: float) -> None:
         """Store values in one row."""
         for name, value in values.items():
-            self.values[row, COLUMN[name]] = value
+            self.values[row, self.column[name]] = value
 
     def add(self, rows: np.ndarray | int, **values: float | np.ndarray) -> None:
         """Count up."""
         for name, value in values.items():
-            before = np.nan_to_num(self.values[rows, COLUMN[name]])
-            self.values[rows, COLUMN[name]] = before + value
+            before = np.nan_to_num(self.values[rows, self.column[name]])
+            self.values[rows, self.column[name]] = before + value
 
     def gauge(self, rows: np.ndarray | int, **values: float | np.ndarray) -> None:
         """Store values in several rows."""
         for name, value in values.items():
-            self.values[rows, COLUMN[name]] = value
+            self.values[rows, self.column[name]] = value
 
     def advance(self, seconds: float) -> None:
         """Let every process work for so long."""
@@ -100,16 +102,16 @@ class FakeCluster:
             0,
             policy_version=published,
             loss=0.1 + 0.4 * (1 - progress),
-            td_error=0.2 + 0.5 * (1 - progress),
-            q_mean=90 * progress,
             grad_norm=1.0,
-            replay_size=min(total * 0 + np.nan_to_num(self.values[0, COLUMN["rows_recorded"]]), 100_000.0),
+            replay_size=min(total * 0 + np.nan_to_num(self.values[0, self.column["rows_recorded"]]), 100_000.0),
             replay_bytes=1e8,
             lag_p50=2.0,
             lag_p99=6.0,
             rollout_wait=0.0,
             model_nbytes=self.model_nbytes,
         )
+        if "td_error" in self.column:
+            self.gauge(0, td_error=0.2 + 0.5 * (1 - progress), q_mean=90 * progress)
         versions = 20 * seconds * self.model_nbytes
         others = self.relays[1:]
         self.gauge(self.relays, policy_version=np.maximum(published - 1, 0), seal_seconds=0.004)
@@ -132,5 +134,5 @@ class FakeCluster:
         )
 
     def table(self) -> np.ndarray:
-        """The counters [processes, COLUMNS]."""
+        """The counters [processes, columns]."""
         return self.values.copy()

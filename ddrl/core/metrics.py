@@ -1,12 +1,37 @@
-"""The columns of the counters table: what every process reports about itself.
+"""The columns of the counters table: what every process reports about itself, and how it adds up over the run.
 
 Each process owns one row and stores plain float64 values in it; a value nobody has stored yet is NaN (fresh memory is
-poison). Written by every role, read by telemetry. Counts only grow; gauges hold the last value."""
+poison). Written by every role, read by telemetry. Counts only grow; gauges hold the last value. Run-level series
+(ddrl.telemetry.series) follow from the `across` of each metric. A run's columns are METRICS and then the figures that
+its algorithm declares (`Declaration.figures`): these travel as data, so that no list changes for a new figure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from ddrl.core.errors import ConfigError
+from ddrl.core.roles import Role
+
+
+@dataclass(frozen=True)
+class Across:
+    """One run-level series: how a column of many processes becomes one number.
+
+    sum      over all processes of `role`; of a count: a total that only grows
+    mean     over the processes of `role` that report
+    rate     growth of the sum per second, over the window
+    share    the same of a column in seconds, for each process of `role`: 0 to 1
+    """
+
+    how: Literal["sum", "mean", "rate", "share"]
+    role: Role | None = None  # None: all processes
+    name: str = ""  # "", as unit and doc: the metric's own
+    unit: str = ""
+    doc: str = ""
+    scale: float = 1.0  # the number is divided by it
 
 
 @dataclass(frozen=True)
@@ -17,7 +42,21 @@ class Metric:
     kind: Literal["count", "gauge"]
     unit: str
     doc: str
+    across: tuple[Across, ...] = ()
 
+
+_TRAINER = (Across("mean", Role.TRAINER),)  # a gauge of the one trainer
+
+
+def _total(role: Role | None, *further: Across) -> tuple[Across, ...]:
+    return (Across("sum", role), *further)
+
+
+def _share(role: Role, name: str, doc: str) -> tuple[Across, ...]:
+    return (Across("share", role, name, "", doc),)
+
+
+MAX_GPUS = 8  # of a host, reported one by one
 
 METRICS: tuple[Metric, ...] = (
     # every role
@@ -32,27 +71,84 @@ METRICS: tuple[Metric, ...] = (
         "versions",
         "Version in use (rollout, evaluator), sealed (relay), published (trainer).",
     ),
-    Metric("bytes_sent", "count", "bytes", "Bytes given to MPI."),
+    Metric(
+        "bytes_sent",
+        "count",
+        "bytes",
+        "Bytes given to MPI.",
+        _total(
+            None,
+            Across(
+                "rate",
+                None,
+                "mpi_mb_per_s",
+                "MB/s",
+                "Bytes given to MPI, all together: parameters, experience and control.",
+                1e6,
+            ),
+        ),
+    ),
     Metric("bytes_received", "count", "bytes", "Bytes taken from MPI."),
     Metric("cpu_seconds", "count", "s", "Processor time used, all threads; measured once a host."),
     Metric("memory_bytes", "gauge", "bytes", "Resident memory without pages shared with others; measured once a host."),
     Metric("ended", "gauge", "", "1 once the process has done its last work."),
     # rollout
-    Metric("env_steps", "count", "env steps", "Environment steps taken (rollout) or recorded (trainer)."),
-    Metric("episodes", "count", "episodes", "Episodes ended."),
+    Metric(
+        "env_steps",
+        "count",
+        "env steps",
+        "Environment steps taken (rollout) or recorded (trainer): what run.max_env_steps counts.",
+        _total(
+            Role.TRAINER,
+            Across(
+                "rate", Role.ROLLOUT, "env_steps_per_s", "env steps/s", "Environment steps of all rollouts together."
+            ),
+        ),
+    ),
+    Metric("episodes", "count", "episodes", "Episodes ended.", _total(Role.ROLLOUT)),
     Metric("return_sum", "count", "return", "Sum of the raw returns of ended episodes."),
     Metric("episode_steps_sum", "count", "env steps", "Sum of the lengths of ended episodes."),
-    Metric("epsilon", "gauge", "", "Share of random actions."),
-    Metric("env_seconds", "count", "s", "Time inside the environments."),
-    Metric("act_seconds", "count", "s", "Time choosing actions."),
-    Metric("wait_seconds", "count", "s", "Time waiting: a full lane (rollout), no data to learn from (trainer)."),
-    Metric("rows_dropped", "count", "rows", "Rows dropped at a full lane."),
+    Metric("epsilon", "gauge", "", "Share of random actions.", (Across("mean", Role.ROLLOUT),)),
+    Metric(
+        "env_seconds",
+        "count",
+        "s",
+        "Time inside the environments.",
+        _share(Role.ROLLOUT, "env_share", "Share of the rollouts' time inside the environments."),
+    ),
+    Metric(
+        "act_seconds",
+        "count",
+        "s",
+        "Time choosing actions.",
+        _share(Role.ROLLOUT, "act_share", "Share of the rollouts' time choosing actions."),
+    ),
+    Metric(
+        "wait_seconds",
+        "count",
+        "s",
+        "Time waiting: a full lane (rollout), no data to learn from (trainer).",
+        (
+            *_share(Role.ROLLOUT, "rollout_wait_share", "Share of the rollouts' time waiting at a full lane."),
+            *_share(Role.TRAINER, "trainer_wait_share", "Share of the trainer's time waiting for data."),
+        ),
+    ),
+    Metric("rows_dropped", "count", "rows", "Rows dropped at a full lane.", _total(Role.ROLLOUT)),
     Metric("fetches", "count", "versions", "Newer versions taken into use."),
     # relay
-    Metric("model_bytes_sent", "count", "bytes", "Bytes of parameters sent to other relays, headers included."),
+    Metric(
+        "model_bytes_sent",
+        "count",
+        "bytes",
+        "Bytes of parameters sent to other relays, headers included.",
+        _total(
+            Role.RELAY,
+            Across("rate", Role.RELAY, "model_mb_per_s", "MB/s", "Parameters sent between relays, all together.", 1e6),
+        ),
+    ),
     Metric("model_bytes_received", "count", "bytes", "Bytes of parameters received, headers included."),
     Metric("versions_sealed", "count", "versions", "Versions handed to this host's rollouts."),
-    Metric("checksum_failures", "count", "versions", "Versions refused for a wrong checksum."),
+    Metric("checksum_failures", "count", "versions", "Versions refused for a wrong checksum.", _total(Role.RELAY)),
     Metric(
         "rows_forwarded", "count", "rows", "Rows of experience sent to the root (relay) or received from relays (root)."
     ),
@@ -84,27 +180,133 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_utilization", "gauge", "", "Mean share of time that this host's GPUs computed, by NVML."),
     Metric("gpu_memory_bytes", "gauge", "bytes", "Memory in use on this host's GPUs together."),
     Metric("gpu_memory_total_bytes", "gauge", "bytes", "Memory of this host's GPUs together."),
+    *(
+        metric
+        for gpu in range(MAX_GPUS)
+        for metric in (
+            Metric(
+                f"gpu{gpu}_utilization", "gauge", "", f"Share of time that GPU {gpu} of this host computed, by NVML."
+            ),
+            Metric(f"gpu{gpu}_memory", "gauge", "", f"Share of the memory of GPU {gpu} of this host in use, by NVML."),
+        )
+    ),
     # trainer
     Metric("model_nbytes", "gauge", "bytes", "Size of the parameter vector that is published (S)."),
-    Metric("updates", "count", "updates", "Optimizer steps."),
-    Metric("publishes", "count", "versions", "Versions published."),
+    Metric(
+        "updates",
+        "count",
+        "updates",
+        "Optimizer steps.",
+        _total(Role.TRAINER, Across("rate", Role.TRAINER, "updates_per_s", "updates/s")),
+    ),
+    Metric(
+        "publishes",
+        "count",
+        "versions",
+        "Versions published.",
+        _total(Role.TRAINER, Across("rate", Role.TRAINER, "publishes_per_s", "versions/s")),
+    ),
     Metric("publish_deferred", "count", "versions", "Publishes put off because every mailbox slot was in use."),
-    Metric("loss", "gauge", "", "Loss of a recent update."),
-    Metric("td_error", "gauge", "", "Mean absolute TD error of a recent batch."),
-    Metric("q_mean", "gauge", "", "Mean action value of a recent batch."),
-    Metric("grad_norm", "gauge", "", "Gradient norm before clipping of a recent update."),
-    Metric("learn_seconds", "count", "s", "Time in optimizer steps."),
-    Metric("sample_seconds", "count", "s", "Time drawing batches and writing back priorities."),
-    Metric("record_seconds", "count", "s", "Time moving rows from lanes to replay."),
-    Metric("publish_seconds", "count", "s", "Time writing parameters to the mailbox."),
-    Metric("checkpoint_seconds", "count", "s", "Time writing checkpoints."),
-    Metric("rows_recorded", "count", "transitions", "Records written to replay."),
-    Metric("samples", "count", "transitions", "Transitions learned from."),
-    Metric("replay_size", "gauge", "transitions", "Records in replay."),
-    Metric("replay_bytes", "gauge", "bytes", "Memory held by replay."),
-    Metric("lag_p50", "gauge", "versions", "Median policy lag of recently consumed samples."),
-    Metric("lag_p99", "gauge", "versions", "99th percentile of the policy lag of recently consumed samples."),
+    Metric("loss", "gauge", "", "Loss of a recent update.", _TRAINER),
+    Metric("grad_norm", "gauge", "", "Gradient norm before clipping of a recent update.", _TRAINER),
+    Metric(
+        "learn_seconds",
+        "count",
+        "s",
+        "Time in optimizer steps.",
+        _share(Role.TRAINER, "learn_share", "Share of the trainer's time in optimizer steps."),
+    ),
+    Metric(
+        "sample_seconds",
+        "count",
+        "s",
+        "Time drawing batches and writing back priorities.",
+        _share(
+            Role.TRAINER, "sample_share", "Share of the trainer's time drawing batches and writing back priorities."
+        ),
+    ),
+    Metric(
+        "record_seconds",
+        "count",
+        "s",
+        "Time moving rows from lanes to replay.",
+        _share(Role.TRAINER, "record_share", "Share of the trainer's time moving rows from lanes to replay."),
+    ),
+    Metric(
+        "publish_seconds",
+        "count",
+        "s",
+        "Time writing parameters to the mailbox.",
+        _share(Role.TRAINER, "publish_share", "Share of the trainer's time writing parameters to the mailbox."),
+    ),
+    Metric(
+        "checkpoint_seconds",
+        "count",
+        "s",
+        "Time writing checkpoints.",
+        _share(Role.TRAINER, "checkpoint_share", "Share of the trainer's time writing checkpoints."),
+    ),
+    Metric("rows_recorded", "count", "transitions", "Records written to replay.", _total(Role.TRAINER)),
+    Metric("samples", "count", "transitions", "Transitions learned from.", _total(Role.TRAINER)),
+    Metric("replay_size", "gauge", "transitions", "Records in replay.", _TRAINER),
+    Metric("replay_bytes", "gauge", "bytes", "Memory held by replay.", _TRAINER),
+    Metric(
+        "lag_p50",
+        "gauge",
+        "versions",
+        "Median policy lag of recently consumed samples, their age in replay included.",
+        _TRAINER,
+    ),
+    Metric(
+        "lag_p99",
+        "gauge",
+        "versions",
+        "99th percentile of the policy lag of recently consumed samples, their age in replay included.",
+        _TRAINER,
+    ),
+    Metric(
+        "arrival_lag_p50", "gauge", "versions", "Median policy lag of rows at their arrival at the trainer.", _TRAINER
+    ),
+    Metric(
+        "arrival_lag_p99",
+        "gauge",
+        "versions",
+        "99th percentile of the policy lag of rows at their arrival at the trainer.",
+        _TRAINER,
+    ),
     Metric("rollout_wait", "gauge", "", "1 while the trainer holds rollouts back to keep samples_per_insert, else 0."),
 )
 
-COLUMNS: tuple[str, ...] = tuple(metric.name for metric in METRICS)
+# What algorithms report where none declares figures of its own.
+FIGURES: tuple[Metric, ...] = (
+    Metric("td_error", "gauge", "", "Mean absolute TD error of a recent batch."),
+    Metric("q_mean", "gauge", "", "Mean action value of a recent batch."),
+)
+
+RESERVED = frozenset({"level", "tick", "time", "wall_seconds"})  # columns of the tables that hold series
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+def run_metrics(figures: Sequence[Metric] = FIGURES) -> tuple[Metric, ...]:
+    """All columns of a run: METRICS, then the algorithm's figures, which are gauges of the trainer unless they say
+    otherwise.
+
+    Raises ConfigError for a figure whose name is taken or is no plain name."""
+    taken = {metric.name for metric in METRICS} | {across.name for metric in METRICS for across in metric.across}
+    whole: list[Metric] = list(METRICS)
+    for figure in figures:
+        if not _NAME.fullmatch(figure.name):
+            raise ConfigError(f"figure {figure.name!r}: a name of small letters, digits and _ is wanted")
+        if figure.name in taken or figure.name in RESERVED:
+            raise ConfigError(f"figure {figure.name!r}: the name is taken; see ddrl.core.metrics")
+        taken.add(figure.name)
+        whole.append(figure if figure.across else replace(figure, across=_TRAINER))
+    return tuple(whole)
+
+
+def columns(figures: Sequence[Metric] = FIGURES) -> tuple[str, ...]:
+    """Names of a run's columns, in the order of the table; those of METRICS stand at the same place in every run."""
+    return tuple(metric.name for metric in run_metrics(figures))
+
+
+COLUMNS: tuple[str, ...] = columns()

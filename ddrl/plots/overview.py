@@ -11,7 +11,7 @@ from ddrl.plots.frame import COLORS, add_line, minutes, new_figure, say_nothing_
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES
 
-_SERIES = {series.name: series for series in SERIES}
+_SERIES = {series.name: series for series in SERIES}  # where a table does not say what its series are
 _TITLES = {
     "env_steps_per_s": "Environment steps per second",
     "updates_per_s": "Updates per second",
@@ -81,9 +81,10 @@ def series_over(
     runs: Mapping[str, Table], name: str, *, x: str = "env_steps", height: int = 240, log: bool = False
 ) -> go.Figure:
     """One run-level series of one run or several. `runs`: name -> Run.series() with `name` and `x`."""
-    series = _SERIES[name]
+    about = next((table.about[name] for table in runs.values() if name in table.about), _SERIES.get(name))
+    unit = about.unit if about else ""
     positions, label = _x_axis(runs, x)
-    figure = new_figure(_TITLES.get(name, name), label, series.unit, height=height, legend=len(runs) > 1)
+    figure = new_figure(_TITLES.get(name, name), label, unit, height=height, legend=len(runs) > 1)
     shown = False
     for index, (run, table) in enumerate(runs.items()):
         if len(table) and np.isfinite(table[name]).any():

@@ -23,7 +23,7 @@ def settings_table(
     `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not
     all alike (with one run: in which it departs from the defaults). Settings that this version does not know are listed
     last."""
-    default = _flat(asdict(Config()))
+    default = _flat({name: values for name, values in asdict(Config()).items() if name != "tables"})
     meanings = {info.name: info for info in describe_settings()}
     values = {name: _flat(tree) for name, tree in runs.items()}
     foreign = sorted({setting for tree in values.values() for setting in tree} - set(default))
@@ -47,8 +47,13 @@ def settings_table(
     return {name: np.array([row[name] for row in rows], object) for name in names}
 
 
-def _flat(tree: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    return {f"{section}.{name}": _text(value) for section, values in tree.items() for name, value in values.items()}
+def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by their full name; the table of a plug-in is one level deeper (learner.c51.atoms)."""
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        below = _flat(value) if isinstance(value, Mapping) else None
+        flat |= {name: _text(value)} if below is None else {f"{name}.{key}": text for key, text in below.items()}
+    return flat
 
 
 def _text(value: Any) -> str:

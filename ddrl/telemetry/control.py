@@ -2,9 +2,9 @@
 event.
 
 `ControlServer` belongs to the trainer's process, whose loop polls it (about a microsecond when nobody asks); `attach`
-gives a notebook or another terminal the other end. Protocol: a ZeroMQ ROUTER, messages of two parts, the protocol's
-name and version, then JSON. A message that is not ours is dropped and noted; it never reaches a handler. Bound to
-loopback unless `telemetry.bind` says otherwise, then with CURVE keys."""
+gives a notebook or another terminal the other end. Protocol: a ZeroMQ ROUTER with CURVE keys (`ddrl.telemetry.keys`),
+always; messages of two parts, the protocol's name and version, then JSON. Whoever does not hold the run's key is not
+heard; a message that is not ours is dropped and noted, and never reaches a handler."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import zmq
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
-from ddrl.telemetry import keys
+from ddrl.telemetry import keys, wire
 from ddrl.telemetry.directory import find_runs, run_state
 from ddrl.telemetry.live import LiveReader, announce, bind, is_alive, read_live_file
 from ddrl.telemetry.reading import Run
@@ -30,13 +30,16 @@ SETTABLE = ("learner.lr", "rollout.epsilon", "replay.samples_per_insert", "clust
 MAX_MESSAGE = 65536  # bytes; longer ones are not ours
 
 
+Word = Annotated[str, msgspec.Meta(max_length=128)]  # a command, a setting, its value: what ends up in an event
+
+
 class Request(msgspec.Struct, forbid_unknown_fields=True):
     """One command; `name` and `value` for `set` alone."""
 
     id: int
-    command: str
-    name: str = ""
-    value: float | str | None = None
+    command: Word
+    name: Word = ""
+    value: float | Word | None = None
 
 
 class Reply(msgspec.Struct):
@@ -46,6 +49,19 @@ class Reply(msgspec.Struct):
     ok: bool
     text: str
     fields: dict[str, Any] = {}
+
+
+_REQUEST_DECODER = msgspec.json.Decoder(Request)
+_REPLY_DECODER = msgspec.json.Decoder(Reply)
+
+
+def read_request(parts: list[bytes]) -> Request:
+    """The command in a message's parts (who asks, protocol, JSON); MessageError for anything else."""
+    if len(parts) != 3 or parts[1] != TOPIC:
+        raise MessageError(
+            "a message on the control socket was not one of ddrl's and was dropped: does another program use the port?"
+        )
+    return wire.decode(parts[2], _REQUEST_DECODER, "a command on the control socket could not be read and was dropped")
 
 
 def check_setting(config: Config, name: str, value: object) -> float | str | None:
@@ -97,13 +113,13 @@ class ControlServer:
         self._gate: keys.Gate | None = None
         try:
             self._socket.set(zmq.LINGER, 500)
-            self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
-            server_key = keys.secure_server(self._socket, run_dir, config.telemetry)
-            self._gate = keys.start_authenticator(self._context, run_dir) if server_key else None
+            wire.limit(self._socket, MAX_MESSAGE)
+            control_key = keys.secure_server(self._socket, run_dir)
+            self._gate = keys.start_authenticator(self._context, run_dir)
             self.endpoint = bind(
                 self._socket, config.telemetry.bind, config.telemetry.control_port, "telemetry.control_port"
             )
-            announce(run_dir, control=self.endpoint, server_key=server_key)
+            announce(run_dir, control=self.endpoint, control_key=control_key)
         except BaseException:
             self.close()
             raise
@@ -112,11 +128,10 @@ class ControlServer:
     def poll(self, most: int = 16) -> int:
         """Answer what has arrived, at most so many; returns how many. Never blocks."""
         done = 0
-        while done < most and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
-            parts = self._socket.recv_multipart()
+        while done < most and (parts := wire.receive(self._socket, 3, MAX_MESSAGE)) is not None:
             done += 1
             try:
-                request = self._read(parts)
+                request = read_request(parts)
             except MessageError as error:
                 self._foreign += 1
                 if (
@@ -132,17 +147,6 @@ class ControlServer:
         """For a paused loop: wait up to so long for a command, then `poll`."""
         self._socket.poll(int(seconds * 1000))
         return self.poll()
-
-    def _read(self, parts: list[bytes]) -> Request:
-        if len(parts) != 3 or parts[1] != TOPIC:
-            raise MessageError(
-                "a message on the control socket was not one of ddrl's and was dropped: does another program use the "
-                "port?"
-            )
-        try:
-            return msgspec.json.decode(parts[2], type=Request)
-        except msgspec.DecodeError as error:
-            raise MessageError(f"a command on the control socket could not be read and was dropped ({error})") from None
 
     def _answer(self, request: Request) -> Reply:
         command = request.command
@@ -204,7 +208,8 @@ class Attached:
         self._socket = self._context.socket(zmq.DEALER)
         try:
             self._socket.set(zmq.LINGER, 0)
-            keys.secure_client(self._socket, path, live.server_key)
+            wire.limit(self._socket, 16 * MAX_MESSAGE)
+            keys.secure_client(self._socket, path, live.control_key)
             self._socket.connect(live.control)
         except BaseException:
             self.close()
@@ -252,23 +257,21 @@ class Attached:
         request = Request(next(self._ids), command, name, value)
         self._socket.send_multipart([TOPIC, msgspec.json.encode(request)])
         while self._socket.poll(int(self.timeout * 1000)):
-            parts = self._socket.recv_multipart()
-            try:
-                if len(parts) != 2 or parts[0] != TOPIC:
-                    raise msgspec.DecodeError("not ddrl's protocol")
-                reply = msgspec.json.decode(parts[1], type=Reply)
-            except msgspec.DecodeError as error:
-                raise MessageError(
-                    f"{self.path}: the answer on its control port is not a run's ({error}): does another program use "
-                    "the port?"
-                ) from None
+            parts = wire.receive(self._socket, 2, 16 * MAX_MESSAGE)
+            if parts is None:
+                continue
+            what = f"{self.path}: the answer on its control port is not a run's: does another program use the port?"
+            if len(parts) != 2 or parts[0] != TOPIC:
+                raise MessageError(what)
+            reply = wire.decode(parts[1], _REPLY_DECODER, what)
             if reply.id != request.id:  # the late answer to a command that was given up
                 continue
             if not reply.ok:
                 raise MessageError(f"{self.path}: {reply.text}")
             return reply
         raise MessageError(
-            f"{self.path} did not answer '{command}' within {self.timeout:g} s: it is busy (a checkpoint?) or has died"
+            f"{self.path} did not answer '{command}' within {self.timeout:g} s: it is busy (a checkpoint?), has "
+            "died, or has other keys than keys/client.secret here"
         )
 
     def close(self) -> None:

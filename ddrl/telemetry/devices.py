@@ -1,24 +1,26 @@
 """Processor, memory and GPU use of one host, written to the counters of its processes.
 
-One process per host (its relay; the trainer in a local run) keeps a `HostSampler`: it reads /proc for every process
+One process per host (its relay; the trainer in a local run) keeps a `HostSampler`: it asks psutil about every process
 that its host's counters name, and NVML where there is one, so that no rollout spends a microsecond on it. Imports no
 stage; takes the counters as an argument."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import math
+import sys
 import threading
-from pathlib import Path
+import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.core.metrics import MAX_GPUS
 from ddrl.core.roles import Role
 from ddrl.telemetry.series import COLUMN, ROLES
 
-_TICK = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 SAMPLE_PERIOD = 2.0  # [s] between looks at a host's processes
 
 
@@ -41,27 +43,29 @@ class ProcessUse(NamedTuple):
     memory_bytes: float
 
 
-class GpuUse(NamedTuple):
-    """What a host's GPUs do: mean utilization 0 to 1, memory in use and in all."""
+def process_use(pid: int) -> ProcessUse | None:
+    """Processor time and private resident memory of a process of this machine; None where it is gone."""
+    import psutil  # needed by the one process of a host that samples
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info()
+    except psutil.Error:
+        return None
+    return ProcessUse(times.user + times.system, float(memory.rss - getattr(memory, "shared", 0)))
+
+
+class Gpu(NamedTuple):
+    """What one GPU does: shares from 0 to 1, memory in bytes; NaN for what NVML does not say."""
 
     utilization: float
     memory_bytes: float
     memory_total_bytes: float
 
 
-def process_use(pid: int) -> ProcessUse | None:
-    """Processor time and private resident memory of a process of this machine; None where it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        pages = Path(f"/proc/{pid}/statm").read_text().split()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return ProcessUse((int(fields[11]) + int(fields[12])) / _TICK, (int(pages[1]) - int(pages[2])) * _PAGE)
-
-
 class Gpus:
-    """NVML, where the package and a driver are there; else `use()` is None and nothing is said."""
+    """NVML, where the package and a driver are there; else `use()` is empty and nothing is said."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -70,27 +74,38 @@ class Gpus:
             import pynvml
 
             pynvml.nvmlInit()
+            self._nvml = pynvml
+            self._devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         except (
             Exception
-        ):  # no package, no driver, or a driver that refuses: a host without GPUs as far as telemetry can tell
-            return
-        self._nvml = pynvml
-        self._devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        ):  # no package, no driver, or one that refuses: a host without GPUs as far as telemetry can tell
+            self._devices = []
 
-    def use(self) -> GpuUse | None:
-        """What the GPUs do now."""
-        if not self._devices:
-            return None
-        busy = [self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in self._devices]
-        memory = [self._nvml.nvmlDeviceGetMemoryInfo(device) for device in self._devices]
-        return GpuUse(
-            sum(busy) / len(busy), float(sum(info.used for info in memory)), float(sum(info.total for info in memory))
-        )
+    def use(self) -> list[Gpu]:
+        """What each GPU does now."""
+        return [
+            Gpu(
+                self._ask(lambda device=device: self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100),
+                self._ask(lambda device=device: self._nvml.nvmlDeviceGetMemoryInfo(device).used),
+                self._ask(lambda device=device: self._nvml.nvmlDeviceGetMemoryInfo(device).total),
+            )
+            for device in self._devices
+        ]
+
+    def _ask(self, question: Callable[[], float]) -> float:
+        """The answer; NaN where NVML has none, which under MIG or after a lost device is so for some questions only."""
+        try:
+            return float(question())
+        except Exception as error:
+            if not isinstance(error, getattr(self._nvml, "NVMLError", Exception)):
+                raise
+            return math.nan
 
     def close(self) -> None:
         """Let go of the driver."""
         if self._nvml is not None:
-            self._nvml.nvmlShutdown()
+            with contextlib.suppress(Exception):  # a driver that was lost
+                self._nvml.nvmlShutdown()
             self._nvml = None
             self._devices = []
 
@@ -98,7 +113,11 @@ class Gpus:
 class HostSampler:
     """Samples this host every `period` seconds in a thread of its own (`start`), or when told (`sample`)."""
 
-    def __init__(self, counters: Counters, *, period: float = SAMPLE_PERIOD) -> None:
+    def __init__(
+        self, counters: Counters, *, period: float = SAMPLE_PERIOD, report: Callable[[str], None] | None = None
+    ) -> None:
+        self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._reported: set[str] = set()
         self._counters = counters
         self._period = period
         self._gpus = Gpus()
@@ -112,21 +131,41 @@ class HostSampler:
         return self
 
     def sample(self) -> None:
-        """Write cpu_seconds and memory_bytes of every process of the host, and its GPUs' use in its relay's row."""
+        """Write what every process of the host has used, and its GPUs' use in its relay's row. What one source cannot
+        say never keeps another from being read; it is reported once."""
         table = self._counters.table()
+        for source in (self._sample_processes, self._sample_gpus):
+            try:
+                source(table)
+            except Exception:  # whatever a driver raises, the processors are still to be sampled
+                if source.__name__ not in self._reported:
+                    self._reported.add(source.__name__)
+                    self._report(f"telemetry: {source.__name__.strip('_')}: {traceback.format_exc().rstrip()}")
+
+    def _sample_processes(self, table: NDArray[np.float64]) -> None:
         for index in np.flatnonzero(~np.isnan(table[:, COLUMN["pid"]])):
             use = process_use(int(table[index, COLUMN["pid"]]))
             if use is not None:
                 row = self._counters.row(int(index))
                 row["cpu_seconds"].set(use.cpu_seconds)
                 row["memory_bytes"].set(use.memory_bytes)
+
+    def _sample_gpus(self, table: NDArray[np.float64]) -> None:
         gpus = self._gpus.use()
-        if gpus is not None and len(table):
-            relays = np.flatnonzero(table[:, COLUMN["role"]] == ROLES.index(Role.RELAY))
-            row = self._counters.row(int(relays[0]) if relays.size else 0)
-            row["gpu_utilization"].set(gpus.utilization)
-            row["gpu_memory_bytes"].set(gpus.memory_bytes)
-            row["gpu_memory_total_bytes"].set(gpus.memory_total_bytes)
+        if not gpus or not len(table):
+            return
+        relays = np.flatnonzero(table[:, COLUMN["role"]] == ROLES.index(Role.RELAY))
+        row = self._counters.row(int(relays[0]) if relays.size else 0)
+        use = np.array(gpus)
+        told = ~np.isnan(use)
+        if told[:, 0].any():
+            row["gpu_utilization"].set(float(use[told[:, 0], 0].mean()))
+        for name, column in (("gpu_memory_bytes", 1), ("gpu_memory_total_bytes", 2)):
+            if told[:, column].any():
+                row[name].set(float(use[told[:, column], column].sum()))
+        for index, gpu in enumerate(gpus[:MAX_GPUS]):
+            row[f"gpu{index}_utilization"].set(gpu.utilization)
+            row[f"gpu{index}_memory"].set(gpu.memory_bytes / gpu.memory_total_bytes)
 
     def _work(self) -> None:
         while True:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +15,11 @@ import tomli_w
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, RunDirError
-from ddrl.core.settings import config_from_toml
+from ddrl.core.settings import config_from_toml, describe_settings
 from ddrl.telemetry.live import is_alive, read_live_file
 from ddrl.telemetry.store import FILE_NAME
 
+SECTIONS = frozenset(info.name.partition(".")[0] for info in describe_settings())
 State = Literal["running", "ended", "dead"]
 
 
@@ -32,20 +32,22 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
         raise RunDirError(
             f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RunDirError(f"{path} is half-written ({error})") from None
 
 
 @lru_cache(maxsize=64)  # a page looks at it once a second
 def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
     settings = tomllib.loads(path.read_text())
-    known = {
-        section.name: {item.name for item in fields(getattr(Config(), section.name))} for section in fields(Config)
-    }
+    known = {info.name for info in describe_settings()}
     tree = {
-        section: {name: value for name, value in values.items() if name in known[section]}
+        section: {
+            name: value
+            for name, value in values.items()
+            if f"{section}.{name}" in known or isinstance(value, dict)  # a table is that of a plug-in
+        }
         for section, values in settings.items()
-        if section in known and isinstance(values, dict)
+        if section in SECTIONS and isinstance(values, dict)
     }
     try:
         return settings, config_from_toml(tomli_w.dumps(tree), str(path))

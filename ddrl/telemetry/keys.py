@@ -1,20 +1,19 @@
-"""CURVE keys of a run's sockets: none on loopback, one pair for the server and one for its clients elsewhere.
+"""CURVE keys of a run's sockets: commands are authenticated always, records where they leave the machine.
 
-Where `telemetry.bind` is not a loopback address, RUN/keys holds server.secret and client.secret (readable by their
-owner alone); only a client that holds a copy of client.secret is let in. Copy RUN/keys/client.secret and the server's
-public key (in RUN/live.json) to the machine that watches, or reach the loopback ports through an ssh tunnel and copy
-nothing."""
+RUN/keys holds server.secret and client.secret, readable by their owner alone; only a client that holds client.secret is
+let in. So another user of the machine, who may reach the ports of loopback, can neither stop nor change a run. Copy
+RUN/keys/client.secret and RUN/live.json, which holds the server's public key, to the machine that steers, or log in to
+the one that runs."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 
-from ddrl.core.config import TelemetryConfig
 from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.files import write_atomically
 
 _FOLDER = "keys"
 _DOMAIN = b"ddrl"
@@ -33,15 +32,12 @@ def is_loopback(address: str) -> bool:
     return address == "localhost" or address.startswith("127.") or address in ("::1", "[::1]")
 
 
-def secure_server(sock: zmq.Socket[bytes], run_dir: Path, config: TelemetryConfig) -> str:
-    """Encrypt a socket that is about to be bound beyond loopback; returns the public key that clients need, "" on
-    loopback."""
-    if is_loopback(config.bind):
-        return ""
+def secure_server(sock: zmq.Socket[bytes], run_dir: Path) -> str:
+    """Encrypt a socket that is about to be bound; returns the public key that its clients need."""
     if not zmq.has("curve"):
         raise ConfigError(
-            f"telemetry.bind = {config.bind}: this build of pyzmq has no CURVE encryption; bind to 127.0.0.1 and use "
-            "an ssh tunnel"
+            "this build of pyzmq has no CURVE encryption, without which a run takes no commands: install the pyzmq of "
+            "PyPI, or set telemetry.live = false"
         )
     server = _pair(run_dir / _FOLDER / "server.secret")
     _pair(run_dir / _FOLDER / "client.secret")
@@ -54,7 +50,7 @@ def secure_server(sock: zmq.Socket[bytes], run_dir: Path, config: TelemetryConfi
 
 def start_authenticator(context: zmq.Context[Any], run_dir: Path) -> Gate:
     """Let in only clients that hold RUN/keys/client.secret; returns what must be stopped with the context."""
-    from zmq.auth.thread import ThreadAuthenticator  # starts a thread module that loopback runs never need
+    from zmq.auth.thread import ThreadAuthenticator  # runs that take no commands never need it
 
     public, _ = _pair(run_dir / _FOLDER / "client.secret")
     folder = run_dir / _FOLDER / "clients"
@@ -75,26 +71,35 @@ def secure_client(sock: zmq.Socket[bytes], run_dir: Path, server_key: str) -> No
         secret = path.read_bytes().strip()
     except OSError as error:
         raise RunDirError(
-            f"cannot read {path} ({error.strerror}): the run's sockets are encrypted; copy that file from the "
-            "machine that runs"
+            f"cannot read {path} ({error.strerror}): only who holds this key may steer the run; "
+            "on another machine, copy the file there"
         ) from None
-    sock.curve_secretkey = secret
-    sock.curve_publickey = zmq.curve_public(secret)
-    sock.curve_serverkey = server_key.encode()
+    try:
+        public = zmq.curve_public(secret)
+        sock.curve_secretkey = secret
+        sock.curve_publickey = public
+        sock.curve_serverkey = server_key.encode()
+    except (ValueError, UnicodeError, zmq.ZMQError) as error:
+        raise RunDirError(
+            f"the keys of {run_dir} are damaged ({error}): copy keys/client.secret and live.json from the machine that "
+            "runs once more"
+        ) from None
 
 
 def _pair(path: Path) -> tuple[bytes, bytes]:
-    """The key pair whose secret half is in `path`, made where there is none: (public, secret)."""
+    """The key pair whose secret half is in `path`, made where there is none or it is damaged: (public, secret)."""
     try:
         secret = path.read_bytes().strip()
+        path.chmod(0o600)
         return zmq.curve_public(secret), secret
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, zmq.ZMQError):
         pass
+    except OSError as error:
+        raise RunDirError(f"cannot read {path} ({error.strerror}): choose another run.dir") from None
     public, secret = zmq.curve_keypair()
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secret)
+        write_atomically(path, secret, mode=0o600)
     except OSError as error:
         raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
     return public, secret

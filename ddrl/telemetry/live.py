@@ -17,14 +17,17 @@ import msgspec
 import numpy as np
 import zmq
 
+from ddrl.channels.segment import start_time
 from ddrl.core.config import TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
-from ddrl.core.metrics import COLUMNS
-from ddrl.telemetry import keys
+from ddrl.core.files import write_atomically
+from ddrl.telemetry import keys, wire
 from ddrl.telemetry.record import Evaluation, Event, Record
 
 LIVE_FILE = "live.json"
-TOPIC = b"ddrl.telemetry.1 "
+TOPIC = b"ddrl.telemetry.2 "
+MAX_LIVE_FILE = 65536  # bytes
+MAX_MESSAGE = 64 << 20  # bytes; a record of ten thousand processes has 8 MB
 
 
 class LiveFile(msgspec.Struct, omit_defaults=True):
@@ -35,7 +38,11 @@ class LiveFile(msgspec.Struct, omit_defaults=True):
     pid_started: float = 0.0
     stream: str = ""
     control: str = ""
-    server_key: str = ""  # public CURVE key, where the sockets are encrypted
+    server_key: str = ""  # public CURVE key of the stream, where that is encrypted
+    control_key: str = ""  # of the commands
+
+
+_LIVE_FILE_DECODER = msgspec.json.Decoder(LiveFile)
 
 
 class _RecordMessage(msgspec.Struct, tag="record"):
@@ -44,7 +51,7 @@ class _RecordMessage(msgspec.Struct, tag="record"):
     wall_seconds: float
     series: dict[str, float | None]
     processes: int
-    columns: int
+    columns: tuple[str, ...]
     table: bytes
 
 
@@ -79,7 +86,8 @@ def encode(item: Record | Event | Evaluation) -> bytes:
                 item.time,
                 item.wall_seconds,
                 dict(item.series),
-                *item.table.shape,
+                len(item.table),
+                item.columns,
                 item.table.astype("<f8").tobytes(),
             )
         case Event():
@@ -102,21 +110,18 @@ def encode(item: Record | Event | Evaluation) -> bytes:
 
 def decode(data: bytes) -> Record | Event | Evaluation:
     """Read what `encode` made; MessageError for anything else."""
-    try:
-        message = _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise MessageError(
-            f"a message on the telemetry socket is not one of ddrl's ({error}): does another program use it?"
-        ) from None
+    message = wire.decode(
+        data, _DECODER, "a message on the telemetry socket is not one of ddrl's: does another program use it?"
+    )
     if isinstance(message, _RecordMessage):
-        if message.columns != len(COLUMNS) or len(message.table) != message.processes * message.columns * 8:
+        if message.processes < 0 or len(message.table) != message.processes * len(message.columns) * 8:
             raise MessageError(
-                f"a record on the telemetry socket holds {message.columns} counters, this ddrl knows {len(COLUMNS)}: "
-                "it comes from another version"
+                f"a record on the telemetry socket is not one of ddrl's: {len(message.table)} bytes are no table of "
+                f"{message.processes} processes and {len(message.columns)} counters"
             )
-        table = np.frombuffer(message.table, "<f8").reshape(message.processes, message.columns).copy()
+        table = np.frombuffer(message.table, "<f8").reshape(message.processes, len(message.columns)).copy()
         series = {name: float("nan") if value is None else value for name, value in message.series.items()}
-        return Record(message.tick, message.time, message.wall_seconds, series, table)
+        return Record(message.tick, message.time, message.wall_seconds, series, table, message.columns)
     if isinstance(message, _EventMessage):
         return Event(message.time, message.wall_seconds, message.kind, message.text, message.fields)
     return Evaluation(
@@ -135,15 +140,13 @@ def announce(run_dir: Path, **where: str) -> None:
     """Write addresses of this process to RUN/live.json (atomically), keeping those it announced before."""
     path = run_dir / LIVE_FILE
     known = read_live_file(run_dir)
-    mine = LiveFile(os.getpid(), socket.gethostname(), _started(os.getpid()))
+    mine = LiveFile(os.getpid(), socket.gethostname(), start_time(os.getpid()))
     if known is not None and (known.pid, known.host, known.pid_started) == (mine.pid, mine.host, mine.pid_started):
         mine = known
     for name, value in where.items():
         setattr(mine, name, value)
-    partial = path.with_suffix(".partial")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(mine)))
-        partial.replace(path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(mine)), sync=False)
     except OSError as error:
         raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
 
@@ -151,8 +154,9 @@ def announce(run_dir: Path, **where: str) -> None:
 def read_live_file(run_dir: Path) -> LiveFile | None:
     """What RUN/live.json says; None where there is none or it is not ours."""
     try:
-        return msgspec.json.decode((run_dir / LIVE_FILE).read_bytes(), type=LiveFile)
-    except (OSError, msgspec.DecodeError):
+        with (run_dir / LIVE_FILE).open("rb") as file:
+            return wire.decode(file.read(MAX_LIVE_FILE), _LIVE_FILE_DECODER, LIVE_FILE)
+    except (OSError, MessageError):
         return None
 
 
@@ -161,19 +165,8 @@ def is_alive(live: LiveFile) -> bool:
     seen."""
     if live.host != socket.gethostname():
         return True
-    started = _started(live.pid)
+    started = start_time(live.pid)
     return started > 0 and (not live.pid_started or started == live.pid_started)
-
-
-def _started(pid: int) -> float:
-    """When a process began, in clock ticks since boot; 0 where there is no such process. Tells a reused pid from the
-    old one."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return 0.0 if fields[0] in "ZX" else float(fields[19])
 
 
 def bind(sock: zmq.Socket[bytes], address: str, port: int, setting: str) -> str:
@@ -198,7 +191,7 @@ class LiveStream:
         try:
             self._socket.set(zmq.LINGER, 200)
             self._socket.set(zmq.SNDHWM, 64)
-            server_key = keys.secure_server(self._socket, run_dir, config)
+            server_key = "" if keys.is_loopback(config.bind) else keys.secure_server(self._socket, run_dir)
             self._gate = keys.start_authenticator(self._context, run_dir) if server_key else None
             self.endpoint = bind(self._socket, config.bind, config.live_port, "telemetry.live_port")
             announce(run_dir, stream=self.endpoint, server_key=server_key)
@@ -247,6 +240,7 @@ class LiveReader:
         try:
             self._socket.set(zmq.LINGER, 0)
             self._socket.set(zmq.RCVHWM, 256)
+            wire.limit(self._socket, MAX_MESSAGE)
             keys.secure_client(self._socket, run_dir, live.server_key)
             self._socket.subscribe(TOPIC)
             self._socket.connect(live.stream)
@@ -261,14 +255,12 @@ class LiveReader:
             return []
         items: list[Record | Event | Evaluation] = []
         while True:
-            try:
-                parts = self._socket.recv_multipart(flags=zmq.NOBLOCK)
-            except zmq.Again:
+            parts = wire.receive(self._socket, 2, MAX_MESSAGE)
+            if parts is None:
                 return items
             if len(parts) != 2:
                 raise MessageError(
-                    f"a message of {len(parts)} parts on the telemetry socket is not one of ddrl's: does another "
-                    "program use the port?"
+                    "a message on the telemetry socket is not one of ddrl's: does another program use the port?"
                 )
             items.append(decode(parts[1]))
 

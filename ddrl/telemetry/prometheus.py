@@ -10,19 +10,23 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ddrl.core.errors import RunDirError
-from ddrl.core.metrics import METRICS
+from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry.record import Evaluation, Event, Record
-from ddrl.telemetry.series import COLUMN, ROLES, SERIES
+from ddrl.telemetry.series import COLUMN, ROLES, series_of
 
 _IDENTITY = ("rank", "role", "host", "pid")
 
 
-def metrics_text(record: Record | None, evaluation: Evaluation | None = None) -> str:
-    """A record in Prometheus' text format, version 0.0.4; what was not reported is left out."""
+def metrics_text(
+    record: Record | None, evaluation: Evaluation | None = None, metrics: tuple[Metric, ...] | None = None
+) -> str:
+    """A record in Prometheus' text format, version 0.0.4; what was not reported is left out. `metrics` are those of the
+    run."""
+    metrics = run_metrics() if metrics is None else metrics
     if record is None:
         return "# no record yet\n"
     lines: list[str] = []
-    for series in SERIES:
+    for series in series_of(metrics):
         value = record.series.get(series.name, math.nan)
         if math.isfinite(value):
             name = f"ddrl_{series.name}" + ("_total" if series.kind == "total" else "")
@@ -32,11 +36,11 @@ def metrics_text(record: Record | None, evaluation: Evaluation | None = None) ->
         lines += _head("ddrl_evaluation_return_mean", "Mean return of the newest evaluation.", "gauge")
         lines.append(f"ddrl_evaluation_return_mean {evaluation.mean!r}")
     labels = [_labels(row) for row in record.table]
-    for metric in METRICS:
+    for index, metric in enumerate(metrics):
         if metric.name in _IDENTITY:
             continue
         name = f"ddrl_process_{metric.name}" + ("_total" if metric.kind == "count" else "")
-        values = record.table[:, COLUMN[metric.name]].tolist()
+        values = record.table[:, index].tolist()
         reported = [
             f"{name}{label} {value!r}"
             for label, value in zip(labels, values, strict=True)
@@ -62,7 +66,7 @@ def _labels(row: object) -> str:
 class PrometheusPage:
     """Serves GET /metrics from a thread of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, metrics: tuple[Metric, ...] | None = None) -> None:
         page = self
         self._latest: Record | None = None
         self._evaluation: Evaluation | None = None
@@ -75,7 +79,7 @@ class PrometheusPage:
                 if self.path.partition("?")[0] not in ("/metrics", "/"):
                     self.send_error(404, "only /metrics is here")
                     return
-                body = metrics_text(page._latest, page._evaluation).encode()
+                body = metrics_text(page._latest, page._evaluation, metrics).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))

@@ -11,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
 from ddrl.telemetry.directory import State, read_config, run_state
-from ddrl.telemetry.series import SERIES_NAMES
-from ddrl.telemetry.store import APPLICATION_ID, FANOUT, FILE_NAME, LEVELS, SCHEMA_VERSION, unpack_table
+from ddrl.telemetry.opening import APPLICATION_ID, FANOUT, SCHEMA_VERSION, quoted
+from ddrl.telemetry.series import SERIES, Series
+from ddrl.telemetry.store import FILE_NAME, LEVELS, unpack_table
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +37,7 @@ class Table:
 
     columns: dict[str, NDArray[Any]]
     cursor: int
+    about: Mapping[str, Series] = field(default_factory=dict[str, Series])  # unit and meaning of what are series
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
@@ -109,14 +112,26 @@ class Run:
                     "the ddrl that wrote it"
                 )
             with self._plainly():
-                (columns,) = self._db.execute("SELECT value FROM meta WHERE key = 'columns'").fetchone()
-                self.columns: tuple[str, ...] = tuple(json.loads(columns))
-                self._stored = [row[1] for row in self._db.execute("PRAGMA table_info(series)")][4:]
+                meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+                self.columns: tuple[str, ...] = msgspec.json.decode(meta["columns"], type=tuple[str, ...])
+                stored = [row[1] for row in self._db.execute("PRAGMA table_info(series)")][4:]
+                # A run of an earlier ddrl says nothing of its series.
+                told = msgspec.json.decode(meta["series"], type=list[Series]) if "series" in meta else list(SERIES)
+            known = {series.name: series for series in (*SERIES, *told)}
+            self._stored = frozenset(stored)
+            self.about: dict[str, Series] = known | {
+                name: Series(name, "gauge", "", "") for name in stored if name not in known
+            }
         except BaseException:
             self._db.close()
             raise
 
     # ---- what the run is ----
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Series that the run's algorithm declares, e.g. td_error."""
+        return tuple(name for name, series in self.about.items() if series.figure and name in self._stored)
 
     @property
     def name(self) -> str:
@@ -157,15 +172,15 @@ class Run:
     # ---- tables ----
 
     def series(self, names: Sequence[str] | None = None, *, since: int = 0, points: int | None = None) -> Table:
-        """Run-level series by name (default all of ddrl.telemetry.series.SERIES) with tick, time and wall_seconds.
+        """Run-level series by name (default all of `about`) with tick, time and wall_seconds.
 
         `since`: first tick wanted (a cursor). `points`: about at most so many rows (and at least a quarter of it, where
         there are that many); each then stands for several records: totals are its last, gauges its mean."""
-        wanted = list(SERIES_NAMES if names is None else names)
-        unknown = [name for name in wanted if name not in SERIES_NAMES and name not in self._stored]
+        wanted = list(self.about if names is None else names)
+        unknown = [name for name in wanted if name not in self.about]
         if unknown:
-            raise KeyError(f"there is no series {unknown[0]!r}; see ddrl.telemetry.SERIES")
-        chosen = ", ".join(name if name in self._stored else f"NULL AS {name}" for name in wanted)
+            raise KeyError(f"there is no series {unknown[0]!r} in {self.path.name}; it has {', '.join(self.about)}")
+        chosen = ", ".join(quoted(name) if name in self._stored else f"NULL AS {quoted(name)}" for name in wanted)
         select = (
             f"SELECT tick, time, wall_seconds{', ' if wanted else ''}{chosen} FROM series "
             "WHERE level = ? AND tick >= ? AND tick < ?"
@@ -175,14 +190,15 @@ class Run:
             end = self._last_tick() + 1
             for level, begin, stop in _spans(since, end, points):
                 rows += self._db.execute(select + " ORDER BY tick", (level, begin, stop)).fetchall()
-        data = np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(wanted))
+        with self._plainly():
+            data = np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(wanted))
         columns: dict[str, NDArray[Any]] = {
             "tick": data[:, 0].astype(np.int64),
             "time": data[:, 1],
             "wall_seconds": data[:, 2],
         }
         columns |= {name: data[:, 3 + index] for index, name in enumerate(wanted)}
-        return Table(columns, max(end, since))
+        return Table(columns, max(end, since), {name: self.about[name] for name in wanted})
 
     def processes(self, *, since: int = 0, points: int | None = None) -> Processes:
         """Counters of all processes over time; `since` and `points` as in `series` (a frame is one moment, never a
@@ -205,10 +221,11 @@ class Run:
                     (points, since, max(end - since, 0), points, since),
                 )
             frames = found.fetchall()
-        most = max((frame[3] for frame in frames), default=0)
-        values = np.full((len(frames), most, len(self.columns)), np.nan)
-        for index, (*_, processes, data) in enumerate(frames):
-            values[index, :processes] = unpack_table(data, processes, len(self.columns))
+        with self._plainly():
+            tables = [unpack_table(data, processes, len(self.columns)) for *_, processes, data in frames]
+        values = np.full((len(frames), max(map(len, tables), default=0), len(self.columns)), np.nan)
+        for index, table in enumerate(tables):
+            values[index, : len(table)] = table
         moments = np.array([frame[:3] for frame in frames], dtype=np.float64).reshape(len(frames), 3)
         return Processes(
             moments[:, 0].astype(np.int64), moments[:, 1], moments[:, 2], values, self.columns, max(end, since)
@@ -298,7 +315,7 @@ class Run:
         """SQLite's errors in the words of the user."""
         try:
             yield
-        except (sqlite3.Error, TypeError, ValueError) as error:
+        except (sqlite3.Error, msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
             if not self.path.is_dir():
                 raise RunDirError(f"the run directory {self.path} was deleted while it was read") from None
             raise RunDirError(

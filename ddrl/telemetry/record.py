@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.core.metrics import COLUMNS
+
 
 @dataclass(frozen=True)
 class Record:
@@ -20,7 +22,8 @@ class Record:
     time: float  # [Unix s]
     wall_seconds: float  # since the run began, earlier parts of a resumed run included
     series: dict[str, float]  # by name of ddrl.telemetry.series.SERIES; NaN: not reported
-    table: NDArray[np.float64]  # [processes, ddrl.core.metrics.COLUMNS]; NaN: not reported
+    table: NDArray[np.float64]  # [processes, columns]; NaN: not reported
+    columns: tuple[str, ...] = COLUMNS  # METRICS, then the figures of the run's algorithm
 
 
 @dataclass(frozen=True)

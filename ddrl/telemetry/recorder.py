@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
-from ddrl.core.metrics import COLUMNS
+from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.telemetry.live import LiveStream
 from ddrl.telemetry.record import Evaluation, Event, Record, Sink, Snapshot
 from ddrl.telemetry.series import SeriesWindow
@@ -31,11 +31,12 @@ _Item = Event | Evaluation | Snapshot | None  # None: close
 class Recorder:
     """Records a run from the moment it is made until `close`.
 
-    `tables` returns the counters of all processes of all hosts, float64 [processes, len(ddrl.core.metrics.COLUMNS)],
-    NaN where nothing was stored; it is called by the recorder's thread. `base` holds the totals of a resumed run before
-    this process began (env_steps, updates, episodes, wall_seconds, ...). `sinks` are further sinks, e.g. the terminal's
-    `ProgressLine`. `report` is told of what goes wrong here. Raises RunDirError where the run directory cannot be
-    written."""
+    `tables` returns the counters of all processes of all hosts, float64 [processes, columns of the run], NaN where
+    nothing was stored; it is called by the recorder's thread. `figures` are those of the run's algorithm, which follow
+    ddrl.core.metrics.METRICS in the columns. `base` holds the totals at the checkpoint that the run resumes at
+    (env_steps, updates, wall_seconds): what was recorded past it is cut, and the other totals go on from there.
+    `sinks` are further sinks, e.g. the terminal's `ProgressLine`. `report` takes the words of what goes wrong here.
+    Raises RunDirError where the run directory cannot be written."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Recorder:
         tables: Callable[[], NDArray[np.float64]],
         config: Config,
         *,
+        figures: Sequence[Metric] = FIGURES,
         base: Mapping[str, float] | None = None,
         sinks: Sequence[Sink] = (),
         report: Callable[[str], None] | None = None,
@@ -52,17 +54,19 @@ class Recorder:
         self._clock = clock
         self._period = config.telemetry.period
         self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
-        base = dict(base or {})
-        self._begin = clock() - base.pop("wall_seconds", 0.0)
-        self._window = SeriesWindow(config, base)
-        store = Store(run_dir)
+        metrics = run_metrics(figures)
+        store = Store(run_dir, metrics=metrics, base=base)
+        self._columns = tuple(metric.name for metric in metrics)
+        totals = {**store.totals, **(base or {})}
+        self._begin = clock() - totals.pop("wall_seconds", 0.0)
+        self._window = SeriesWindow(config, totals, metrics=metrics)
         self._tick = store.next_tick
         self._store = store
         self._sinks: list[Sink] = [store]
         try:
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
-            self._sinks += _exporters(run_dir, config, clock())
+            self._sinks += _exporters(run_dir, config, metrics, clock())
         except BaseException:
             for sink in self._sinks:
                 sink.close()
@@ -71,6 +75,8 @@ class Recorder:
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._reported: set[str] = set()
         self._latest: Record | None = None
+        for kind, text, fields in store.notes:
+            self.record_event(kind, text, **fields)
         self._thread = threading.Thread(target=self._work, name="ddrl-recorder", daemon=True)
         self._thread.start()
 
@@ -141,20 +147,18 @@ class Recorder:
         due = time.monotonic()
         open_ = True
         while open_:
-            wait = due - time.monotonic()
-            if wait > 0:
-                try:
-                    item = self._items.get(timeout=wait)
-                except queue.Empty:
-                    continue
-                if item is None:
-                    open_ = False
-                else:
-                    self._hand_out(item)
-                    continue
-            self._guard("reading the counters", self._read)
-            now = time.monotonic()
-            due = max(due + self._period, now)  # late: no burst of records to catch up
+            wait = max(due - time.monotonic(), 0.0)
+            try:  # what has been handed in comes first, however long a record takes
+                item = self._items.get(timeout=wait) if wait else self._items.get_nowait()
+            except queue.Empty:
+                self._guard("reading the counters", self._read)
+                due = max(due + self._period, time.monotonic())  # late: no burst of records to catch up
+                continue
+            if item is None:
+                open_ = False
+            else:
+                self._hand_out(item)
+        self._guard("reading the counters", self._read)
         while not self._items.empty():
             item = self._items.get()
             if item is not None:
@@ -164,11 +168,13 @@ class Recorder:
 
     def _read(self) -> None:
         table = np.array(self._tables(), dtype=np.float64)
-        if table.ndim != 2 or table.shape[1] != len(COLUMNS):
-            raise ValueError(f"the table of counters has shape {table.shape}; wanted [processes, {len(COLUMNS)}]")
+        if table.ndim != 2 or table.shape[1] != len(self._columns):
+            raise ValueError(f"the table of counters has shape {table.shape}; wanted [processes, {len(self._columns)}]")
         now = self._clock()
         wall_seconds = now - self._begin
-        record = Record(self._tick, now, wall_seconds, self._window.measure(table, now, wall_seconds), table)
+        record = Record(
+            self._tick, now, wall_seconds, self._window.measure(table, now, wall_seconds), table, self._columns
+        )
         self._tick += 1
         self._latest = record
         for sink in self._sinks:
@@ -198,14 +204,14 @@ class Recorder:
                 )
 
 
-def _exporters(run_dir: Path, config: Config, began: float) -> list[Sink]:
+def _exporters(run_dir: Path, config: Config, metrics: tuple[Metric, ...], began: float) -> list[Sink]:
     """Sinks that a setting asks for; imported only then."""
     sinks: list[Sink] = []
     try:
         if config.telemetry.prometheus_port:
             from ddrl.telemetry.prometheus import PrometheusPage
 
-            sinks.append(PrometheusPage(config.telemetry.prometheus_port))
+            sinks.append(PrometheusPage(config.telemetry.prometheus_port, metrics))
         if config.telemetry.tensorboard:
             from ddrl.telemetry.tensorboard import TensorBoardFiles
 

@@ -1,14 +1,15 @@
 """Run-level series: one number per record, made from the counters of all processes.
 
-Pure: a table of counters and a clock go in, numbers come out. Written to the run directory by `store`, shown by
-dashboards, plots and the terminal, which take names, units and meanings from `SERIES`. Rates, shares and means are
-taken over the last `WINDOW_SECONDS`, so that they do not jump with each record. NaN means "not reported". Imports
-ddrl.core alone."""
+Pure: a table of counters and a clock go in, numbers come out. What a series is made of is declared by the metrics
+themselves (`ddrl.core.metrics.Metric.across`), those of the algorithm's figures included; what needs several columns
+stands in `_DERIVED`. Written to the run directory by `store`, shown by dashboards, plots and the terminal. Rates,
+shares and means are taken over the last `WINDOW_SECONDS`, so that they do not jump with each record. NaN means "not
+reported". Imports ddrl.core alone."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
-from ddrl.core.metrics import COLUMNS
+from ddrl.core.errors import ConfigError
+from ddrl.core.metrics import COLUMNS, FIGURES, METRICS, Across, Metric, run_metrics
 from ddrl.core.roles import Role
 
 WINDOW_SECONDS = 5.0
-COLUMN = {name: index for index, name in enumerate(COLUMNS)}
+COLUMN = {name: index for index, name in enumerate(COLUMNS)}  # those of METRICS stand here in every run
 ROLES = tuple(Role)
 NAN = float("nan")
 
@@ -33,103 +35,7 @@ class Series:
     kind: Literal["total", "gauge"]
     unit: str
     doc: str
-
-
-SERIES: tuple[Series, ...] = (
-    Series(
-        "env_steps",
-        "total",
-        "env steps",
-        "Environment steps of all rollouts that the trainer has recorded: what run.max_env_steps counts.",
-    ),
-    Series("episodes", "total", "episodes", "Episodes ended in all rollouts."),
-    Series("updates", "total", "updates", "Optimizer steps."),
-    Series("publishes", "total", "versions", "Versions of the parameters published."),
-    Series("samples", "total", "transitions", "Transitions learned from."),
-    Series("rows_recorded", "total", "transitions", "Transitions written to replay."),
-    Series("rows_dropped", "total", "rows", "Rows dropped at full lanes."),
-    Series("checksum_failures", "total", "versions", "Versions refused for a wrong checksum."),
-    Series("bytes_sent", "total", "bytes", "Bytes given to MPI by all processes."),
-    Series("model_bytes_sent", "total", "bytes", "Bytes of parameters sent between relays."),
-    Series("return_mean", "gauge", "return", "Mean raw return of the episodes ended in the window."),
-    Series("episode_steps_mean", "gauge", "env steps", "Mean length of the episodes ended in the window."),
-    Series("env_steps_per_s", "gauge", "env steps/s", "Environment steps of all rollouts together."),
-    Series("updates_per_s", "gauge", "updates/s", "Optimizer steps."),
-    Series("publishes_per_s", "gauge", "versions/s", "Versions published."),
-    Series("model_mb_per_s", "gauge", "MB/s", "Parameters sent between relays, all together."),
-    Series("mpi_mb_per_s", "gauge", "MB/s", "Bytes given to MPI, all together: parameters, experience and control."),
-    Series("loss", "gauge", "", "Loss of a recent update."),
-    Series("td_error", "gauge", "", "Mean absolute TD error of a recent batch."),
-    Series("q_mean", "gauge", "", "Mean action value of a recent batch."),
-    Series("grad_norm", "gauge", "", "Gradient norm before clipping of a recent update."),
-    Series("epsilon", "gauge", "", "Mean share of random actions over the rollouts."),
-    Series("lag_p50", "gauge", "versions", "Median policy lag of recently consumed samples."),
-    Series("lag_p99", "gauge", "versions", "99th percentile of the policy lag of recently consumed samples."),
-    Series("version_age_p50", "gauge", "versions", "Versions that the median rollout is behind the trainer's newest."),
-    Series("version_age_max", "gauge", "versions", "Versions that the slowest rollout is behind the trainer's newest."),
-    Series("versions_in_flight", "gauge", "versions", "Versions published but not yet sealed on the slowest host."),
-    Series(
-        "samples_per_insert",
-        "gauge",
-        "samples/transition",
-        "Transitions learned from per transition recorded, over the window.",
-    ),
-    Series("replay_size", "gauge", "transitions", "Records in replay."),
-    Series("replay_fill", "gauge", "", "Records in replay as a share of its capacity."),
-    Series("replay_bytes", "gauge", "bytes", "Memory held by replay."),
-    Series("learn_share", "gauge", "", "Share of the trainer's time in optimizer steps."),
-    Series("sample_share", "gauge", "", "Share of the trainer's time drawing batches and writing back priorities."),
-    Series("record_share", "gauge", "", "Share of the trainer's time moving rows from lanes to replay."),
-    Series("publish_share", "gauge", "", "Share of the trainer's time writing parameters to the mailbox."),
-    Series("checkpoint_share", "gauge", "", "Share of the trainer's time writing checkpoints."),
-    Series("trainer_wait_share", "gauge", "", "Share of the trainer's time waiting for data."),
-    Series("env_share", "gauge", "", "Share of the rollouts' time inside the environments."),
-    Series("act_share", "gauge", "", "Share of the rollouts' time choosing actions."),
-    Series("rollout_wait_share", "gauge", "", "Share of the rollouts' time waiting at a full lane."),
-    Series(
-        "rollout_hold",
-        "gauge",
-        "",
-        "Share of the window's records at which rollouts were held back for samples_per_insert.",
-    ),
-    Series("rollouts", "gauge", "processes", "Rollouts that have reported."),
-    Series("heartbeat_age_max", "gauge", "s", "Age of the oldest last sign of life."),
-    Series(
-        "seconds_left",
-        "gauge",
-        "s",
-        "Time left by run.max_env_steps and run.max_seconds, whichever ends the run first.",
-    ),
-)
-
-SERIES_NAMES: tuple[str, ...] = tuple(series.name for series in SERIES)
-
-# What is summed over which role before rates are taken.
-_ROLLOUT_SUMS = (
-    "env_steps",
-    "episodes",
-    "return_sum",
-    "episode_steps_sum",
-    "env_seconds",
-    "act_seconds",
-    "wait_seconds",
-    "rows_dropped",
-)
-_SIGNED_SUMS = ("rollout.return_sum",)
-_RELAY_SUMS = ("model_bytes_sent", "checksum_failures")
-_TRAINER_SUMS = (
-    "updates",
-    "publishes",
-    "samples",
-    "rows_recorded",
-    "learn_seconds",
-    "sample_seconds",
-    "record_seconds",
-    "publish_seconds",
-    "checkpoint_seconds",
-    "wait_seconds",
-)
-_TRAINER_GAUGES = ("loss", "td_error", "q_mean", "grad_norm", "lag_p50", "lag_p99", "replay_size", "replay_bytes")
+    figure: bool = False  # declared by the run's algorithm
 
 
 def role_rows(table: NDArray[np.float64], role: Role) -> NDArray[np.float64]:
@@ -147,144 +53,269 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(reported.mean()) if reported.size else NAN
 
 
-@dataclass(frozen=True)
+def _or_zero(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isnan(values), 0.0, values)
+
+
+def _lengthened(table: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+    """The table with rows of NaN at its end, so that it has so many."""
+    if len(table) == rows:
+        return table
+    return np.concatenate([table, np.full((rows - len(table), table.shape[1]), NAN)])
+
+
 class _Moment:
-    time: float
-    sums: dict[str, float]
-    held: float
+    """A table of counters at one time; sums of its columns are made once each."""
+
+    def __init__(self, time: float, table: NDArray[np.float64], column: Mapping[str, int]) -> None:
+        self.time = time
+        self.table = table
+        self._column = column
+        self._sums: dict[tuple[str, Role | None], float] = {}
+        self._rows: dict[Role | None, NDArray[np.float64]] = {None: table}
+
+    def rows(self, role: Role | None) -> NDArray[np.float64]:
+        if role not in self._rows:
+            assert role is not None
+            self._rows[role] = role_rows(self.table, role)
+        return self._rows[role]
+
+    def values(self, name: str, role: Role | None) -> NDArray[np.float64]:
+        return self.rows(role)[:, self._column[name]]
+
+    def sum(self, name: str, role: Role | None) -> float:
+        if (name, role) not in self._sums:
+            self._sums[name, role] = _sum(self.values(name, role))
+        return self._sums[name, role]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What series are made from: the newest moment, and the one at the window's begin, where there is one."""
+
+    config: Config
+    now: _Moment
+    before: _Moment | None
+    held: float  # share of the window's records at which rollouts were held back
+
+    def gained(self, name: str, role: Role | None) -> float:
+        """Growth over the window; NaN where there is none yet."""
+        if self.before is None:
+            return NAN
+        earlier = self.before.sum(name, role)
+        return self.now.sum(name, role) - (0.0 if np.isnan(earlier) else earlier)
+
+    def rate(self, name: str, role: Role | None) -> float:
+        """Growth per second."""
+        seconds = self.now.time - self.before.time if self.before else 0.0
+        return self.gained(name, role) / seconds if seconds > 0 else NAN
+
+    def ratio(self, numerator: str, denominator: str, role: Role) -> float:
+        """Growth of one column for each that another one grew."""
+        below = self.gained(denominator, role)
+        return self.gained(numerator, role) / below if below > 0 else NAN
+
+    def across(self, metric: Metric, across: Across) -> float:
+        """The number that `across` declares."""
+        match across.how:
+            case "sum":
+                found = self.now.sum(metric.name, across.role)
+            case "mean":
+                found = _mean(self.now.values(metric.name, across.role))
+            case "rate":
+                found = self.rate(metric.name, across.role)
+            case "share":
+                processes = len(self.now.rows(across.role))
+                found = self.rate(metric.name, across.role) / processes if processes else NAN
+        return found / across.scale
+
+    def version_ages(self) -> NDArray[np.float64]:
+        """Versions that each rollout is behind the trainer's newest [rollouts that have one]."""
+        newest = self.now.sum("policy_version", Role.TRAINER)
+        ages = np.maximum(newest - self.now.values("policy_version", Role.ROLLOUT), 0.0)
+        return ages[~np.isnan(ages)]
+
+    def versions_in_flight(self) -> float:
+        """Versions published but not yet sealed on the slowest host."""
+        sealed = self.now.values("policy_version", Role.RELAY)
+        sealed = sealed[~np.isnan(sealed)]
+        newest = self.now.sum("policy_version", Role.TRAINER)
+        return max(newest - float(sealed.min()), 0.0) if sealed.size else NAN
+
+    def heartbeat_age(self) -> float:
+        """Age of the oldest last sign of life [s]."""
+        beats = self.now.values("heartbeat", None)
+        beats = beats[~np.isnan(beats)]
+        return max(self.now.time - float(beats.min()), 0.0) if beats.size else NAN
+
+
+def _median_or_nan(values: NDArray[np.float64]) -> float:
+    return float(np.median(values)) if values.size else NAN
+
+
+def _gauge(name: str, unit: str, doc: str) -> Series:
+    return Series(name, "gauge", unit, doc)
+
+
+# Series of several columns; the metrics declare all others.
+_DERIVED: tuple[tuple[Series, Callable[[_Window], float]], ...] = (
+    (
+        _gauge("return_mean", "return", "Mean raw return of the episodes ended in the window."),
+        lambda window: window.ratio("return_sum", "episodes", Role.ROLLOUT),
+    ),
+    (
+        _gauge("episode_steps_mean", "env steps", "Mean length of the episodes ended in the window."),
+        lambda window: window.ratio("episode_steps_sum", "episodes", Role.ROLLOUT),
+    ),
+    (
+        _gauge("version_age_p50", "versions", "Versions that the median rollout is behind the trainer's newest."),
+        lambda window: _median_or_nan(window.version_ages()),
+    ),
+    (
+        _gauge("version_age_max", "versions", "Versions that the slowest rollout is behind the trainer's newest."),
+        lambda window: float(window.version_ages().max(initial=-np.inf)) if window.version_ages().size else NAN,
+    ),
+    (
+        _gauge("versions_in_flight", "versions", "Versions published but not yet sealed on the slowest host."),
+        _Window.versions_in_flight,
+    ),
+    (
+        _gauge("samples_per_insert", "samples/transition", "Transitions learned from for each one recorded."),
+        lambda window: window.ratio("samples", "rows_recorded", Role.TRAINER),
+    ),
+    (
+        _gauge("replay_fill", "", "Records in replay as a share of its capacity."),
+        lambda window: window.now.sum("replay_size", Role.TRAINER) / window.config.replay.capacity,
+    ),
+    (
+        _gauge("rollout_hold", "", "Share of the window's records at which samples_per_insert held rollouts back."),
+        lambda window: window.held,
+    ),
+    (
+        _gauge("rollouts", "processes", "Rollouts that have reported."),
+        lambda window: float(np.count_nonzero(~np.isnan(window.now.values("env_steps", Role.ROLLOUT)))),
+    ),
+    (_gauge("heartbeat_age_max", "s", "Age of the oldest last sign of life."), _Window.heartbeat_age),
+)
+OTHER_SHARE = _gauge(
+    "other_share", "", "Share of the trainer's time in nothing of the above: looks, reports, evaluation."
+)
+SECONDS_LEFT = _gauge(
+    "seconds_left", "s", "Time left by run.max_env_steps or run.max_seconds, the first to end the run."
+)
+
+
+def series_of(metrics: Sequence[Metric]) -> tuple[Series, ...]:
+    """The run-level series that follow from a run's metrics (`run_metrics`). ConfigError where two have one name."""
+    known = {metric.name for metric in METRICS}
+    found = [
+        Series(
+            across.name or metric.name,
+            "total" if across.how == "sum" and metric.kind == "count" else "gauge",
+            across.unit if across.name else metric.unit,
+            across.doc or metric.doc,
+            metric.name not in known,
+        )
+        for metric in metrics
+        for across in metric.across
+    ]
+    found += [*(series for series, _ in _DERIVED), OTHER_SHARE, SECONDS_LEFT]
+    names = [series.name for series in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"figure {name!r}: a run-level series has that name; see ddrl.telemetry.SERIES")
+    return tuple(found)
+
+
+SERIES: tuple[Series, ...] = series_of(run_metrics(FIGURES))  # of a run whose algorithm declares no others
+SERIES_NAMES: tuple[str, ...] = tuple(series.name for series in SERIES)
 
 
 @dataclass
 class SeriesWindow:
     """Turns tables of counters, one after the other, into run-level numbers.
 
-    `base` holds the totals of the run before this process began (a resumed run): env_steps, episodes, ... are added to
-    what rollouts count."""
+    `metrics` are the columns of the tables. `base` holds the totals of the run before this process began (a resumed
+    run): they are added to what processes count."""
 
     config: Config
-    base: Mapping[str, float] = field(default_factory=dict)
+    base: Mapping[str, float] = field(default_factory=dict[str, float])
     window: float = WINDOW_SECONDS
-    _moments: deque[_Moment] = field(default_factory=deque)
+    metrics: tuple[Metric, ...] = field(default_factory=run_metrics)
+
+    def __post_init__(self) -> None:
+        self.series = series_of(self.metrics)
+        self._column = {metric.name: index for index, metric in enumerate(self.metrics)}
+        self._counts = np.array([index for index, metric in enumerate(self.metrics) if metric.kind == "count"])
+        self._last: NDArray[np.float64] | None = None
+        self._grown = np.empty((0, len(self.metrics)))
+        self._moments: deque[tuple[_Moment, float]] = deque()
+        self._frozen = False
+
+    def freeze(self) -> None:
+        """The run has been stopped: what is still drained counts into totals, and no longer into rates and shares."""
+        self._frozen = True
 
     def measure(self, table: NDArray[np.float64], now: float, wall_seconds: float) -> dict[str, float]:
-        """Every series of `SERIES` from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into
-        the run."""
-        rollouts, relays, trainer = (role_rows(table, role) for role in (Role.ROLLOUT, Role.RELAY, Role.TRAINER))
-        sums = self._sums(table, rollouts, relays, trainer)
-        held = float(np.nan_to_num(trainer[:, COLUMN["rollout_wait"]]).max(initial=0.0))
-        moment = _Moment(now, sums, held)
-        while len(self._moments) > 1 and now - self._moments[1].time >= self.window:
+        """Every series from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into the run."""
+        moment = _Moment(now, self._accumulate(table), self._column)
+        held = float(np.nan_to_num(moment.values("rollout_wait", Role.TRAINER)).max(initial=0.0))
+        while len(self._moments) > 1 and now - self._moments[1][0].time >= self.window:
             self._moments.popleft()
-        before = self._moments[0] if self._moments else None
-        values = self._instant(table, rollouts, relays, trainer, sums, now)
-        values.update(self._over_window(moment, before, len(rollouts)))
-        self._moments.append(moment)
-        values["seconds_left"] = self._seconds_left(values, wall_seconds)
-        return {name: values[name] for name in SERIES_NAMES}
-
-    def _sums(
-        self,
-        table: NDArray[np.float64],
-        rollouts: NDArray[np.float64],
-        relays: NDArray[np.float64],
-        trainer: NDArray[np.float64],
-    ) -> dict[str, float]:
-        sums = {f"rollout.{name}": _sum(rollouts[:, COLUMN[name]]) for name in _ROLLOUT_SUMS}
-        if not len(rollouts):  # a run whose only process reports as trainer
-            sums["rollout.env_steps"] = _sum(trainer[:, COLUMN["env_steps"]])
-        recorded = _sum(trainer[:, COLUMN["env_steps"]])
-        sums["run.env_steps"] = sums["rollout.env_steps"] if np.isnan(recorded) else recorded
-        sums |= {f"relay.{name}": _sum(relays[:, COLUMN[name]]) for name in _RELAY_SUMS}
-        sums |= {f"trainer.{name}": _sum(trainer[:, COLUMN[name]]) for name in _TRAINER_SUMS}
-        sums["all.bytes_sent"] = _sum(table[:, COLUMN["bytes_sent"]])
-        return sums
-
-    def _instant(
-        self,
-        table: NDArray[np.float64],
-        rollouts: NDArray[np.float64],
-        relays: NDArray[np.float64],
-        trainer: NDArray[np.float64],
-        sums: dict[str, float],
-        now: float,
-    ) -> dict[str, float]:
-        totals = {
-            "env_steps": "run",
-            "episodes": "rollout",
-            "rows_dropped": "rollout",
-            "updates": "trainer",
-            "publishes": "trainer",
-            "samples": "trainer",
-            "rows_recorded": "trainer",
-            "checksum_failures": "relay",
-            "bytes_sent": "all",
-            "model_bytes_sent": "relay",
+        before = self._moments[0][0] if self._moments and not self._frozen else None
+        self._moments.append((moment, held))
+        window = _Window(self.config, moment, before, sum(past for _, past in self._moments) / len(self._moments))
+        values = {
+            across.name or metric.name: window.across(metric, across)
+            for metric in self.metrics
+            for across in metric.across
         }
-        values = {name: sums[f"{role}.{name}"] for name, role in totals.items()}
         for name, earlier in self.base.items():
             if name in values:
                 values[name] = earlier + (0.0 if np.isnan(values[name]) else values[name])
-        values |= {name: _mean(trainer[:, COLUMN[name]]) for name in _TRAINER_GAUGES}
-        values["epsilon"] = _mean(rollouts[:, COLUMN["epsilon"]])
-        values["replay_fill"] = values["replay_size"] / self.config.replay.capacity
-        values["rollouts"] = float(np.count_nonzero(~np.isnan(rollouts[:, COLUMN["env_steps"]])))
-        version = COLUMN["policy_version"]
-        newest = trainer[0, version] if len(trainer) else NAN
-        ages = np.maximum(newest - rollouts[:, version], 0.0)
-        ages = ages[~np.isnan(ages)]
-        values["version_age_p50"] = float(np.median(ages)) if ages.size else NAN
-        values["version_age_max"] = float(ages.max()) if ages.size else NAN
-        sealed = relays[:, version]
-        sealed = sealed[~np.isnan(sealed)]
-        values["versions_in_flight"] = max(newest - float(sealed.min()), 0.0) if sealed.size else NAN
-        beats = table[:, COLUMN["heartbeat"]]
-        beats = beats[~np.isnan(beats)]
-        values["heartbeat_age_max"] = max(now - float(beats.min()), 0.0) if beats.size else NAN
-        return values
+        values |= {series.name: measure(window) for series, measure in _DERIVED}
+        self._make_whole(values)
+        values["seconds_left"] = self._seconds_left(values, window, wall_seconds)
+        return {series.name: values[series.name] for series in self.series}
 
-    def _over_window(self, moment: _Moment, before: _Moment | None, rollouts: int) -> dict[str, float]:
-        seconds = moment.time - before.time if before else 0.0
+    def _accumulate(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The table with counts that never fall: those of a restarted process go on from what it had counted before."""
+        last = self._grown[:0] if self._last is None else self._last
+        rows = max(len(table), len(last))
+        table, last, grown = (_lengthened(part, rows) for part in (table, last, self._grown))
+        counts = self._counts
+        new, old, before = table[:, counts], _or_zero(last[:, counts]), grown[:, counts]
+        pid = self._column["pid"]
+        other = (table[:, pid] != last[:, pid]) & ~np.isnan(table[:, pid]) & ~np.isnan(last[:, pid])
+        fallen = new < old
+        if "return_sum" in self._column:  # returns may be negative: their sum falls without a restart
+            fallen[:, counts == self._column["return_sum"]] = False
+        gain = np.where(other[:, None] | fallen, new, new - old)
+        whole = table.copy()
+        whole[:, counts] = np.where(np.isnan(new), before, _or_zero(before) + gain)
+        self._last, self._grown = table.copy(), whole
+        return whole
 
-        def gained(name: str) -> float:
-            if before is None:
-                return NAN
-            earlier = before.sums[name]
-            difference = moment.sums[name] - (0.0 if np.isnan(earlier) else earlier)
-            # A restarted process counts from zero again: never a negative rate. Returns alone may sink.
-            return difference if name in _SIGNED_SUMS else max(difference, 0.0)
+    def _make_whole(self, values: dict[str, float]) -> None:
+        """Shares of one role's time never add up to more than all of it: what a long activity (a checkpoint) adds to a
+        short window at its end is cut down to the window."""
+        for role in (Role.ROLLOUT, Role.TRAINER):
+            names = [
+                across.name
+                for metric in self.metrics
+                for across in metric.across
+                if (across.how, across.role) == ("share", role)
+            ]
+            total = _sum(np.array([values[name] for name in names]))
+            if total > 1:
+                for name in names:
+                    values[name] /= total
+        values["other_share"] = max(1.0 - total, 0.0)  # of the trainer, the last of the two
 
-        def rate(name: str, over: float = 1.0) -> float:
-            return gained(name) / (seconds * over) if seconds > 0 and over > 0 else NAN
-
-        def ratio(numerator: str, denominator: str) -> float:
-            below = gained(denominator)
-            return gained(numerator) / below if below > 0 else NAN
-
-        held = [past.held for past in self._moments] + [moment.held]
-        values = {
-            "return_mean": ratio("rollout.return_sum", "rollout.episodes") if before else NAN,
-            "episode_steps_mean": ratio("rollout.episode_steps_sum", "rollout.episodes"),
-            "env_steps_per_s": rate("rollout.env_steps"),
-            "updates_per_s": rate("trainer.updates"),
-            "publishes_per_s": rate("trainer.publishes"),
-            "model_mb_per_s": rate("relay.model_bytes_sent", 1e6),
-            "mpi_mb_per_s": rate("all.bytes_sent", 1e6),
-            "samples_per_insert": ratio("trainer.samples", "trainer.rows_recorded"),
-            "env_share": rate("rollout.env_seconds", rollouts),
-            "act_share": rate("rollout.act_seconds", rollouts),
-            "rollout_wait_share": rate("rollout.wait_seconds", rollouts),
-            "trainer_wait_share": rate("trainer.wait_seconds"),
-            "rollout_hold": sum(held) / len(held),
-            "recorded_per_s": rate("run.env_steps"),
-        }
-        for name in ("learn", "sample", "record", "publish", "checkpoint"):
-            values[f"{name}_share"] = rate(f"trainer.{name}_seconds")
-        return values
-
-    def _seconds_left(self, values: Mapping[str, float], wall_seconds: float) -> float:
+    def _seconds_left(self, values: Mapping[str, float], window: _Window, wall_seconds: float) -> float:
         run = self.config.run
         by_time = run.max_seconds - wall_seconds
-        speed = values["recorded_per_s"]
+        speed = window.rate("env_steps", Role.TRAINER)
         by_steps = (run.max_env_steps - values["env_steps"]) / speed if speed > 0 else NAN
         known = [left for left in (by_time, by_steps) if np.isfinite(left)]
-        return max(min(known), 0.0) if known else NAN
+        return max(min(known), 0.0) if known and not self._frozen else NAN

@@ -3,7 +3,7 @@
 One process writes (the recorder's thread on rank 0), any number read while it does (write-ahead log). Layout, kept
 small by design:
 
-    meta         key, value              schema version, names of the counters' columns
+    meta         key, value              names of the counters' columns; the series, with unit and meaning
     series       level, tick, ...        one wide row per record; level k + 1 holds one row for each 4 of level k, made
     in SQL, so that
                                          a reader gets any span of any length at the resolution it wants by reading few
@@ -18,9 +18,9 @@ NaN ("not reported") is NULL. A reader never needs this module's writer: `ddrl.t
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,49 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import RunDirError
-from ddrl.core.metrics import COLUMNS
+from ddrl.core.metrics import Metric, run_metrics
+from ddrl.telemetry.opening import FANOUT, open_to_write, quoted
 from ddrl.telemetry.record import Evaluation, Event, Record, Snapshot
-from ddrl.telemetry.series import SERIES
 
 FILE_NAME = "telemetry.sqlite"
-APPLICATION_ID = 0x6464726C  # "ddrl"
-SCHEMA_VERSION = 1
-FANOUT = 4  # rows of one level that make a row of the next
 LEVELS = 12  # 4 ** 11 records a row: more than a year at ten records a second
+MAX_PROCESSES = 1 << 16  # of one record; more are not believed
 FRAME_BUDGET = 64 << 20  # bytes of packed frames kept
-
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS series (level INTEGER NOT NULL, tick INTEGER NOT NULL, time REAL NOT NULL,
-    wall_seconds REAL NOT NULL,
-    {", ".join(f"{series.name} REAL" for series in SERIES)}, PRIMARY KEY (level, tick)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS frames (tick INTEGER PRIMARY KEY, time REAL NOT NULL, wall_seconds REAL NOT NULL,
-    processes INTEGER NOT NULL,
-    data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS evaluations (id INTEGER PRIMARY KEY, time REAL NOT NULL, wall_seconds REAL NOT NULL,
-    env_steps REAL,
-    updates REAL, mean REAL, std REAL, episodes INTEGER, policy_version REAL);
-CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, wall_seconds REAL NOT NULL,
-    kind TEXT NOT NULL,
-    text TEXT NOT NULL, fields TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, id);
-CREATE TABLE IF NOT EXISTS snapshots (kind TEXT PRIMARY KEY, time REAL NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
-"""
-
-# A total keeps its last value, a gauge its mean; SQL's aggregates skip NULL.
-_FOLDED = ", ".join(
-    [
-        "min(tick)",
-        "max(time)",
-        "max(wall_seconds)",
-        *(f"{'max' if series.kind == 'total' else 'avg'}({series.name})" for series in SERIES),
-    ]
-)
-_NAMES = ", ".join(["level", "tick", "time", "wall_seconds", *(series.name for series in SERIES)])
-_FOLD = (
-    f"INSERT OR REPLACE INTO series ({_NAMES}) SELECT ?, {_FOLDED} FROM series WHERE level = ? AND tick BETWEEN ? AND ?"
-)
-_INSERT = f"INSERT OR REPLACE INTO series ({_NAMES}) VALUES (0, ?, ?, ?{', ?' * len(SERIES)})"
 
 
 def pack_table(table: NDArray[np.float64]) -> bytes:
@@ -86,8 +51,11 @@ def pack_table(table: NDArray[np.float64]) -> bytes:
 
 def unpack_table(data: bytes, processes: int, columns: int) -> NDArray[np.float64]:
     """The counters that `pack_table` packed; RunDirError where the bytes are not such a table."""
+    size = 8 * processes * columns
     try:
-        planes = np.frombuffer(zlib.decompress(data), np.uint8).reshape(8, processes * columns)
+        if not 0 <= processes <= MAX_PROCESSES:
+            raise ValueError(f"{processes} processes")
+        planes = np.frombuffer(zlib.decompressobj().decompress(data, size + 1), np.uint8).reshape(8, size // 8)
     except (zlib.error, ValueError) as error:
         raise RunDirError(
             f"a record of the counters is damaged ({error}): the run directory was cut off while it was written"
@@ -96,68 +64,43 @@ def unpack_table(data: bytes, processes: int, columns: int) -> NDArray[np.float6
 
 
 class Store:
-    """The writer of one run's telemetry.sqlite; a sink of the recorder. An existing file of the same version is
-    continued."""
+    """The writer of one run's telemetry.sqlite; a sink of the recorder.
 
-    def __init__(self, run_dir: Path, *, frame_budget: int = FRAME_BUDGET) -> None:
+    `base`: the totals at the checkpoint that the run resumes at; what an existing file holds past it is cut. None: an
+    existing file is continued at its end. `totals` are then those of the file, `notes` the events that opening it gave
+    rise to (kind, text, fields)."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        metrics: tuple[Metric, ...] | None = None,
+        base: Mapping[str, float] | None = None,
+        frame_budget: int = FRAME_BUDGET,
+    ) -> None:
         self.path = run_dir / FILE_NAME
         self._frame_budget = frame_budget
-        try:
-            # Made by the caller's thread, so that an unwritable directory is its error; used by the recorder's thread
-            # alone.
-            self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        except sqlite3.Error as error:
-            raise RunDirError(f"cannot write {self.path} ({error}): choose another run.dir") from None
-        try:
-            self._prepare()
-        except sqlite3.Error as error:
-            self._db.close()
-            raise RunDirError(f"cannot write {self.path} ({error}): choose another run.dir") from None
-        except RunDirError:
-            self._db.close()
-            raise
+        opened = open_to_write(self.path, run_metrics() if metrics is None else metrics, base)
+        self._db, self.totals, self.notes = opened.db, opened.totals, opened.notes
+        self._names = [series.name for series in opened.series]
+        names = ", ".join(["level", "tick", "time", "wall_seconds", *map(quoted, self._names)])
+        # A total keeps its last value, a gauge its mean; SQL's aggregates skip NULL.
+        folded = [f"{'max' if series.kind == 'total' else 'avg'}({quoted(series.name)})" for series in opened.series]
+        self._insert = f"INSERT OR REPLACE INTO series ({names}) VALUES (0, ?, ?, ?{', ?' * len(folded)})"
+        self._fold_rows = (
+            f"INSERT OR REPLACE INTO series ({names}) SELECT ?, min(tick), max(time), max(wall_seconds), "
+            f"{', '.join(folded)} FROM series WHERE level = ? AND tick BETWEEN ? AND ?"
+        )
         (last,) = self._db.execute("SELECT max(tick) FROM series WHERE level = 0").fetchone()
         self.next_tick: int = 0 if last is None else last + 1
         (self._frame_bytes,) = self._db.execute("SELECT coalesce(sum(length(data)), 0) FROM frames").fetchone()
 
-    def _prepare(self) -> None:
-        db = self._db
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        (application,) = db.execute("PRAGMA application_id").fetchone()
-        if application not in (0, APPLICATION_ID):
-            raise RunDirError(f"{self.path} is a database of another program: choose another run.dir")
-        if application == APPLICATION_ID and version != SCHEMA_VERSION:
-            raise RunDirError(
-                f"{self.path} has layout version {version}, this ddrl writes version {SCHEMA_VERSION}: choose a new "
-                "run.dir"
-            )
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("BEGIN")
-        for statement in _SCHEMA.split(";"):
-            if statement.strip():
-                db.execute(statement)
-        columns = json.dumps(COLUMNS)
-        before = db.execute("SELECT value FROM meta WHERE key = 'columns'").fetchone()
-        if (
-            before is not None and before[0] != columns
-        ):  # begun by another ddrl: its frames hold other counters, and would be misread
-            db.execute("DELETE FROM frames")
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('columns', ?)", (columns,))
-        known = {row[1] for row in db.execute("PRAGMA table_info(series)")}
-        for series in SERIES:  # a run begun by an earlier ddrl with fewer series goes on with NULL before this point
-            if series.name not in known:
-                db.execute(f"ALTER TABLE series ADD COLUMN {series.name} REAL")
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.execute("COMMIT")
-
     def record(self, record: Record) -> None:
         """Write one record, and every coarser row that it completes, in one transaction."""
-        values = [record.series.get(series.name) for series in SERIES]
+        values = [record.series.get(name) for name in self._names]
         packed = pack_table(record.table)
         with _Transaction(self._db):
-            self._db.execute(_INSERT, (record.tick, record.time, record.wall_seconds, *values))
+            self._db.execute(self._insert, (record.tick, record.time, record.wall_seconds, *values))
             self._fold(record.tick)
             self._db.execute(
                 "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?)",
@@ -173,7 +116,7 @@ class Store:
             span *= FANOUT
             if (tick + 1) % span:
                 return
-            self._db.execute(_FOLD, (level, level - 1, tick + 1 - span, tick))
+            self._db.execute(self._fold_rows, (level, level - 1, tick + 1 - span, tick))
 
     def _thin(self, tick: int) -> None:
         """Keep every second, then every fourth, ... of the older frames until half the budget is used; the newest 256

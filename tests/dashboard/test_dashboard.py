@@ -25,6 +25,8 @@ from benchmarks.telemetry import fill
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import ControlServer, Recorder
+from ddrl.telemetry.keys import secure_client
+from ddrl.telemetry.live import read_live_file
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
@@ -222,6 +224,7 @@ def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_
         zmq.Context() as context,
     ):
         stranger = context.socket(zmq.DEALER)
+        secure_client(stranger, run.path, read_live_file(run.path).control_key)
         stranger.connect(control.endpoint)
         stranger.send(b"GET / HTTP/1.1")
         until(lambda: control.wait(0.1), "the message")

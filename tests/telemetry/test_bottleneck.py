@@ -55,17 +55,23 @@ def bottleneck_of(trainer=None, rollout=None, *, held=0.0, seconds=10):
     [
         ({}, {}, 0, "rollout", ["waits for data 60%", "nothing queues", "environments (60%)"]),
         ({}, {"env_seconds": 0.1, "act_seconds": 0.85}, 0, "rollout", ["waits for data 60%", "policy (85%)"]),
-        ({}, {"wait_seconds": 0.5}, 0, "network", ["waits for data 60%", "full lanes 50%"]),
+        (
+            {},
+            {"wait_seconds": 0.5, "env_seconds": 0.3, "act_seconds": 0.2},
+            0,
+            "network",
+            ["waits for data 60%", "full lanes 50%"],
+        ),
         (
             {"learn_seconds": 0.85, "wait_seconds": 0.0},
-            {"wait_seconds": 0.8},
+            {"wait_seconds": 0.8, "env_seconds": 0.1, "act_seconds": 0.1},
             0,
             "learner",
             ["85%", "optimizer", "full lanes 80%"],
         ),
         (
             {"learn_seconds": 0.85, "wait_seconds": 0.0},
-            {"wait_seconds": 0.8},
+            {"wait_seconds": 0.8, "env_seconds": 0.1, "act_seconds": 0.1},
             1,
             "learner",
             ["85%", "held back 100%", "samples_per_insert"],
@@ -106,8 +112,8 @@ def test_before_two_records_nothing_is_claimed():
     assert name_bottleneck({}).stage == "unknown"
 
 
-def test_a_share_that_a_coarse_clock_puts_above_one_is_told_as_all_of_the_time():
-    assert "100%" in bottleneck_of({"learn_seconds": 1.3, "wait_seconds": 0.0}).sentence
+def test_shares_that_a_coarse_clock_puts_above_one_are_cut_down_to_the_whole():
+    assert "93%" in bottleneck_of({"learn_seconds": 1.3, "record_seconds": 0.04, "wait_seconds": 0.0}).sentence
 
 
 def test_series_that_nobody_reports_do_not_decide():

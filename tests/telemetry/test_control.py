@@ -5,11 +5,14 @@ import threading
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
-from ddrl.telemetry import ControlServer, attach
+from ddrl.telemetry import ControlServer, attach, wire
 from ddrl.telemetry.control import TOPIC, check_setting
+from ddrl.telemetry.keys import secure_client
+from ddrl.telemetry.live import read_live_file
 
 
 class Serving:
@@ -101,6 +104,7 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
     with Serving(tmp_path) as serving, attach(tmp_path) as run:
         context = zmq.Context()
         stranger = context.socket(zmq.DEALER)
+        secure_client(stranger, tmp_path, read_live_file(tmp_path).control_key)
         stranger.connect(serving.server.endpoint)
         for message in (
             [b"hello"],
@@ -108,6 +112,9 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
             [TOPIC, b'{"id": 1, "command": "stop", "extra": 1}'],
             [b"", b"", b""],
             [b"x" * 100] * 7,
+            [TOPIC, b'{"id": 1, "command": "st\xffop"}'],
+            [TOPIC, b'{"id": 1, "command": "set", "name": "' + b"x" * 10_000 + b'"}'],
+            [TOPIC, b"[" * 60_000],
         ):
             stranger.send_multipart(message)
         stranger.send_multipart([TOPIC, b'{"id": 5, "command": "format_disk"}'])
@@ -116,7 +123,7 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
         context.term()
         assert run.status() == {"env_steps": 7}
     assert serving.done == []
-    assert sum(kind == "alarm" for kind, _ in serving.events) == 3  # the 1st, 2nd and 4th of five
+    assert sum(kind == "alarm" for kind, _ in serving.events) == 4  # the 1st, 2nd, 4th and 8th of eight
 
 
 def test_a_control_port_in_use_is_named(tmp_path):
@@ -199,3 +206,63 @@ def test_settings_that_depend_on_each_other_are_checked_together():
     with pytest.raises(ConfigError, match="must cover one batch"):
         check_setting(Config(), "replay.samples_per_insert", 0.01)
     assert check_setting(Config(), "rollout.epsilon", 0.0) == 0.0
+
+
+def test_whoever_does_not_hold_the_runs_key_is_not_heard_on_loopback_either(tmp_path):
+    with Serving(tmp_path) as serving, zmq.Context() as context:
+        key = read_live_file(tmp_path).control_key.encode()
+        public, secret = zmq.curve_keypair()
+        plain, foreign = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        foreign.curve_publickey, foreign.curve_secretkey, foreign.curve_serverkey = public, secret, key
+        monitors = []
+        for stranger in (plain, foreign):
+            monitors.append(stranger.get_monitor_socket())
+            stranger.set(zmq.LINGER, 0)
+            stranger.connect(serving.server.endpoint)
+            stranger.send_multipart([TOPIC, b'{"id": 1, "command": "stop"}'])
+        refusals = {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED}
+        for monitor in monitors:
+            while recv_monitor_message(monitor)["event"] not in refusals:
+                pass
+        with attach(tmp_path) as run:
+            assert run.status() == {"env_steps": 7}
+        for stranger, monitor in zip((plain, foreign), monitors, strict=True):
+            stranger.disable_monitor()
+            monitor.close()
+            stranger.close()
+        assert serving.done == []
+        assert serving.events == []
+
+
+def test_the_keys_of_a_run_are_its_owners_alone_and_damaged_ones_are_made_anew(tmp_path):
+    (tmp_path / "keys").mkdir()
+    for name in ("server.secret", "client.secret"):
+        (tmp_path / "keys" / name).write_bytes(b"\xff\x00 no key")
+    with Serving(tmp_path):
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").glob("*.secret")} == {0o600}
+        with attach(tmp_path) as run:
+            assert run.status() == {"env_steps": 7}
+        (tmp_path / "keys" / "client.secret").write_bytes(b"\xff\x00 no key")
+        with pytest.raises(RunDirError, match="are damaged"):
+            attach(tmp_path)
+
+
+def test_a_message_of_too_many_parts_is_read_to_its_end_and_refused(tmp_path):
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://here")
+        other.connect("inproc://here")
+        other.send_multipart([b"x" * 100] * 1000)
+        other.send_multipart([b"next"])
+        assert wire.receive(one, 3, 1000) == []
+        assert wire.receive(one, 3, 1000) == [b"next"]
+        assert wire.receive(one, 3, 1000) is None
+        other.send(b"x" * 1001)
+        assert wire.receive(one, 3, 1000) == []
+
+
+def test_damaged_live_files_are_as_good_as_none(tmp_path):
+    for data in (b"", b"{", b"[" * 60_000, b'{"pid": "x"}', b"\xff\xfe", b'{"pid": 1, "host": "\xff"}', b"9" * 200_000):
+        (tmp_path / "live.json").write_bytes(data)
+        assert read_live_file(tmp_path) is None
+        with pytest.raises(RunDirError, match="is not running"):
+            attach(tmp_path)

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.errors import ConfigError
+from ddrl.core.metrics import Metric, run_metrics
+from ddrl.telemetry import LiveReader, Recorder, Run
+from ddrl.telemetry.prometheus import metrics_text
+from tests.telemetry.feeding import CONFIG, Feed
+
+
+def test_a_figure_that_an_algorithm_declares_is_recorded_read_and_drawn_without_any_list_changing(tmp_path):
+    entropy = Metric("entropy", "gauge", "nats", "Entropy of the policy in a recent batch.")
+    group = Metric("group", "gauge", "", "A figure whose name is a word of SQL.")  # by every reader of the tables
+    figures = (entropy, group)
+    cluster = FakeCluster(figures=figures)
+    cluster.gauge(0, entropy=0.75, group=3.0)
+    feed = Feed(cluster, 10**9)
+    config = Config(telemetry=TelemetryConfig(period=0.001, tensorboard=True))
+    with (
+        Recorder(tmp_path, feed, config, figures=figures, clock=feed.clock) as recorder,
+        LiveReader(tmp_path) as reader,
+    ):
+        items = []
+        while not items:
+            items = [item for item in reader.receive(timeout=10) if hasattr(item, "series")]
+        text = metrics_text(recorder.latest, None, run_metrics(figures))
+    assert items[0].columns[-2:] == ("entropy", "group")
+    assert items[0].series["entropy"] == 0.75
+    assert "ddrl_entropy 0.75" in text
+    assert 'ddrl_process_entropy{rank="0",role="trainer",host="0"} 0.75' in text
+    assert b"run/entropy" in next((tmp_path / "tensorboard").iterdir()).read_bytes()
+    with Run(tmp_path) as run:
+        assert run.figures == ("entropy", "group")
+        series = run.series()
+        assert run.processes().column("entropy")[-1, 0] == 0.75
+        assert np.isnan(series["td_error"]).all(), "a series of other algorithms is known and not reported"
+    assert set(series["entropy"]) == {0.75}
+    assert set(series["group"]) == {3.0}
+    plots = pytest.importorskip("ddrl.plots", reason="needs the extra [plots]")
+    figure = plots.series_over({"run": series}, "entropy")
+    assert figure.layout.yaxis.title.text == "nats"
+    assert set(figure.data[0].y) == {0.75}
+
+
+@pytest.mark.parametrize("name", ["loss", "learn_share", "tick", "return_mean", "Big", 'a"b', ""])
+def test_a_figure_whose_name_is_taken_or_no_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="figure"):
+        Recorder(tmp_path, FakeCluster().table, CONFIG, figures=(Metric(name, "gauge", "", ""),))

@@ -1,0 +1,117 @@
+"""Whatever arrives can at most be refused: messages and files with bytes changed, cut off, doubled or made up."""
+
+import random
+
+import msgspec
+import pytest
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.errors import DdrlError, MessageError
+from ddrl.telemetry import Evaluation, Event, Record, Run
+from ddrl.telemetry.control import TOPIC, Request, read_request
+from ddrl.telemetry.live import decode, encode
+from tests.telemetry.feeding import record_run
+
+QUICK, LONG = 2_000, 100_000
+BAD = (
+    b"\xff",
+    b"\x00",
+    b"\xc3\x28",
+    b"\xed\xa0\x80",
+    b'"',
+    b"{",
+    b"[" * 2000,
+    b"9" * 400,
+    b"1e999",
+    b"null",
+    b"\\ud800",
+)
+
+
+def mutate(data: bytes, draw: random.Random) -> bytes:
+    """A few changes at random places."""
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        place = draw.randrange(len(changed) + 1)
+        match draw.randrange(5):
+            case 0 if changed:
+                changed[place % len(changed)] = draw.randrange(256)
+            case 1:
+                changed[place:place] = draw.choice(BAD)
+            case 2:
+                del changed[place : place + draw.randint(1, 20)]
+            case 3:
+                changed[place:place] = changed[: draw.randrange(len(changed) + 1)]
+            case _:
+                changed[place : place + 4] = draw.randbytes(4)
+    return bytes(changed)
+
+
+often = pytest.mark.parametrize("count", [QUICK, pytest.param(LONG, marks=pytest.mark.long)])
+
+
+@often
+def test_control_messages(count):
+    draw = random.Random(1)
+    sound = [msgspec.json.encode(Request(3, "set", "learner.lr", value)) for value in (0.1, "fast \u00e9", None)]
+    taken, words = 0, []
+    for _ in range(count):
+        parts = [b"me", TOPIC, mutate(draw.choice(sound), draw)]
+        if draw.random() < 0.1:
+            parts = parts[: draw.randint(0, 3)] + [draw.randbytes(5)] * draw.randint(0, 3)
+        try:
+            request = read_request(parts)
+        except MessageError as error:
+            words.append(str(error))
+        else:
+            taken += 1
+            assert len(request.command) + len(request.name) < 300
+            request.command.encode()  # words that can be written down
+    assert taken > 0
+    assert len(words) > count / 2
+    assert max(map(len, words)) < 500
+
+
+@often
+def test_live_messages(count):
+    draw = random.Random(2)
+    cluster = FakeCluster(4, 1)
+    cluster.advance(1.0)
+    items = (
+        Record(1, 1.0, 1.0, {"loss": float("nan")}, cluster.table()),
+        Event(1.0, 2.0, "note", "text", {"a": [1]}),
+        Evaluation(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7),
+    )
+    sound = [encode(item) for item in items]
+    refused = 0
+    for _ in range(count):
+        try:
+            decode(mutate(draw.choice(sound), draw))
+        except MessageError:
+            refused += 1
+    assert refused > count / 4
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(5_000, marks=pytest.mark.long)])
+def test_telemetry_files(tmp_path, count):
+    record_run(tmp_path, records=30)
+    file = tmp_path / "telemetry.sqlite"
+    sound = file.read_bytes()
+    draw = random.Random(3)
+    refused = 0
+    for _ in range(count):
+        data = bytearray(sound)
+        for _ in range(draw.randint(1, 200)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        file.write_bytes(data)
+        try:
+            with Run(tmp_path) as run:
+                run.series(points=50)
+                run.processes(points=10)
+                run.latest()
+                run.evaluations()
+                run.events()
+                run.snapshot("replay")
+        except DdrlError:
+            refused += 1
+    assert refused > 0

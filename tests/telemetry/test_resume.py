@@ -1,0 +1,126 @@
+import contextlib
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+
+from benchmarks.fake_cluster import FakeCluster
+from ddrl.core.config import Config
+from ddrl.core.errors import RunDirError
+from ddrl.core.metrics import COLUMNS
+from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry.series import SERIES, SeriesWindow
+from tests.telemetry.feeding import CONFIG, Feed, record_run
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(tmp_path):
+    record_run(tmp_path, records=10)
+    with Run(tmp_path) as run:
+        first = run.series()
+        cursor = run.cursor
+    totals = {"env_steps": float(first["env_steps"][-1]), "updates": float(first["updates"][-1])}
+    record_run(tmp_path, records=10, base={**totals, "wall_seconds": 100.0})
+    with Run(tmp_path) as run:
+        whole, later = run.series(), run.series(since=cursor)
+        assert len(run.events(kinds=["resume"])) == 0, "nothing was cut"
+    assert np.array_equal(whole["tick"], np.arange(len(whole)))
+    assert len(whole) == len(first) + len(later)
+    assert later["wall_seconds"][0] >= 100
+    for series in SERIES:
+        if series.kind == "total" and series.name != "rows_dropped":
+            assert np.all(np.diff(whole[series.name]) >= 0), series.name
+            assert whole[series.name][-1] > first[series.name][-1] or series.name == "checksum_failures", series.name
+
+
+def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
+    record_run(tmp_path, records=100)
+    with Run(tmp_path) as run:
+        first = run.series()
+    feed = Feed(FakeCluster(), 1)
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+        for wall, steps in ((30.0, 1e4), (70.0, 1e9)):
+            recorder._begin = feed.clock() - wall
+            recorder.record_evaluation(wall, 1.0, 20, env_steps=steps, updates=1)
+            recorder.record_event("note", f"after {wall:g} s")
+            recorder.record_event("checkpoint", f"at {steps:g} steps", env_steps=steps)
+        recorder._begin = feed.clock() - 55.0
+        recorder.record_event("checkpoint", "at 20000 steps", env_steps=2e4)
+    checkpoint = {name: float(first[name][50]) for name in ("env_steps", "updates", "wall_seconds")}
+    record_run(tmp_path, records=30, base=checkpoint)
+    with Run(tmp_path) as run:
+        whole, coarse = run.series(), run.series(points=20)
+        assert run.evaluations()["mean"].tolist() == [30.0]
+        notes = run.events()
+        frames = run.processes()
+    assert np.array_equal(whole["tick"], np.arange(len(whole)))
+    assert np.array_equal(whole["env_steps"][:51], first["env_steps"][:51])
+    for table in (whole, coarse):
+        for name in ("wall_seconds", "env_steps", "updates", "episodes", "samples"):
+            assert np.all(np.diff(table[name]) >= 0), name
+    assert whole["env_steps"][51] < first["env_steps"][-1], "the other course is gone"
+    assert np.all(np.diff(frames.wall_seconds) >= 0)
+    assert [text for text in notes["text"] if text.startswith("after")] == ["after 30 s"]
+    assert [text for text in notes["text"] if text.startswith("at")] == ["at 10000 steps", "at 20000 steps"]
+    assert "1 evaluations and 2 events after it" in notes["text"][list(notes["kind"]).index("resume")]
+    with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as db:
+        kept = [json.loads(row) for (row,) in db.execute("SELECT row FROM abandoned ORDER BY kind")]
+    assert [row.get("mean", row.get("text")) for row in kept] == [70.0, "after 70 s", "at 1e+09 steps"]
+
+
+@pytest.mark.parametrize("damage", ["pages", "head", "layout", "program", "schema", "meta"])
+def test_telemetry_that_cannot_be_gone_on_with_is_set_aside_and_the_resume_goes_on(tmp_path, damage):
+    record_run(tmp_path, records=50)
+    file = tmp_path / "telemetry.sqlite"
+    if damage in ("pages", "head"):
+        data = bytearray(file.read_bytes())
+        begin, end = (4096, len(data)) if damage == "pages" else (0, 100)
+        data[begin:end] = b"\x5a" * (end - begin)
+        file.write_bytes(data)
+    else:
+        statement = {
+            "layout": "PRAGMA user_version = 99",
+            "program": "PRAGMA application_id = 7",
+            "schema": "ALTER TABLE series RENAME COLUMN tick TO tock",
+            "meta": "ALTER TABLE meta RENAME COLUMN value TO worth",
+        }[damage]
+        with contextlib.closing(sqlite3.connect(file)) as db:
+            db.execute(statement)
+            db.commit()
+    before = file.read_bytes()
+    record_run(tmp_path, records=5, base={"env_steps": 100.0, "updates": 7.0, "wall_seconds": 20.0})
+    with Run(tmp_path) as run:
+        series, alarms = run.series(), run.events(kinds=["alarm"])
+    assert series["wall_seconds"][0] >= 20
+    assert series["updates"][0] >= 7
+    assert "was set aside as telemetry.sqlite.aside-1" in alarms["text"][0]
+    assert (tmp_path / "telemetry.sqlite.aside-1").read_bytes() == before
+
+
+def test_a_process_that_starts_again_counts_on_from_what_it_had_counted():
+    cluster = FakeCluster()
+    window = SeriesWindow(Config())
+    row = int(cluster.rollouts[0])
+    cluster.set(row, episodes=100.0, return_sum=-500.0)
+    before = window.measure(cluster.table(), 0.0, 0.0)["episodes"]
+    cluster.set(row, episodes=3.0, return_sum=-30.0, pid=99.0)
+    values = window.measure(cluster.table(), 1.0, 1.0)
+    assert values["episodes"] == before + 3
+    assert values["return_mean"] == -10.0
+
+
+def test_frames_of_a_ddrl_with_other_counters_are_dropped_on_resume_not_misread(tmp_path):
+    record_run(tmp_path, records=5)
+    db = sqlite3.connect(tmp_path / "telemetry.sqlite")
+    db.execute("UPDATE meta SET value = ? WHERE key = 'columns'", (json.dumps(COLUMNS[:-1]),))
+    db.commit()
+    db.close()
+    with Run(tmp_path) as run:
+        first = run.cursor
+        with pytest.raises(RunDirError, match="is damaged"):
+            run.processes()
+    cluster = record_run(tmp_path, records=3)
+    with Run(tmp_path) as run:
+        frames = run.processes()
+    assert frames.tick[0] >= first
+    assert np.array_equal(frames.values[-1], cluster.table(), equal_nan=True)
