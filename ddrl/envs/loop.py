@@ -5,7 +5,7 @@ concatenates nothing, and copies each observation once, into the array it return
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import EnvSpec, EnvStep
+from ddrl.envs.named import describe_named, named_writer
 from ddrl.envs.seeds import environment_seeds
 from ddrl.envs.spaces import describe, observation_writer
 
@@ -22,15 +23,27 @@ from ddrl.envs.spaces import describe, observation_writer
 class LoopVectorEnv:
     """`environments` of one kind, in turn. An exception in one of them passes through with its traceback."""
 
-    def __init__(self, env_id: str, environments: Sequence[gymnasium.Env[Any, Any]], reward_clip: bool = False) -> None:
-        """Take over `environments`; EnvError where their spaces differ or are not supported."""
+    def __init__(
+        self,
+        env_id: str,
+        environments: Sequence[gymnasium.Env[Any, Any]],
+        reward_clip: bool = False,
+        *,
+        named: bool = False,
+        max_lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        """Take over `environments`; EnvError where their spaces differ or are not supported. `named`: a Dict of
+        observations is a record of named arrays, its Sequences padded to `max_lengths`."""
         first = environments[0]
         self.num_envs = len(environments)
         if len({id(env) for env in environments}) != self.num_envs:
             raise EnvError(
                 f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
             )
-        self.spec: EnvSpec = describe(env_id, first.observation_space, first.action_space)
+        space, lengths = first.observation_space, max_lengths or {}
+        as_record = named and isinstance(space, spaces.Dict)
+        record = describe_named(env_id, space, lengths) if as_record else None
+        self.spec: EnvSpec = describe(env_id, space, first.action_space, record)
         for other in environments[1:]:
             if other.observation_space != first.observation_space or other.action_space != first.action_space:
                 raise EnvError(
@@ -38,7 +51,7 @@ class LoopVectorEnv:
                     f"{other.observation_space}, {other.action_space}); all of one run must have the same spaces"
                 )
         self._environments = list(environments)
-        self._write = observation_writer(env_id, first.observation_space)
+        self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
         self._first_action = int(first.action_space.start) if isinstance(first.action_space, spaces.Discrete) else 0
         self._reward_clip = reward_clip
         self._over = [True] * self.num_envs
@@ -81,8 +94,6 @@ class LoopVectorEnv:
             except (TypeError, ValueError):
                 self._refuse_result(result)
             write(state, row)
-            if reward != reward:
-                raise EnvError(f"env.id = {self.spec.env_id}: the environment gave a reward that is not a number (NaN)")
             rewards[index] = reward  # type: ignore[call-overload]
             if terminated or truncated:
                 over[index] = True
@@ -101,7 +112,7 @@ class LoopVectorEnv:
             env.close()
 
     def _empty(self) -> NDArray[Any]:
-        return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.dtype)
+        return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
 
     def _refuse_result(self, result: Any) -> NoReturn:
         given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

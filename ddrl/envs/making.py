@@ -47,7 +47,17 @@ def make_vector_env(config: EnvConfig, num_envs: int | None = None) -> VectorEnv
     native = _native(config, found, count)
     if native is not None:
         return native
-    return LoopVectorEnv(config.id, [_make(config, found) for _ in range(count)], config.reward_clip)
+    return _loop(config, [_make(config, found) for _ in range(count)])
+
+
+def _loop(config: EnvConfig, environments: list[gymnasium.Env[Any, Any]]) -> LoopVectorEnv:
+    return LoopVectorEnv(
+        config.id,
+        environments,
+        config.reward_clip,
+        named=config.observation == "named",
+        max_lengths=config.max_lengths,
+    )
 
 
 def probe_spec(config: EnvConfig) -> EnvSpec:
@@ -193,7 +203,7 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) ->
             raise EnvError(f"env.kwargs = {config.kwargs}: {error}; {config.id} takes {signature}") from None
     made = factory(**kwargs)
     if isinstance(made, gymnasium.Env):
-        return LoopVectorEnv(config.id, [made, *(factory(**kwargs) for _ in range(count - 1))], config.reward_clip)
+        return _loop(config, [made, *(factory(**kwargs) for _ in range(count - 1))])
     if isinstance(made, gymnasium.vector.VectorEnv):
         if not speaks_our_protocol(made):
             raise EnvError(

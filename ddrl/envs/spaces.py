@@ -2,7 +2,8 @@
 
 A network sees uint8 (images) or float32 (everything else): a Box of another dtype is cast, a Discrete observation
 becomes one-hot, and whatever else Gymnasium can flatten (Tuple, Dict, MultiDiscrete, MultiBinary of those) becomes one
-flat vector. Actions are Discrete, or a Box of floats, which is described for algorithms that act continuously."""
+flat vector (or, a Dict, a record of named arrays: `ddrl.envs.named`). Actions are Discrete, or a Box of floats, which
+is described for algorithms that act continuously."""
 
 from __future__ import annotations
 
@@ -20,14 +21,26 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 Writer = Callable[[Any, NDArray[Any]], None]
 
 
-def describe(env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> EnvSpec:
+def describe(
+    env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any], named: ArraySpec | None = None
+) -> EnvSpec:
     """The spec of an environment with these spaces; EnvError where a space is one that no network of ddrl can see or
-    act in."""
+    act in. `named`: the record that stands for the observation space."""
     num_actions, action_spec = _describe_action(env_id, action)
-    return EnvSpec(env_id, _describe_observation(env_id, observation), num_actions, action_spec)
+    low, high = _bounds(action)
+    array = describe_array(env_id, observation) if named is None else named
+    return EnvSpec(env_id, array, num_actions, action_spec, action_low=low, action_high=high)
 
 
-def _describe_observation(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
+def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Bounds of a Box of actions, flat; empty where it has none on some side."""
+    if not isinstance(space, spaces.Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        return (), ()
+    return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
+
+
+def describe_array(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
+    """The one array that stands for a space of observations; EnvError where there is none."""
     if isinstance(space, spaces.Box):
         if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(
             space.dtype, np.complexfloating

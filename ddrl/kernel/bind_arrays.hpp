@@ -62,14 +62,23 @@ public:
     }
 
 private:
-    // long and long long are one type of 8 bytes under two names.
+    // Whether two formats name one dtype. long and long long are one type of 8 bytes, and a record's numbers are marked
+    // as not aligned ('=', '^') or not, as its place in memory has it.
     static bool same_format(const char* one, const char* other) {
         if (std::strcmp(one, other) == 0) return true;
-        const auto wide = [](const char* format) -> char {
-            if (format[0] == 0 || format[1] != 0) return 0;
-            return format[0] == 'l' || format[0] == 'q' ? 'q' : format[0] == 'L' || format[0] == 'Q' ? 'Q' : 0;
+        const auto next = [](const char*& at) -> char {
+            while (*at == '=' || *at == '^' || *at == '@') ++at;
+            const char code = *at;
+            if (code) ++at;
+            return code;
         };
-        return wide(one) && wide(one) == wide(other);
+        const bool record = *one == 'T';
+        for (;;) {
+            char a = next(one), b = next(other);
+            if (!record) a = a == 'l' ? 'q' : a == 'L' ? 'Q' : a, b = b == 'l' ? 'q' : b == 'L' ? 'Q' : b;
+            if (a != b) return false;
+            if (!a) return true;
+        }
     }
     void release() {
         if (held_) PyBuffer_Release(&buffer_);

@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "bind_arrays.hpp"
+#include "bind_replay_columns.hpp"
 #include "bind_replay_outputs.hpp"
 #include "bind_replay_snapshots.hpp"
 #include "bind_replay_strategies.hpp"
@@ -21,7 +22,6 @@
 namespace ddrl::replay {
 
 using bind::column_named;
-using bind::ColumnEntry;
 using bind::Field;
 using bind::field_of;
 using bind::View;
@@ -326,14 +326,6 @@ private:
         PyObject* found = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
         if (!found) throw nb::type_error(("columns lacks " + std::string(name.c_str())).c_str());
         return found;
-    }
-    static Columns columns_of(const std::vector<ColumnEntry>& table) {
-        Columns columns;
-        for (const auto& [name, role, offset, bytes, format, shape, stack] : table) {
-            if (role > static_cast<unsigned>(Role::REWARD)) throw nb::value_error("a column has no such role");
-            columns.push_back({static_cast<u32>(bytes), static_cast<Role>(role), stack});
-        }
-        return columns;
     }
     std::unique_ptr<Eviction> eviction_of(const nb::object& given) {
         if (PyUnicode_Check(given.ptr())) return make_eviction(nb::cast<std::string>(given));

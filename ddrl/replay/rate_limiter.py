@@ -32,7 +32,7 @@ class RateLimiter:
                 f"samples_per_insert ({samples_per_insert}) must be at least 0, min_size ({min_size}) at least 1 and "
                 f"tolerance ({tolerance}) above 0"
             )
-        self.samples_per_insert = float(samples_per_insert)
+        self.samples_per_insert = self.configured = float(samples_per_insert)
         self.min_size = int(min_size)
         self.tolerance = float(tolerance)
         self.inserts = 0
@@ -84,14 +84,28 @@ class RateLimiter:
         self.samples_per_insert = float(samples_per_insert)
         self.samples = round(self.samples_per_insert * max(0, self.inserts - self.min_size))
 
-    def state(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
-        return {"inserts": self.inserts, "samples": self.samples}
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps: the counts, and the ratios that they go with."""
+        return {
+            "inserts": self.inserts,
+            "samples": self.samples,
+            "samples_per_insert": self.samples_per_insert,
+            "configured": self.configured,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint.
+
+        A ratio changed while the run went on is kept; where the settings name another one than they did then, theirs
+        holds from here on, as after `change`."""
         try:
             inserts, samples = int(state["inserts"]), int(state["samples"])
+            configured = float(state.get("configured", self.configured))
+            ratio = float(state.get("samples_per_insert", configured))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the rate limiter's state {state!r} cannot be used ({error!r})") from None
         self.inserts, self.samples = inserts, samples
+        if configured == self.configured:
+            self.samples_per_insert = ratio
+        else:
+            self.change(self.configured)

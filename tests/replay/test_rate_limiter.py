@@ -59,3 +59,26 @@ def test_its_state_goes_through_a_checkpoint() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError):
         RateLimiter(1.0, 10, 0.0)
+
+
+def test_a_ratio_changed_while_the_run_went_on_owes_nothing_after_a_resume() -> None:
+    limiter = RateLimiter(8.0, 1000, 1000.0)
+    limiter.inserted(169_000)
+    limiter.sampled(8 * 168_000)
+    limiter.change(1.0)
+    resumed = RateLimiter(8.0, 1000, 1000.0)
+    resumed.load_state(limiter.state())
+    assert (resumed.samples_per_insert, resumed.samples_behind) == (1.0, 0.0)
+
+
+def test_a_ratio_that_the_settings_of_a_resume_name_anew_holds_from_there_on() -> None:
+    limiter = RateLimiter(8.0, 1000, 1000.0)
+    limiter.inserted(2000)
+    limiter.sampled(8000)
+    resumed = RateLimiter(2.0, 1000, 1000.0)
+    resumed.load_state(limiter.state())
+    assert (resumed.samples_per_insert, resumed.samples_behind) == (2.0, 0.0)
+    unchanged = RateLimiter(8.0, 1000, 1000.0)
+    limiter.sampled(-100)
+    unchanged.load_state(limiter.state())
+    assert (unchanged.samples_per_insert, unchanged.samples_behind) == (8.0, 100.0)

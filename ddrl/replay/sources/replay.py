@@ -1,0 +1,109 @@
+"""Experience that is drawn again and again: a replay, one selector, and the rate at which it may be drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.algorithm import Experience
+from ddrl.core.config import Config
+from ddrl.core.rows import RowSchema
+from ddrl.replay.batches import Sequences, Transitions
+from ddrl.replay.evictions import make_eviction
+from ddrl.replay.experience import ExperienceReplay
+from ddrl.replay.rate_limiter import RateLimiter
+from ddrl.replay.selectors import make_selector
+
+SNAPSHOT = "replay.snapshot"
+
+
+class ReplaySource:
+    """Draws learner.batch_size transitions, or sequences where the experience's pick_len is above 1.
+
+    Recording and drawing are held together by replay.samples_per_insert, counted in transitions: a sequence counts
+    each of its positions in use."""
+
+    def __init__(self, config: Config, schema: RowSchema, experience: Experience) -> None:
+        settings = config.replay
+        n_step = settings.n_step if experience.n_step is None else experience.n_step
+        self._config, self._experience = config, experience
+        self.replay = ExperienceReplay.of(
+            schema,
+            settings.capacity,
+            pick_len=experience.pick_len,
+            short_picks=experience.pick_len > 1,  # else the last positions of an episode would be learned from less
+            n_step=n_step,
+            burn_in=experience.burn_in,
+            eviction=make_eviction(config),
+            seed=config.run.seed,
+            file=settings.file or None,
+        )
+        selector = make_selector(config)
+        self._uses_priorities = selector.uses_priorities
+        self.selector = self.replay.new_pick_selector(selector)
+        self.limiter = RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance)
+
+    def insertable(self) -> int:
+        """Rows that may be recorded now; a large number where nothing limits."""
+        return self.limiter.insertable()
+
+    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+        """Record rows; the steps recorded. O(rows)."""
+        recorded = self.replay.record_rows(rows)
+        self.limiter.inserted(recorded)
+        return recorded
+
+    def ready(self) -> bool:
+        """Whether samples_per_insert allows a draw and there is something to draw."""
+        wanted = self._config.learner.batch_size * self._experience.pick_len
+        return self.limiter.can_sample(wanted) and self.replay.num_picks > 0
+
+    def sample(self) -> Transitions | Sequences:
+        """One draw. ValueError where nothing can be drawn."""
+        learner = self._config.learner
+        draw = self.replay.sample if self._experience.pick_len == 1 else self.replay.sample_sequences
+        return draw(learner.batch_size, self.selector, learner.discount)
+
+    def count(self, batch: Transitions | Sequences) -> int:
+        """Transitions of a batch."""
+        return len(batch.pick_epi) if isinstance(batch, Transitions) else int(batch.length.sum())
+
+    def learned(self, batch: Transitions | Sequences, priority: NDArray[Any] | None) -> None:
+        """Count the batch, and set its picks' priorities [B] to priority + replay.priority_offset (Schaul et al. 2016,
+        section 3.3: p = |delta| + epsilon), so that a TD error of zero is drawn again."""
+        if self._uses_priorities and priority is not None:
+            raised = np.asarray(priority, np.float32) + np.float32(self._config.replay.priority_offset)
+            self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, raised)
+        self.limiter.sampled(self.count(batch))
+
+    def anneal(self, progress: float) -> None:
+        """Beta of the importance weights rises linearly from replay.importance_exponent to 1."""
+        start = self._config.replay.importance_exponent
+        self.replay.set_importance_exponent(self.selector, start + min(1.0, progress) * (1.0 - start))
+
+    def cut(self) -> None:
+        """End all running episodes without a final state."""
+        self.replay.cut_streams()
+
+    def save(self, folder: Path) -> None:
+        """Write the replay with its selector."""
+        self.replay.save(folder / SNAPSHOT)
+
+    def load(self, folder: Path) -> None:
+        """Become the replay that `save` wrote; CheckpointError where it cannot be used."""
+        self.replay.load(folder / SNAPSHOT)
+
+    def state(self) -> dict[str, Any]:
+        """The rate limiter's."""
+        return self.limiter.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.limiter.load_state(state)
+
+    def figures(self) -> dict[str, float]:
+        """Records held and their memory [bytes]."""
+        return {"replay_size": len(self.replay), "replay_bytes": self.replay.nbytes}

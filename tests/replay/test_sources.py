@@ -1,0 +1,199 @@
+"""Sources of experience: what a trainer records into and learns from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.core.algorithm import Experience
+from ddrl.core.config import Config, LearnerConfig, ReplayConfig
+from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.core.rows import RowKind, RowSchema, row_schema
+from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
+from ddrl.replay.sources import ReplaySource, TrajectorySource, make_source
+
+SPEC = EnvSpec("x", ArraySpec((2,), "float32"), 2)
+MEMORY = Column("hidden", (3,), "float32", ColumnRole.MEMORY)
+SCHEMA = row_schema(SPEC, [Column("logp"), MEMORY])
+
+
+def config(**settings: object) -> Config:
+    whole = {"capacity": 1000, "min_size": 10, "samples_per_insert": 0.0, "n_step": 1, **settings}
+    return Config(replay=ReplayConfig(**whole), learner=LearnerConfig(batch_size=8))  # type: ignore[arg-type]
+
+
+def episode(schema: RowSchema, stream: int, steps: int, kind: RowKind | None = RowKind.TERMINATED, version: int = 0):
+    """Rows of one episode: state (stream, step), reward and logp the step, hidden stream * 100 + step."""
+    rows = np.zeros(steps + (kind is not None), schema.dtype)
+    rows["stream"], rows["step"], rows["policy_version"] = stream, np.arange(len(rows)), version
+    rows["state"] = np.stack([np.full(len(rows), stream), np.arange(len(rows))], axis=1)
+    rows["reward"][:steps] = np.arange(steps)
+    rows["logp"][:steps] = -np.arange(steps)
+    rows["hidden"][:steps] = (stream * 100 + np.arange(steps))[:, None]
+    if kind is not None:
+        rows["kind"][-1] = kind
+    return rows
+
+
+def trajectories(length: int = 4, lag: int | None = None) -> TrajectorySource:
+    source = make_source(config(), SCHEMA, Experience(source="trajectories", length=length, max_policy_lag=lag))
+    assert isinstance(source, TrajectorySource)
+    return source
+
+
+def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last() -> None:
+    source = trajectories()
+    for stream in range(3):
+        assert source.record(episode(SCHEMA, stream, 10), 0) == 10
+    assert source.ready()
+    batch = source.sample()
+    assert batch.length.tolist() == [4, 4, 2, 4, 4, 2, 4, 4]
+    assert batch.terminated.tolist() == [False, False, True, False, False, True, False, False]
+    first = 0
+    for i, length in enumerate(batch.length.tolist()):
+        first = (i % 3) * 4
+        np.testing.assert_array_equal(batch.state[i, : length + 1, 1], first + np.arange(length + 1))
+        assert not batch.state[i, length + 1 :].any()
+        np.testing.assert_array_equal(batch.reward[i, :length], first + np.arange(length))
+        np.testing.assert_array_equal(batch.columns["logp"][i, :length], -(first + np.arange(length)))
+        assert (batch.columns["hidden"][i] == (i // 3) * 100 + first).all()
+        assert not batch.reward[i, length:].any()
+    assert source.count(batch) == 28
+    assert not source.ready()
+    with pytest.raises(ValueError, match="1 of 8 trajectories"):
+        source.sample()
+
+
+def test_a_gap_a_truncation_and_a_cut_end_a_trajectory() -> None:
+    source = trajectories()
+    rows = episode(SCHEMA, 0, 8, None)
+    source.record(np.delete(rows, 2), 0)  # 0 1 | 3 4 5 6 7
+    source.record(episode(SCHEMA, 1, 3, RowKind.TRUNCATED), 0)
+    source.record(episode(SCHEMA, 2, 2, None), 0)
+    source.cut()
+    for stream in range(3, 7):
+        source.record(episode(SCHEMA, stream, 4), 0)
+    batch = source.sample()
+    assert batch.length.tolist() == [1, 4, 3, 1, 4, 4, 4, 4]
+    assert batch.state[:4, 0, 1].tolist() == [0, 3, 0, 0]
+    assert batch.terminated.tolist() == [False] * 4 + [True] * 4
+
+
+def test_a_full_queue_takes_no_rows_until_a_batch_was_drawn() -> None:
+    source = trajectories(2)
+    rows, place = episode(SCHEMA, 0, 100, None), 0
+    while room := source.insertable():
+        source.record(rows[place : place + room], 0)
+        place += room
+    assert source.ready()
+    source.sample()
+    assert source.insertable() == 8
+
+
+def test_trajectories_older_than_the_lag_are_dropped_and_counted() -> None:
+    source = trajectories(4, lag=2)
+    source.record(episode(SCHEMA, 0, 4, version=3), 6)
+    assert source.figures()["trajectories_dropped"] == 1
+    for stream in range(8):
+        source.record(episode(SCHEMA, stream, 4, version=4), 6)
+    assert source.ready()
+    source.record(episode(SCHEMA, 9, 4, version=7), 7)  # a newer version makes those that wait too old
+    assert not source.ready()
+    assert source.figures()["trajectories_dropped"] == 9
+    assert source.insertable() == 15
+
+
+def test_trajectories_that_wait_survive_a_checkpoint(tmp_path: Path) -> None:
+    source = trajectories(lag=5)
+    for stream in range(9):
+        source.record(episode(SCHEMA, stream, 3, version=2), 3)
+    source.save(tmp_path)
+    other = trajectories(lag=5)
+    other.load(tmp_path)
+    other.load_state(source.state())
+    mine, theirs = source.sample(), other.sample()
+    for name in ("state", "action", "reward", "terminated", "length", "policy_version"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+    assert other.state() == source.state()
+    (tmp_path / "trajectories.npy").write_bytes(b"no")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        other.load(tmp_path)
+
+
+def test_rows_that_are_torn_or_of_another_schema_are_refused_whole() -> None:
+    source = trajectories()
+    rows = episode(SCHEMA, 0, 4)
+    rows["kind"][3] = 7
+    with pytest.raises(ValueError, match="kind 7"):
+        source.record(rows, 0)
+    assert source.figures()["replay_size"] == 0
+    with pytest.raises(TypeError, match="do not fit"):
+        source.record(np.zeros(3, row_schema(SPEC).dtype), 0)
+    with pytest.raises(ConfigError, match="length"):
+        trajectories(0)
+
+
+def replay_source(settings: Config, experience: Experience | None = None) -> ReplaySource:
+    source = make_source(settings, SCHEMA, experience or Experience())
+    assert isinstance(source, ReplaySource)
+    return source
+
+
+def test_a_zero_td_error_is_drawn_again_with_the_offset_and_never_without() -> None:
+    for offset, drawable in ((1e-6, True), (0.0, False)):
+        source = replay_source(config(selector="prioritized", priority_offset=offset))
+        source.record(episode(SCHEMA, 0, 20), 0)
+        handles, positions = source.replay.picks()
+        source.replay.set_priority(source.selector, handles, positions, np.zeros(20))
+        batch = None
+        for _ in range(1):
+            source.replay.set_priority(source.selector, handles[:8], positions[:8], np.ones(8))
+            batch = source.sample()
+            source.learned(batch, np.zeros(8))
+        law = source.replay.law(source.selector)
+        drawn = np.isin(positions, batch.pick_pos)
+        assert (law[drawn] > 0).all() == drawable
+        assert source.limiter.samples == 8
+
+
+def test_a_source_of_sequences_draws_them_and_counts_their_positions() -> None:
+    source = replay_source(config(), Experience(pick_len=5, burn_in=2, n_step=2))
+    for stream in range(6):
+        source.record(episode(SCHEMA, stream, 12), 0)
+    batch = source.sample()
+    assert batch.state.shape == (8, 2 + 5 + 2, 2)
+    assert batch.columns["hidden"].shape == (8, 3)
+    assert batch.columns["logp"].shape == (8, 7)
+    assert source.count(batch) == batch.length.sum()
+    source.learned(batch, np.ones(8))
+    assert source.limiter.samples == batch.length.sum()
+
+
+def test_a_replay_source_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    settings = config(selector="recency", samples_per_insert=4.0)
+    source = replay_source(settings)
+    for stream in range(4):
+        source.record(episode(SCHEMA, stream, 30), 0)
+    source.learned(source.sample(), None)
+    source.save(tmp_path)
+    other = replay_source(settings)
+    other.load(tmp_path)
+    other.load_state(source.state())
+    assert other.insertable() == source.insertable()
+    np.testing.assert_array_equal(other.sample().pick_pos, source.sample().pick_pos)
+    assert other.figures()["replay_size"] == 120
+
+
+def test_min_size_holds_draws_back_and_samples_per_insert_recording() -> None:
+    settings = config(samples_per_insert=1.0, samples_tolerance=50.0)
+    source = replay_source(replace(settings))
+    source.record(episode(SCHEMA, 0, 9), 0)
+    assert not source.ready()
+    source.record(episode(SCHEMA, 1, 51), 0)
+    assert source.ready()
+    assert source.insertable() == 0
+    source.learned(source.sample(), None)
+    assert source.insertable() == 8
