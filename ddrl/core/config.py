@@ -244,8 +244,9 @@ class LearnerConfig:
     dueling: str = setting(
         "mean",
         "",
-        "Q = V + A - baseline: the mean of A, its expectation under the greedy-softmax policy, or a single head.",
-        choices=("mean", "policy", "none"),
+        "Q = V + A - baseline: mean, the sample mean of A; policy, its expectation under the acting policy "
+        "(epsilon-greedy with rollout.epsilon_end); softmax, under softmax(A); none: a single head.",
+        choices=("mean", "policy", "softmax", "none"),
     )
     double: bool = setting(True, "", "Choose the bootstrap action with the online network (van Hasselt et al. 2016).")
     loss: str = setting("huber", "", "Loss on the TD error.", choices=("huber", "mse"))

@@ -5,10 +5,12 @@ rollouts act with). A network takes observations as the environment gives them, 
 dtype, and returns q [B, num_actions] float32: scaling bytes and converting integers is the network's own first step, so
 that learner and rollout cannot disagree on it.
 
-Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016). With pi uniform this is their eq. 9
-("mean"); with pi = softmax(A(s, .)) it is "policy". In both, E_pi[Q(s, a)] = V(s). Departure from the paper: the mlp's
-two streams share all hidden layers, and its V and A are rows of one linear layer, which costs one matrix product
-instead of two."""
+Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016), so that E_pi[Q(s, a)] = V(s). pi is
+    mean      uniform: the sample mean of the advantages (their eq. 9)
+    policy    the acting policy: epsilon-greedy over the advantages
+    softmax   softmax(A(s, .))
+Departure from the paper: the mlp's two streams share all hidden layers, and its V and A are rows of one linear layer,
+which costs one matrix product instead of two."""
 
 from __future__ import annotations
 
@@ -41,22 +43,27 @@ CNN_KINDS = {
 }
 
 
-def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str) -> torch.Tensor:
-    """Q [B, A, ...] from V [B, 1, ...] and A [B, A, ...]; `form` is "mean" (pi uniform) or "policy" (pi = softmax of
-    the advantages)."""
-    if form == "policy":
+def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
+    """Q [B, A, ...] from V [B, 1, ...] and A [B, A, ...] by one of the forms above; "policy" explores with probability
+    `epsilon`."""
+    if form == "softmax":
         expected = (torch.softmax(advantage, dim=1) * advantage).sum(dim=1, keepdim=True)  # E_pi[A]
-        return value + (advantage - expected)
-    return value + (advantage - advantage.mean(dim=1, keepdim=True))
+    else:
+        expected = advantage.mean(dim=1, keepdim=True)
+    if form == "policy":
+        expected = epsilon * expected + (1.0 - epsilon) * advantage.amax(dim=1, keepdim=True)
+    return value + (advantage - expected)
 
 
 class ValueHead(nn.Module):
     """Features [B, F] -> q [B, num_actions], or [B, num_actions, atoms] where each action has several values; with
     `stream_width` each stream has a hidden layer of its own (Wang et al. 2016, fig. 1)."""
 
-    def __init__(self, features: int, num_actions: int, form: str, stream_width: int = 0, atoms: int = 1) -> None:
+    def __init__(
+        self, features: int, num_actions: int, form: str, stream_width: int = 0, atoms: int = 1, epsilon: float = 0.0
+    ) -> None:
         super().__init__()
-        self.form = form
+        self.form, self.epsilon = form, epsilon
         self.stream_width = stream_width
         self.num_actions, self.atoms = num_actions, atoms
         streams = 1 if form == "none" else 2
@@ -89,7 +96,7 @@ class ValueHead(nn.Module):
         else:
             both = self._by_action(self.value_advantage(features), 1 + self.num_actions)
             value, advantage = both[:, :1], both[:, 1:]
-        return {"q": dueling_values(value, advantage, self.form), "value": value, "advantage": advantage}
+        return {"q": dueling_values(value, advantage, self.form, self.epsilon), "value": value, "advantage": advantage}
 
     @property
     def linear(self) -> bool:
@@ -110,7 +117,15 @@ class ValueHead(nn.Module):
 class MLP(nn.Module):
     """Flattened observation -> hidden layers with relu -> head. Byte observations are scaled to [0, 1]."""
 
-    def __init__(self, observation: ArraySpec, num_actions: int, hidden: list[int], form: str, atoms: int = 1) -> None:
+    def __init__(
+        self,
+        observation: ArraySpec,
+        num_actions: int,
+        hidden: list[int],
+        form: str,
+        atoms: int = 1,
+        epsilon: float = 0.0,
+    ) -> None:
         super().__init__()
         self.scale = _input_scale(observation)
         self.convert = observation.dtype != "float32"
@@ -120,7 +135,7 @@ class MLP(nn.Module):
         for width_in, width_out in itertools.pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU(inplace=True)]
         self.trunk = nn.Sequential(*layers)
-        self.head = ValueHead(widths[-1], num_actions, form, atoms=atoms)
+        self.head = ValueHead(widths[-1], num_actions, form, 0, atoms, epsilon)
 
     def inputs(self, observation: torch.Tensor) -> torch.Tensor:
         """Observations as they come -> [B, observation.size] float32."""
@@ -151,7 +166,13 @@ class CNN(nn.Module):
     Rainbow), which costs a seventh of it: what a trainer without an accelerator can afford."""
 
     def __init__(
-        self, observation: ArraySpec, num_actions: int, form: str, kind: str = "nature_cnn", atoms: int = 1
+        self,
+        observation: ArraySpec,
+        num_actions: int,
+        form: str,
+        kind: str = "nature_cnn",
+        atoms: int = 1,
+        epsilon: float = 0.0,
     ) -> None:
         super().__init__()
         shape, chosen = observation.shape, CNN_KINDS[kind]
@@ -176,9 +197,7 @@ class CNN(nn.Module):
             layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
             channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.trunk = nn.Sequential(*layers, nn.Flatten())
-        self.head = ValueHead(
-            channels * height * width, num_actions, form, stream_width=chosen.stream_width, atoms=atoms
-        )
+        self.head = ValueHead(channels * height * width, num_actions, form, chosen.stream_width, atoms, epsilon)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """q [B, num_actions] or [B, num_actions, atoms]."""
@@ -223,8 +242,11 @@ def acting_values(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     return network, ("q",)
 
 
-def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = None, atoms: int = 1) -> nn.Module:
+def make_network(
+    config: LearnerConfig, spec: EnvSpec, *, seed: int | None = None, atoms: int = 1, epsilon: float = 0.0
+) -> nn.Module:
     """The network that `config.network` names, checked on a batch of observations; `seed` sets torch's generator first.
+    `atoms`: values for each action; `epsilon`: that of the acting policy, for learner.dueling = policy.
 
     Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns
     something other than action values [B, num_actions] float32."""
@@ -239,9 +261,9 @@ def make_network(config: LearnerConfig, spec: EnvSpec, *, seed: int | None = Non
         )
         name = "nature_cnn" if image else "mlp"
     if name == "mlp":
-        network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling, atoms)
+        network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling, atoms, epsilon)
     elif name in CNN_KINDS:
-        network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms)
+        network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     else:
         network = _user_network(name, spec)
     check_outputs(network, spec, f"learner.network = {config.network}", atoms)

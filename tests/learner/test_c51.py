@@ -147,3 +147,8 @@ def test_its_settings_are_a_table_of_their_own() -> None:
     for override, words in (("atoms=1", "at least 2"), ("atom=5", "no setting"), ("v_min=11", "must be below")):
         with pytest.raises(ConfigError, match=words):
             describe(load_config(overrides=["learner.algorithm=c51", f"learner.c51.{override}"]), VECTOR)
+
+
+def test_dueling_by_the_values_of_logits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.dueling = policy weighs actions"):
+        describe(load_config(overrides=["learner.algorithm=c51", "learner.dueling=policy"]), VECTOR)

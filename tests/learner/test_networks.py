@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from ddrl.core.config import LearnerConfig
+from ddrl.core.config import Config, LearnerConfig, RolloutConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import Learner
 from ddrl.learner.networks import CNN, MLP, ValueHead, dueling_values, make_network
 from tests.learner.learner_cases import IMAGE, VECTOR
 
@@ -15,38 +16,56 @@ def spec_of(shape: tuple[int, ...], dtype: str = "float32", num_actions: int = 3
     return EnvSpec("Some-v0", ArraySpec(shape, dtype), num_actions)
 
 
-@pytest.mark.parametrize("form", ["mean", "policy"])
+def policy_of(advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
+    """pi(a | s) of a form."""
+    uniform = torch.full_like(advantage, 1 / advantage.shape[1])
+    greedy = torch.nn.functional.one_hot(advantage.argmax(1), advantage.shape[1])
+    return {
+        "mean": uniform,
+        "softmax": torch.softmax(advantage, 1),
+        "policy": epsilon * uniform + (1 - epsilon) * greedy,
+    }[form]
+
+
+@pytest.mark.parametrize("form", ["mean", "policy", "softmax"])
 def test_the_expectation_of_q_under_the_form_s_policy_is_v(form: str) -> None:
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(50, 1, generator=generator, dtype=torch.float64)
     advantage = 5 * torch.randn(50, 7, generator=generator, dtype=torch.float64)
-    q = dueling_values(value, advantage, form)
-    pi = torch.softmax(advantage, 1) if form == "policy" else torch.full_like(advantage, 1 / 7)
+    q = dueling_values(value, advantage, form, 0.2)
+    pi = policy_of(advantage, form, 0.2)
     torch.testing.assert_close((pi * q).sum(1, keepdim=True), value)
     torch.testing.assert_close(q.argmax(1), advantage.argmax(1))  # and acting greedily is acting by the advantages
 
 
-def test_the_two_dueling_forms_differ() -> None:
+def test_the_dueling_forms_differ() -> None:
     value, advantage = torch.zeros(1, 1), torch.tensor([[0.0, 2.0]])
-    assert dueling_values(value, advantage, "mean")[0, 1] == 1.0
-    assert 0 < dueling_values(value, advantage, "policy")[0, 1] < 0.5
+    assert dueling_values(value, advantage, "mean", 0.5)[0, 1] == 1.0
+    assert 0 < dueling_values(value, advantage, "softmax", 0.5)[0, 1] < 0.5
+    assert dueling_values(value, advantage, "policy", 0.5)[0].tolist() == [-1.5, 0.5]
+    assert dueling_values(value, advantage, "policy", 0.0)[0].tolist() == [-2.0, 0.0]
 
 
-@pytest.mark.parametrize("form", ["mean", "policy"])
+def test_the_acting_policy_s_dueling_form_has_its_epsilon() -> None:
+    config = Config(learner=LearnerConfig(dueling="policy"), rollout=RolloutConfig(epsilon_end=0.07))
+    learner = Learner.of(config, VECTOR)
+    assert learner.parts["value"].module.head.epsilon == 0.07
+    assert learner.acting_model().outputs.keys() == {"q", "value", "advantage"}
+
+
+@pytest.mark.parametrize("form", ["mean", "policy", "softmax"])
 @pytest.mark.parametrize("stream_width", [0, 8])
 def test_a_head_s_q_has_v_as_its_expectation(form: str, stream_width: int) -> None:
-    head = ValueHead(5, 4, form, stream_width).double()
+    head = ValueHead(5, 4, form, stream_width, epsilon=0.3).double()
     features = torch.randn(20, 5, dtype=torch.float64)
     q = head(features)
-    pi = (
-        torch.softmax(q, 1) if form == "policy" else torch.full_like(q, 1 / 4)
-    )  # softmax of q is that of A: they differ by a number
+    pi = policy_of(q, form, 0.3)  # by q as by A: they differ by a number
     streams = torch.relu(head.hidden(features)) if stream_width else features
     value = head.value(streams[:, :stream_width]) if stream_width else head.value_advantage(streams)[:, :1]
     torch.testing.assert_close((pi * q).sum(1, keepdim=True), value)
 
 
-@pytest.mark.parametrize("form", ["mean", "policy", "none"])
+@pytest.mark.parametrize("form", ["mean", "policy", "softmax", "none"])
 def test_gradients_of_the_heads_agree_with_finite_differences(form: str) -> None:
     head = ValueHead(3, 4, form, stream_width=5).double()
     assert torch.autograd.gradcheck(

@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
         "replay.n_step": 1,
         "run.seed": 12,
     },
-    "policy": {"learner.hidden": [16, 16], "learner.dueling": "policy", "run.seed": 13},
+    "softmax": {"learner.hidden": [16, 16], "learner.dueling": "softmax", "run.seed": 13},
     "screens": {**SCREENS, "learner.network": "small_cnn", "learner.batch_size": 8, "run.seed": 14},
     "resumed": {
         "learner.hidden": [24],

@@ -51,6 +51,11 @@ class C51:
                 f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
                 "C51 chooses among discrete actions: use an environment with a Discrete action space"
             )
+        if config.learner.dueling not in ("mean", "none"):
+            raise ConfigError(
+                f"learner.dueling = {config.learner.dueling} weighs actions by their values, but a network of C51 "
+                "gives logits: use mean or none"
+            )
         return Declaration("c51", "epsilon_greedy")
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:

@@ -46,7 +46,7 @@ class DQN:
         from ddrl.learner.networks import make_network
 
         self._config, self._rules = config.learner, targets
-        self.network = make_network(config.learner, spec)
+        self.network = make_network(config.learner, spec, epsilon=config.rollout.epsilon_end)
 
     def modules(self) -> Mapping[str, nn.Module]:
         """See `Algorithm`."""
