@@ -15,7 +15,8 @@ from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts
 from ddrl.run.last_save import save_and_exit
 from ddrl.run.leftovers import sweep_open_mpi
-from ddrl.run.messages import wait_for
+from ddrl.run.messages import Barrier, barrier
+from ddrl.run.mpi import CHANNELS_STAND, CHANNELS_UNUSED
 from ddrl.run.preparation import Preparation
 from ddrl.run.session import Session
 from ddrl.run.wiring import HostChannels, Topology, board_name
@@ -32,14 +33,14 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
     sweep_open_mpi()
     board = Board.create(board_name(topology.run_id, 0))
     channels: HostChannels | None = None
-    standing: MPI.Request | None = None
+    standing: Barrier | None = None
     try:
         channels = HostChannels.create(topology, 0, board)
-        standing = world.Ibarrier()  # every host's channels stand
+        standing = Barrier(world, CHANNELS_STAND)
         with Interrupts(escape=True) as interrupts:
             session = Session(topology, preparation.directory, channels, interrupts, resume=preparation.resume)
             try:
-                wait_for(standing)
+                standing.wait()
                 session.start()
                 reason = session.run()
                 if interrupts.escaped:
@@ -57,8 +58,8 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
         board.command = Command.FAIL
         raise
     finally:
-        wait_for(world.Ibarrier() if standing is None else standing)  # (a request that has ended is false)
-        wait_for(world.Ibarrier(), lambda: _discard(channels))  # nobody needs this host's channels any more
+        (standing or Barrier(world, CHANNELS_STAND)).wait()
+        barrier(world, CHANNELS_UNUSED, lambda: _discard(channels))
         if channels is not None:
             channels.close()
 

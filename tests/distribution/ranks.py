@@ -12,8 +12,8 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
-from ddrl.core.config import ClusterConfig
-from ddrl.distribution.relay import Relay, readers_needed, slots_needed
+from ddrl.core.config import ClusterConfig, Config
+from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -22,31 +22,54 @@ ROW = np.dtype(
 )
 
 
+HOSTS = []  # made by this process
+
+
 class Host:
     """Everything of one host in private memory, and its relay."""
 
-    def __init__(self, nbytes, config, *, lanes=2, capacity=64, down_capacity=64, **options):
+    def __init__(
+        self,
+        nbytes,
+        config,
+        *,
+        lanes=2,
+        capacity=64,
+        down_capacity=64,
+        tables=None,
+        local=None,
+        failure=None,
+        on_failure=None,
+        trace=False,
+    ):
+        cluster, config = config, Config(cluster=config, tables=tables or {})
         self.board = Board.create(None)
-        self.mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config) + 1)
-        self.reader = self.mailbox.reader(readers_needed(config))
+        readers = readers_needed(cluster)
+        self.mailbox = Mailbox.create(None, nbytes, slots_needed(cluster), readers + 1)
+        self.reader = self.mailbox.reader(readers)
         self.counters = Counters.create(None, 3)
         self.lanes = [Lane.create(None, ROW, capacity) for _ in range(lanes if RANK else 0)]
         self.down = [Lane.create(None, ROW, down_capacity) for _ in range(SIZE - 1 if RANK == 0 else 0)]
         self.mirrors = [Counters.create(None, 3) for _ in self.down]
-        self.relay = Relay(
-            WORLD,
+        side = LocalHost(
             self.mailbox,
+            [self.mailbox.reader(index, firm=True) for index in range(readers)],
             self.board,
-            config,
             self.counters.row(0),
-            row_dtype=ROW,
-            readers=[self.mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
-            lanes_up=LaneSet(self.lanes) if RANK else None,
-            lanes_down=self.down,
-            mirrors=self.mirrors,
-            table=self.counters if RANK else None,
-            **options,
+            ROW,
+            **(local or {}),
         )
+        self.membership = Membership(WORLD)
+        HOSTS.append(self)
+        if RANK == 0:
+            self.relay = RootRelay(
+                self.membership, config, side, lanes=self.down, mirrors=self.mirrors, on_failure=on_failure, trace=trace
+            )
+        else:
+            lanes = LaneSet(self.lanes)
+            self.relay = HostRelay(
+                self.membership, config, side, lanes=lanes, table=self.counters, failure=failure, trace=trace
+            )
 
     def publish(self, version):
         self.mailbox.publish(model(version, self.mailbox.nbytes), version, [version * 0.5, 2.0])
@@ -63,6 +86,8 @@ def model(version, nbytes):
 
 
 def report(**findings):
+    for host in HOSTS:
+        host.membership.leave()
     everyone = WORLD.gather(findings)
     if RANK == 0:
         print(json.dumps(everyone), flush=True)
@@ -126,7 +151,7 @@ def traffic():
 
 def replanned():
     """The pace of models looks suspicious once: the relays measure, plan anew, and go on with the next version."""
-    from ddrl.distribution.links import PaceWatch
+    from ddrl.distribution.transport.links import PaceWatch
 
     class Suspect(PaceWatch):
         cases = 0
@@ -199,7 +224,7 @@ def rows():
     count = int(sys.argv[2])
     config = ClusterConfig(scheme="direct", uplink_block_bytes=4096)
     pushed = {"done": False}
-    host = Host(1000, config, lanes=3, quiet=lambda: pushed["done"])
+    host = Host(1000, config, lanes=3, local={"quiet": lambda: pushed["done"]})
     digest, left, last, broken = 0, {}, {}, 0
     streams = [RANK * 10 + lane for lane in range(3)] if RANK else []
     left = dict.fromkeys(streams, count)
@@ -237,7 +262,11 @@ def rows():
             received += taken
             digest ^= row_digest(out[:taken])
     report(
-        received=received, digest=digest, broken=broken, problems=host.problems(), discarded=host.relay.rows_discarded
+        received=received,
+        digest=digest,
+        broken=broken,
+        problems=host.problems(),
+        discarded=0 if RANK else host.relay.rows_discarded,
     )
 
 
@@ -250,7 +279,7 @@ def row_digest(batch):
 
 def stalled():
     """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
-    import ddrl.distribution.relay as relay_module
+    import ddrl.distribution.relay.root as relay_module
 
     relay_module.DRAIN_SECONDS = 0.2
     host = Host(1000, ClusterConfig(scheme="direct", uplink_block_bytes=4096))
@@ -269,7 +298,7 @@ def stalled():
             and host.board.command == Command.RUN
         ):
             host.stop()
-    report(pushed=pushed, problems=host.problems(), discarded=host.relay.rows_discarded)
+    report(pushed=pushed, problems=host.problems(), discarded=0 if RANK else host.relay.rows_discarded)
 
 
 def control():
@@ -310,7 +339,11 @@ def failing():
     once."""
     texts = []
     host = Host(
-        1000, ClusterConfig(), quiet=lambda: False, failure=lambda: "the environment broke", on_failure=texts.append
+        1000,
+        ClusterConfig(),
+        local={"quiet": lambda: False},
+        failure=lambda: "the environment broke",
+        on_failure=texts.append,
     )
     batch = np.zeros(16, ROW)
     turns = 0
@@ -333,7 +366,7 @@ def closed():
     host = Host(
         1000,
         ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True),
-        confirm=lambda version: using["version"] >= version,
+        local={"in_use": lambda version: using["version"] >= version},
     )
     while not host.relay.finished:
         host.relay.progress()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.distribution.plan import HEADER_BYTES
+from ddrl.distribution.plans.plan import HEADER_BYTES
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
