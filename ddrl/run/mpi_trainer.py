@@ -11,6 +11,7 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.layouts import row_dtype
+from ddrl.run.failure import JobFailed, read_failure
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts
 from ddrl.run.last_save import save_and_exit
@@ -34,6 +35,8 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
     board = Board.create(board_name(topology.run_id, 0))
     channels: HostChannels | None = None
     standing: Barrier | None = None
+    document: dict[str, Any] | None = None
+    late_failure = ""
     try:
         channels = HostChannels.create(topology, 0, board)
         standing = Barrier(world, CHANNELS_STAND)
@@ -46,7 +49,7 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
                 if interrupts.escaped:
                     save_and_exit(session, topology.run_id)
                 saved = interrupts.child_saved
-                return session.finish(
+                document = session.finish(
                     reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved
                 )
             except BaseException as error:
@@ -60,8 +63,14 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
     finally:
         (standing or Barrier(world, CHANNELS_STAND)).wait()
         barrier(world, CHANNELS_UNUSED, lambda: _discard(channels))
+        if document is not None and board.command == Command.FAIL:  # a relay, after the session had ended
+            late_failure = read_failure(topology.run_id, 0)
         if channels is not None:
             channels.close()
+    if late_failure:
+        raise JobFailed(late_failure)
+    assert document is not None
+    return document
 
 
 def _discard(channels: HostChannels | None) -> None:

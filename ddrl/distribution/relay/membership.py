@@ -58,10 +58,14 @@ class Membership:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is not None:
+            self._give_up(error)
+            return
+        try:
             self.leave()
-        else:
-            self.abandon(str(error) if isinstance(error, RelayFailed) else self._describe(error))
+        except BaseException as late:
+            self._give_up(late)
+            raise
 
     # -- whose requests stand (`transport.requests.Guard`)
 
@@ -100,10 +104,12 @@ class Membership:
             return
         self.exchange.barrier()
         self._left = True
-        self.exchange.close()
         self.post.close()
         self.data.Free()
         self.control.Free()
+
+    def _give_up(self, error: BaseException) -> None:
+        self.abandon(str(error) if isinstance(error, RelayFailed) else self._describe(error))
 
     def abandon(self, text: str) -> None:
         """Tell the others that this relay has failed, or that it has heard of one that has, and withdraw together."""
