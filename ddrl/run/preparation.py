@@ -3,6 +3,7 @@ directory, checkpoint. Whatever can be refused is refused here, before any chann
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -59,10 +60,11 @@ class Preparation:
 
     def topology(self, ranks: tuple[Assignment, ...]) -> Topology:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
-        from ddrl.distribution import check_cluster
+        from ddrl.distribution.checks import check_cluster
 
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
-        check_cluster(self.config.cluster, topology.hosts - 1)
+        for line in check_cluster(self.config, topology.hosts - 1):
+            print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
 
     def open_records(self) -> TaskRecords:

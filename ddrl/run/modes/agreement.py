@@ -16,7 +16,8 @@ import numpy as np
 
 from ddrl.channels.segment import unlink_run
 from ddrl.run.failure import JobFailed, describe
-from ddrl.run.messages import wait_for
+from ddrl.distribution.transport.waits import wait
+from ddrl.run.messages import LONGEST, SHARE, barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,7 +39,7 @@ class Agreement:
 
     def wait(self) -> None:
         """Return when every rank is here. JobFailed where one came with an error, which the lowest such rank prints."""
-        wait_for(self._request)
+        wait([self._request], share=SHARE, longest=LONGEST)
         rank, lowest = self._world.Get_rank(), int(self._lowest[0])
         if lowest == self._world.Get_size():
             return
@@ -78,4 +79,4 @@ def part(
             unlink_run(run_id)
             world.Abort(1)
 
-    wait_for(world.Ibarrier(), look)
+    barrier(world, "nobody needs any host's channels", look)

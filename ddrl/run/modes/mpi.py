@@ -98,20 +98,21 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
 
 
 def _play(world: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels | None) -> int:
-    where = f"rank {mine.rank} (relay of host {mine.host})" if mine.role is Role.RELAY else f"rank {mine.rank}"
-    try:
-        if mine.role is not Role.RELAY:
-            from ddrl.run.members import member_process
-
-            return member_process(topology.run_id, mine.host, mine.rank)
-        if channels is None:
-            channels = HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
+    if mine.role is Role.RELAY:
         from ddrl.run.relay import relay_process
 
         relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
         comm = world.Create_group(world.Get_group().Incl(relays))
-        return relay_process(comm, topology, mine, channels)
+
+        def join() -> HostChannels:
+            return channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
+
+        return relay_process(comm, topology, mine, join, f"rank {mine.rank} (relay of host {mine.host})")
+    try:
+        from ddrl.run.members import member_process
+
+        return member_process(topology.run_id, mine.host, mine.rank)
     except BaseException as error:
-        board = channels.board if channels is not None else Board.attach(board_name(topology.run_id, mine.host))
-        report_failure(board, topology.run_id, mine.host, describe(error, where))
+        board = Board.attach(board_name(topology.run_id, mine.host))
+        report_failure(board, topology.run_id, mine.host, describe(error, f"rank {mine.rank}"))
         return 1

@@ -11,7 +11,7 @@ import numpy as np
 from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
-from ddrl.run.failure import JobFailed
+from ddrl.run.failure import JobFailed, read_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.modes.agreement import Agreement, part
@@ -45,7 +45,7 @@ def lead(world: MPI.Comm, topology: Topology, records: TaskRecords, launcher: in
             except BaseException as error:
                 task.abandon(error)
                 raise
-            return drive(task, interrupts, _save_in_a_copy)
+            summary = drive(task, interrupts, _save_in_a_copy)
     except BaseException as error:
         trouble = error
         if board is not None:
@@ -56,10 +56,15 @@ def lead(world: MPI.Comm, topology: Topology, records: TaskRecords, launcher: in
         raise
     finally:
         part(world, lambda: _discard(channels, launcher), topology.run_id, trouble)
+        late = trouble is None and board is not None and board.command == Command.FAIL
+        failure = read_failure(topology.run_id, 0) if late else ""  # of a relay, after the task had ended
         if channels is not None:
             channels.close()
         elif board is not None:
             board.unlink()
+    if failure:
+        raise JobFailed(failure)
+    return summary
 
 
 def _save_in_a_copy(task: Task) -> bool:
