@@ -9,7 +9,6 @@ close together, as in a policy that has hardly learned yet."""
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +27,8 @@ from ddrl.distribution.plans.cuts import cut_chunks
 from ddrl.distribution.transport.codec import Codec, make_codec, wire_edges
 from ddrl.learner import Learner
 from ddrl.run.cli import parse
-from ddrl.run.preparation import Preparation
 from ddrl.run.modes.serial import run_serial
+from ddrl.run.preparation import Preparation
 
 PERIODS = (1, 10, 100, 1000)  # updates between two publishes
 AGES = (0.1, 0.5, 0.9)  # of the run: where differences are taken

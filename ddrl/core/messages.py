@@ -68,8 +68,12 @@ class Evaluation:
     def from_json(cls, document: dict[str, Any]) -> Evaluation:
         """Read what `to_json` made; KeyError, TypeError or ValueError for anything else."""
         confirmed = document.get("confirmed")
-        return cls(int(document["policy_version"]), int(document["env_steps"]), _of_named(document),
-                   _of_named(confirmed) if confirmed else None)
+        return cls(
+            int(document["policy_version"]),
+            int(document["env_steps"]),
+            _of_named(document),
+            _of_named(confirmed) if confirmed else None,
+        )
 
 
 def _floats(returns: Returns) -> tuple[float, float, float]:

@@ -271,14 +271,14 @@ METRICS: tuple[Metric, ...] = (
         "99th percentile of the policy lag of rows at their arrival at the trainer.",
         _TRAINER,
     ),
+    Metric("trajectories_dropped", "gauge", "trajectories", "Trajectories dropped for their policy lag.", _TRAINER),
     Metric("rollout_wait", "gauge", "", "1 while the trainer holds rollouts back to keep samples_per_insert, else 0."),
 )
 
-# What algorithms report where none declares figures of its own.
-FIGURES: tuple[Metric, ...] = (
-    Metric("td_error", "gauge", "", "Mean absolute TD error of a recent batch."),
-    Metric("q_mean", "gauge", "", "Mean action value of a recent batch."),
-)
+# Figures that value-based algorithms declare.
+TD_ERROR = Metric("td_error", "gauge", "", "Mean absolute TD error of a recent batch.")
+Q_MEAN = Metric("q_mean", "gauge", "", "Mean action value of a recent batch.")
+FIGURES: tuple[Metric, ...] = (TD_ERROR, Q_MEAN)  # what a run records where nobody says otherwise
 
 RESERVED = frozenset({"level", "tick", "time", "wall_seconds"})  # columns of the tables that hold series
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")

@@ -58,7 +58,7 @@ class HostChannels:
     def _create(self) -> None:
         topology, dtype = self.topology, self._dtype
         ranks, rows, full = topology.on_host(self.host), topology.lane_rows(), topology.config.channels.lane_full
-        self.counters = self._keep(Counters.create(self._name("counters"), len(ranks)))
+        self.counters = self._keep(Counters.create(self._name("counters"), len(ranks), topology.columns))
         for rank in ranks:
             if rank.role is Role.ROLLOUT:
                 lane = Lane.create(self._name("lane", rank.index), dtype, rows, full=full)
@@ -66,7 +66,7 @@ class HostChannels:
         for other in range(1, topology.hosts if self.host == 0 else 1):
             lane = Lane.create(self._name("remote", other), dtype, 4 * rows, full="wait")
             self.remote_lanes.append(self._keep(lane))
-            mirror = Counters.create(self._name("mirror", other), len(topology.on_host(other)))
+            mirror = Counters.create(self._name("mirror", other), len(topology.on_host(other)), topology.columns)
             self.mirrors.append(self._keep(mirror))
         self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
 

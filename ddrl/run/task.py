@@ -109,7 +109,14 @@ class Task:
         self._newest_result = -1
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
         self._base = base
-        self.recorder = Recorder(records.directory.path, self.tables, config, base=base, sinks=[ProgressLine(config)])
+        self.recorder = Recorder(
+            records.directory.path,
+            self.tables,
+            config,
+            figures=topology.declaration.figures,
+            base=base or None,
+            sinks=[ProgressLine(config)],
+        )
         self._plans = PlanWatch(topology, channels, self.model.layout.nbytes, self.recorder.record_event)
         self.steering = Steering(self.training, self.checkpoint, self._plans.ask)
         self._control = None
@@ -189,7 +196,15 @@ class Task:
 
     def accept(self, evaluation: Evaluation, vector: np.ndarray) -> None:
         """Record an evaluation of the acting parameters `vector`; the best policy so far is kept on disk."""
-        self.recorder.record_evaluation(evaluation, updates=self.training.state.updates)
+        played = evaluation.played
+        self.recorder.record_evaluation(
+            played.mean,
+            played.std,
+            played.episodes,
+            env_steps=evaluation.env_steps,
+            updates=self.training.state.updates,
+            policy_version=evaluation.policy_version,
+        )
         self.best.consider(evaluation, vector)
 
     def _read_evaluations(self) -> None:
@@ -265,7 +280,7 @@ class Task:
         document = summarize(
             self.tables(),
             wall_seconds=training.seconds,
-            evaluation=self.best.evaluation,
+            evaluation=None if self.best.evaluation is None else self.best.evaluation.best,
             base=self._base,
             policy_lag=training.lag.summary(),
             env_steps=state.env_steps,

@@ -12,6 +12,7 @@ import msgspec
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
+from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema
 from ddrl.core.settings import config_from_toml, config_to_toml
@@ -42,6 +43,11 @@ class Topology:
     def schema(self) -> RowSchema:
         """The columns of every row of the run."""
         return row_schema(self.spec, self.declaration.columns)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of every counters table: the library's, then the algorithm's figures."""
+        return columns(self.declaration.figures)
 
     def to_bytes(self) -> bytes:
         """Serialized for blobs and messages."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
+from ddrl.core.metrics import Q_MEAN
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
@@ -56,7 +57,7 @@ class C51:
                 f"learner.dueling = {config.learner.dueling} weighs actions by their values, but a network of C51 "
                 "gives logits: use mean or none"
             )
-        return Declaration("c51", "epsilon_greedy")
+        return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
         from ddrl.learner import distributions

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
+from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
@@ -39,7 +40,7 @@ class DQN:
                 f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
                 "DQN chooses among discrete actions: use an environment with a Discrete action space"
             )
-        return Declaration("dqn", "epsilon_greedy")
+        return Declaration("dqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: None = None) -> None:
         from ddrl.learner import targets

@@ -72,6 +72,18 @@ class Source(Protocol):
         """Go on from what `state` gave."""
         ...
 
+    def versions(self, batch: Any) -> NDArray[Any]:
+        """The policy versions [n] that acted in a batch, uint64."""
+        ...
+
+    def set_samples_per_insert(self, samples_per_insert: float) -> None:
+        """Aim at this ratio of transitions learned from to transitions recorded, where the source keeps one."""
+        ...
+
+    def law(self) -> NDArray[Any] | None:
+        """The probability [picks] of each pick in the next draw, for plots; None where all are alike."""
+        ...
+
     def figures(self) -> dict[str, float]:
         """Gauges by name (replay_size, replay_bytes, ...)."""
         ...

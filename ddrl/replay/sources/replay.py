@@ -104,6 +104,19 @@ class ReplaySource:
         """Go on from what `state` gave."""
         self.limiter.load_state(state)
 
+    def versions(self, batch: Transitions | Sequences) -> NDArray[np.uint64]:
+        """The policy versions [n] that acted in a batch."""
+        return batch.policy_version
+
+    def set_samples_per_insert(self, samples_per_insert: float) -> None:
+        """Aim at this ratio from here on."""
+        if samples_per_insert != self.limiter.samples_per_insert:
+            self.limiter.change(samples_per_insert)
+
+    def law(self) -> NDArray[np.float64] | None:
+        """The probability of each pick in the next draw; None where there is none to look at."""
+        return self.replay.law(self.selector) if self._uses_priorities and len(self.replay) else None
+
     def figures(self) -> dict[str, float]:
         """Records held and their memory [bytes]."""
         return {"replay_size": len(self.replay), "replay_bytes": self.replay.nbytes}

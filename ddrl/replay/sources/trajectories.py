@@ -136,6 +136,16 @@ class TrajectorySource:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the trajectories {state!r} cannot be used ({error!r})") from None
 
+    def versions(self, batch: Trajectories) -> NDArray[np.uint64]:
+        """The policy versions [n] that acted in a batch."""
+        return batch.policy_version[np.arange(self._length) < batch.length[:, None]]
+
+    def set_samples_per_insert(self, samples_per_insert: float) -> None:
+        """Nothing: each trajectory is learned from once, however often an algorithm goes over it."""
+
+    def law(self) -> None:
+        """None: trajectories are taken in order."""
+
     def figures(self) -> dict[str, float]:
         """Steps that wait, their memory [bytes], and trajectories dropped for their age."""
         rows = sum(len(one) for one in self._queue)

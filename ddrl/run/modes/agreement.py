@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddrl.channels.segment import unlink_run
-from ddrl.run.failure import JobFailed, describe
 from ddrl.distribution.transport.waits import wait
+from ddrl.run.failure import JobFailed, describe
 from ddrl.run.messages import LONGEST, SHARE, barrier
 
 if TYPE_CHECKING:
