@@ -63,7 +63,7 @@ class Preparation:
         from ddrl.distribution.checks import check_cluster
 
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
-        for line in check_cluster(self.config, topology.hosts - 1):
+        for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
 

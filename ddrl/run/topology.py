@@ -64,7 +64,7 @@ class Topology:
     @property
     def hosts(self) -> int:
         """Number of hosts, real or grouped."""
-        return 1 + max(rank.host for rank in self.ranks)
+        return len({rank.host for rank in self.ranks})
 
     @property
     def rollouts(self) -> int:

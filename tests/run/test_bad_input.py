@@ -7,7 +7,6 @@ import pytest
 
 from ddrl.core.errors import MissingExtraError
 from ddrl.run.cli import parse
-from ddrl.run.plans import refuse_or_say
 from ddrl.run.preparation import Preparation
 from tests.run.launch import TINY, ddrl, mpirun
 
@@ -86,4 +85,4 @@ def test_a_codec_whose_package_is_missing_is_refused_before_anything_starts(monk
     monkeypatch.setitem(sys.modules, "zstandard", None)
     preparation = Preparation(parse(["cartpole", "--set", "cluster.codec=xor_zstd"]), "codec")
     with pytest.raises(MissingExtraError, match=r"ddrl\[codecs\]"):
-        refuse_or_say(preparation.config, hosts=0)
+        preparation.topology(())
