@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -84,8 +85,20 @@ private:
         if (held_) PyBuffer_Release(&buffer_);
         held_ = false;
     }
-    Py_buffer buffer_{};
+    Py_buffer buffer_;  // set where held_
     bool held_ = false;
+};
+
+// So many views: a few without an allocation, for calls that take less than a microsecond.
+class Views {
+public:
+    explicit Views(std::size_t count) : many_(count > FEW ? new View[count] : nullptr) {}
+    View* begin() { return many_ ? many_.get() : few_; }
+
+private:
+    static constexpr std::size_t FEW = 8;
+    View few_[FEW];
+    std::unique_ptr<View[]> many_;
 };
 
 // A column of rows as ddrl.core.rows.RowSchema.table lists it: name, role, offset in a row, bytes, format, shape,

@@ -25,6 +25,7 @@ using bind::column_named;
 using bind::Field;
 using bind::field_of;
 using bind::View;
+using bind::Views;
 
 class ReplayCore {
 public:
@@ -60,7 +61,9 @@ public:
     // One record. Every array must already fit its field: the Python side converts on TypeError and calls again.
     u64 record(u64 handle, nb::handle state, nb::handle action, nb::handle reward, nb::handle final_state, int ending,
                u64 version, nb::handle further) {
-        View views[MAX_COLUMNS], last_views[MAX_COLUMNS];
+        const bool ends = ending != 0;
+        Views held(columns_.size() * (ends ? 2 : 1));
+        View *const views = held.begin(), *const last_views = views + columns_.size();
         const byte *data[MAX_COLUMNS], *last[MAX_COLUMNS];
         const std::size_t stride[MAX_COLUMNS] = {};
         read_observation(state, views, data, -1);
@@ -84,7 +87,6 @@ public:
             data[reward_] = read(reward, views[reward_], field, -1);
         }
         data[version_] = reinterpret_cast<const byte*>(&version);
-        const bool ends = ending != 0;
         read_further(further, views, data, -1, ends ? last_views : nullptr, last);
         if (ends) read_observation(final_state, last_views, last, -1);
         Unlocked unlocked(strategies_);
@@ -94,7 +96,9 @@ public:
     // Many records of one episode: arrays with a leading axis of `count`.
     u64 record_steps(u64 handle, u32 count, nb::handle state, nb::handle action, nb::handle reward,
                      nb::handle final_state, int ending, nb::handle version, nb::handle further) {
-        View views[MAX_COLUMNS], last_views[MAX_COLUMNS];
+        const bool ends = ending != 0;
+        Views held(columns_.size() * (ends ? 2 : 1));
+        View *const views = held.begin(), *const last_views = views + columns_.size();
         const byte *data[MAX_COLUMNS], *last[MAX_COLUMNS];
         std::size_t stride[MAX_COLUMNS];
         for (std::size_t c = 0; c < columns_.size(); ++c) stride[c] = columns_[c].field.bytes;
@@ -109,7 +113,6 @@ public:
         } else {
             data[version_] = read(version, views[version_], columns_[version_].field, count);
         }
-        const bool ends = ending != 0;
         read_further(further, views, data, count, ends ? last_views : nullptr, last);
         if (ends) read_observation(final_state, last_views, last, -1);
         Unlocked unlocked(strategies_);
@@ -132,7 +135,6 @@ public:
         replay_.cut_streams();
     }
 
-    // The parameters of a kind of selector with their defaults.
     static Parameters selector_defaults(const std::string& kind) { return find_selector_kind(kind).defaults; }
     u32 add_selector(const std::string& kind, const Parameters& parameters) {
         auto selector = find_selector_kind(kind).make(Random(seed_, 1 + replay_.selector_count()),
@@ -140,7 +142,6 @@ public:
         Unlocked unlocked(strategies_);
         return replay_.add_selector(std::move(selector));
     }
-    // A selector of the user: an object with the methods of ddrl.replay.selectors.Selector.
     u32 add_foreign_selector(nb::object selector) {
         auto foreign = std::make_unique<ForeignSelector>(std::move(selector), strategies_);
         Unlocked unlocked(strategies_);

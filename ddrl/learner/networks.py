@@ -44,8 +44,7 @@ CNN_KINDS = {
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
-    """Q [B, A, ...] from V [B, 1, ...] and A [B, A, ...] by one of the forms above; "policy" explores with probability
-    `epsilon`."""
+    """Q [B, A, ...] from V [B, 1, ...] and A [B, A, ...] by a form; `epsilon` is that of "policy"."""
     if form == "softmax":
         expected = (torch.softmax(advantage, dim=1) * advantage).sum(dim=1, keepdim=True)  # E_pi[A]
     else:
@@ -83,8 +82,7 @@ class ValueHead(nn.Module):
         return self.outputs(features)["q"]
 
     def outputs(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
-        """q, and where there are two streams "value" V [B, 1] and "advantage" A [B, num_actions], each with [atoms]
-        behind where there are several."""
+        """q, and where there are two streams "value" [B, 1] and "advantage" [B, num_actions] (then [atoms], if any)."""
         if self.stream_width:
             features = torch.relu(self.hidden(features))
         if self.form == "none":

@@ -52,6 +52,8 @@ class RecordArrays:
         self, columns: Mapping[str, ArrayLike] | None, lead: tuple[int, ...], ends: bool
     ) -> dict[str, NDArray[Any]]:
         """The further columns by name; one of role STATE also as name_next where the episode ends."""
+        if not self._further and not columns:
+            return {}
         given = dict(columns or {})
         made: dict[str, NDArray[Any]] = {}
         for name, column in self._further.items():

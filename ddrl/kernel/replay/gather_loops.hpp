@@ -37,7 +37,8 @@ public:
             if (!outputs.column[c]) continue;
             const bool is_state = c < states_;
             if (store_.column_role(c) == Role::REWARD)
-                summed[rewards++] = {c, store_.column_bytes(c) / u32{sizeof(float)}, outputs.column[c]};
+                summed[rewards++] = {c, store_.column_bytes(c) / u32{sizeof(float)}, outputs.column[c],
+                                     store_.column_offset(c)};
             else
                 copied[columns++] = {store_.column_offset(c),
                                      store_.column_bytes(c),
@@ -50,6 +51,10 @@ public:
         const Window* const windows = windows_.data();
         const std::size_t count = windows_.size();
         float* const left = outputs.discount;
+        // One reward a record: what the loop needs of it stands in locals.
+        const Summed only = summed[0];
+        const bool scalar = rewards == 1 && only.floats == 1;
+        float* const sums = reinterpret_cast<float*>(only.to);
         for (std::size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
@@ -59,15 +64,19 @@ public:
                         copied[c].bytes * (copied[c].next ? n + 1 : 1));
                 for (u32 r = 0; r < rewards; ++r) {
                     const std::size_t bytes = summed[r].floats * sizeof(float);
-                    ask(chunk + store_.column_offset(summed[r].column) + offset * bytes, n * bytes);
+                    ask(chunk + summed[r].offset + offset * bytes, n * bytes);
                 }
             }
             const Window& window = windows[i];
             const u32 number = window.slot >> shift, offset = window.slot & mask;
             const u32 after = window.states() - 1 - window.position, steps = after < n ? after : n;
             const byte* chunk = chunks[number];
-            for (u32 r = 0; r < rewards; ++r)
-                left[i] = n_step(number, window, window.position, steps, discount, summed[r], i);
+            if (scalar) [[likely]]
+                left[i] = bootstrap(window, window.position + steps,
+                                    scalar_sum(number, window.position, steps, discount, only.column, sums[i]));
+            else
+                for (u32 r = 0; r < rewards; ++r)
+                    left[i] = n_step(number, window, window.position, steps, discount, summed[r], i);
             const bool whole = offset + steps <= mask && offset + 1 >= stack &&
                                window.position + 1 >= stack;  // in one chunk, no repeated frames
             for (u32 c = 0; c < columns; ++c) {
@@ -236,12 +245,13 @@ private:
     void sums(u32 column, u32 chunk, const Window& window, u32 count, float discount, const SequenceOutputs& out,
               std::size_t i) const {
         const u32 most = options_.pick_len, n = options_.n_step;
-        const Summed summed{column, store_.column_bytes(column) / u32{sizeof(float)}, out.column[column]};
-        for (u32 t = 0; t < most; ++t) {
+        const Summed summed{column, store_.column_bytes(column) / u32{sizeof(float)}, out.column[column],
+                            store_.column_offset(column)};
+        const std::size_t bytes = store_.column_bytes(column);
+        std::memset(summed.to + (i * most + count) * bytes, 0, (most - count) * bytes);
+        for (u32 t = count; t < most; ++t) out.discount[i * most + t] = 0.0f, out.ahead[i * most + t] = 0;
+        for (u32 t = 0; t < count; ++t) {
             const std::size_t at = i * most + t;
-            out.discount[at] = 0.0f, out.ahead[at] = 0;
-            std::memset(summed.to + at * store_.column_bytes(column), 0, store_.column_bytes(column));
-            if (t >= count) continue;
             const u32 position = window.position + t, after = window.states() - 1 - position,
                       steps = after < n ? after : n;
             out.ahead[at] = steps;

@@ -50,6 +50,7 @@ protected:
     struct Summed {  // a column of rewards: how many numbers a record has, and where the sums [B, floats] go
         u32 column, floats;
         byte* to;
+        std::size_t offset;  // of the column in a chunk
     };
     std::size_t stacked(u32 column) const {
         return std::size_t{store_.column_bytes(column)} * store_.column_stack(column);
@@ -100,23 +101,27 @@ protected:
     // Writes the n-step sums of a column from `position` on to its place `at`; returns the discount of the bootstrap.
     float n_step(u32 chunk, const Window& window, u32 position, u32 steps, float discount, const Summed& summed,
                  std::size_t at) const {
-        double factor = 1.0;
-        if (summed.floats == 1) {
-            double total = 0.0;
-            const byte* rewards = store_.column(chunk, summed.column);
-            for (u32 j = 0; j < steps; ++j, factor *= discount) {
-                const u32 offset = (position + j) & mask_;
-                if (j && offset == 0) rewards = store_.column(chunk = store_.head(chunk).next, summed.column);
-                float reward;
-                std::memcpy(&reward, rewards + offset * sizeof(float), sizeof reward);
-                total += factor * reward;
-            }
-            const float sum = static_cast<float>(total);
-            std::memcpy(summed.to + at * sizeof(float), &sum, sizeof sum);
-        } else {
-            factor = vector_sums(chunk, position, steps, discount, summed, at);
+        const double factor = summed.floats == 1 ? scalar_sum(chunk, position, steps, discount, summed.column,
+                                                              reinterpret_cast<float*>(summed.to)[at])
+                                                 : vector_sums(chunk, position, steps, discount, summed, at);
+        return bootstrap(window, position + steps, factor);
+    }
+    // The discount of the state at `position`: 0 where it is terminal.
+    static float bootstrap(const Window& window, u32 position, double factor) {
+        return window.terminal_end() && position + 1 == window.states() ? 0.0f : static_cast<float>(factor);
+    }
+    double scalar_sum(u32 chunk, u32 position, u32 steps, float discount, u32 column, float& sum) const {
+        double total = 0.0, factor = 1.0;
+        const byte* rewards = store_.column(chunk, column);
+        for (u32 j = 0; j < steps; ++j, factor *= discount) {
+            const u32 offset = (position + j) & mask_;
+            if (j && offset == 0) rewards = store_.column(chunk = store_.head(chunk).next, column);
+            float reward;
+            std::memcpy(&reward, rewards + offset * sizeof(float), sizeof reward);
+            total += factor * reward;
         }
-        return window.terminal_end() && position + steps + 1 == window.states() ? 0.0f : static_cast<float>(factor);
+        sum = static_cast<float>(total);
+        return factor;
     }
     __attribute__((noinline)) double vector_sums(u32 chunk, u32 position, u32 steps, float discount,
                                                  const Summed& summed, std::size_t at) const {

@@ -26,6 +26,7 @@ public:
         const u32 columns = store.column_count();
         const byte* data[MAX_COLUMNS];
         const std::size_t stride[MAX_COLUMNS] = {};
+        const std::size_t* const offsets = layout.columns.data();
         u32 recorded = 0, key, step, kind;
         for (u32 i = 0; i < count; ++i) {
             std::memcpy(&kind, rows + i * layout.row_bytes + layout.kind, 4);
@@ -43,7 +44,7 @@ public:
                 if (episode != NONE) recorder.end(episode, Ending::CUT, nullptr);
                 stream.handle = NO_HANDLE, episode = NONE;
             }
-            for (u32 c = 0; c < columns; ++c) data[c] = row + layout.columns[c];
+            for (u32 c = 0; c < columns; ++c) data[c] = row + offsets[c];
             if (kind != 0) {
                 if (episode != NONE) recorder.end(episode, kind == 1 ? Ending::TERMINATED : Ending::TRUNCATED, data);
                 streams_.at(key).handle = NO_HANDLE;

@@ -1,0 +1,111 @@
+"""Recurrent replay distributed DQN (Kapturowski et al. 2019): Q-learning through time on stored sequences.
+
+A sequence begins with the recurrent state that the acting policy had there; burn-in renews it under both networks
+before anything is learned (sec. 3). Values are rescaled by h (Pohlen et al. 2018), and a sequence's priority is
+eta max |d| + (1 - eta) mean |d| (sec. 2.3). Departure: the loss is a mean over the positions in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddrl.core.algorithm import ActingInput, Declaration, Experience
+from ddrl.core.config import Config, setting
+from ddrl.core.errors import ConfigError
+from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class R2D2Settings:
+    """Sequences and the recurrent network."""
+
+    length: int = setting(20, "records", "Positions of a sequence that are learned from.", ge=1)
+    burn_in: int = setting(10, "records", "Positions before them that only renew the recurrent state.", ge=0)
+    units: int = setting(64, "units", "Width of the LSTM's state.", ge=1)
+    eta: float = setting(0.9, "", "Share of the largest error in a sequence's priority.", ge=0, le=1)
+    rescaling: float = setting(1e-3, "", "epsilon of the value rescaling h.", ge=0)
+
+
+class R2D2:
+    """One LSTM between a linear layer and the action values; its state, (h, c), is recorded with each row."""
+
+    name = "r2d2"
+    Settings = R2D2Settings
+    parts = ("value",)
+    targets = ("value",)
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        if not spec.discrete:
+            raise ConfigError(
+                f"env.id = {spec.env_id} has continuous actions, but R2D2 chooses among discrete actions: use an "
+                "environment with a Discrete action space"
+            )
+        settings: R2D2Settings = plugin_settings(config, "learner", R2D2)
+        state = ActingInput("memory", "state", (2 * settings.units,), output="memory_next")
+        experience = Experience(pick_len=settings.length, burn_in=settings.burn_in)
+        return Declaration("r2d2", "epsilon_greedy", experience=experience, inputs=(state,))
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
+        from ddrl.learner import recurrent
+
+        self._double, self._settings, self._rules = config.learner.double, settings, recurrent
+        self.network = recurrent.RecurrentValues(spec, settings.units)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"value": self.network}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: one draw of sequences."""
+        yield source.sample()
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`: both networks along the whole sequences, from the stored state."""
+        inputs = (batch.state, self._memory(batch), batch.burn_len)
+        return [
+            Evaluation("q", part, inputs, gradient=True, training=True),
+            Evaluation("q_target", part, inputs, target=True),
+        ]
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`. Position t of row b stands at burn_len[b] + t, its bootstrap ahead[b, t] further."""
+        rules, settings = self._rules, self._settings
+        q, q_target = outputs["q"], outputs["q_target"]  # [B, T, A]
+        here, used = rules.positions(batch.burn_len, batch.length, batch.r_t.shape[1])
+        there = (here + batch.ahead).clamp(max=q.shape[1] - 1)
+        q_taken = rules.at(q, here).gather(2, rules.at(batch.action, here).unsqueeze(2)).squeeze(2)  # [B, L]
+        bootstrap = rules.at(q_target, there)
+        selector = rules.at(q.detach(), there) if self._double else bootstrap
+        best = bootstrap.gather(2, selector.argmax(2, keepdim=True)).squeeze(2)
+        target = rules.rescale(
+            batch.r_t + batch.discount_t * rules.unscale(best, settings.rescaling), settings.rescaling
+        )
+        error = (target - q_taken) * used
+        count = used.sum(dim=1).clamp(min=1)
+        loss = (batch.weight * (0.5 * error.square()).sum(dim=1) / count).mean()
+        size = error.detach().abs()
+        priority = settings.eta * size.amax(dim=1) + (1 - settings.eta) * size.sum(dim=1) / count
+        return Loss(loss, priority, {"td_error": size.sum() / used.sum().clamp(min=1), "q_mean": q_taken})
+
+    def acting(self) -> Acting:
+        """See `Algorithm`: one step."""
+        return Acting("value", self._rules.OneStep(self.network), ("q", "memory_next"))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: q [B, num_actions] at an episode's first step."""
+        blank = observations.new_zeros((len(observations), 2 * self._settings.units))
+        return {"q": self._rules.OneStep(self.network)(observations, blank)[0]}
+
+    def _memory(self, batch: Any) -> torch.Tensor:
+        stored = batch.columns.get("memory")
+        return batch.memory if stored is None else stored

@@ -1,0 +1,99 @@
+"""A rollout with a recurrent policy: what it records, and when its state begins anew."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ddrl.acting.policy import ActingPolicy
+from ddrl.channels.board import Board
+from ddrl.channels.counters import Counters
+from ddrl.channels.mailbox import Mailbox
+from ddrl.core.config import Config, LearnerConfig, RolloutConfig
+from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec, EnvStep
+from ddrl.learner import Learner
+from ddrl.rollout.worker import Place, RolloutWorker
+
+UNITS = 4
+SPEC = EnvSpec("lengths", ArraySpec((2,), "float32"), 2)
+
+
+class Episodes:
+    """Environment i plays episodes of i + 2 steps; the observation is (environment, step)."""
+
+    num_envs, spec = 3, SPEC
+
+    def reset(self, seed: int) -> np.ndarray:
+        self.at, self.over = np.zeros(3, int), np.zeros(3, bool)
+        return self._seen()
+
+    def step(self, action: np.ndarray) -> EnvStep:
+        self.at = np.where(self.over, 0, self.at + 1)
+        self.over = self.at == np.arange(3) + 2
+        return EnvStep(self._seen(), np.zeros(3, np.float32), self.over.copy(), np.zeros(3, bool), np.zeros(3))
+
+    def close(self) -> None:
+        pass
+
+    def _seen(self) -> np.ndarray:
+        return np.stack([np.arange(3), self.at], axis=1).astype(np.float32)
+
+
+class Writer:
+    """Keeps what it is given."""
+
+    pending = 0
+    lane = SimpleNamespace(wait_seconds=0.0, dropped=0)
+    schema = SimpleNamespace(columns=(Column("memory", (2 * UNITS,), "float32", ColumnRole.MEMORY), Column("q", (2,))))
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
+
+    def cut(self) -> None:
+        self.steps.clear()
+
+    def write(self, state: np.ndarray, *more: Any, columns: dict[str, np.ndarray], timeout: float) -> int:
+        self.steps.append((state.copy(), {name: array.copy() for name, array in columns.items()}))
+        return len(state)
+
+
+def play(warmup: int) -> tuple[list, Learner]:
+    config = Config(learner=LearnerConfig(algorithm="r2d2"), tables={"learner.r2d2": {"units": UNITS}})
+    learner = Learner.of(config, SPEC)
+    model, writer = learner.acting_model(), Writer()
+    mailbox = Mailbox.create(None, model.layout.nbytes, 3, 1)
+    mailbox.publish(learner.parameters.numpy(), 1, (0.0, 0.0))
+    options = RolloutConfig(warmup_steps=warmup)
+    worker = RolloutWorker(
+        Episodes(),
+        ActingPolicy(model),
+        mailbox.reader(0),
+        writer,
+        Counters.create(None, 1).row(0),
+        options,
+        Place(0, 1, 1),
+        Board.create(None),
+    )
+    for _ in range(14):
+        worker.step()
+    return writer.steps, learner
+
+
+def test_the_state_before_each_step_is_recorded_and_begins_at_zero_in_each_episode() -> None:
+    for warmup in (0, 10_000):  # a random warm-up advances the state just the same
+        steps, learner = play(warmup)
+        policy, vector = ActingPolicy(learner.acting_model()), learner.parameters.numpy()
+        for index in range(3):
+            memory = np.zeros((1, 2 * UNITS), np.float32)
+            for state, columns in steps:
+                if state[index, 1] == 0:
+                    memory[:] = 0
+                np.testing.assert_allclose(columns["memory"][index], memory[0], rtol=1e-4, atol=1e-6)
+                policy.reset(count=1)
+                policy.state["memory"][:] = memory
+                outputs = policy.act(state[index : index + 1], vector)
+                np.testing.assert_allclose(columns["q"][index], outputs["q"][0], rtol=1e-4, atol=1e-6)
+                memory = outputs["memory_next"].copy()
+        assert np.abs(steps[1][1]["memory"]).max() > 0
