@@ -48,7 +48,7 @@ class Barrier:
         def look() -> None:
             meanwhile()
             if deadline is not None and time.monotonic() > deadline:
-                raise BarrierError(f"{self._where()}: not every rank came within {limit:.0f} s")
+                raise BarrierError(f"{self._where()}: not every rank came within {limit:g} s")
 
         wait([self._request], look, share=SHARE, longest=LONGEST)
         if not np.array_equal(self._everyone, self._mine):

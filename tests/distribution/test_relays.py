@@ -29,7 +29,7 @@ def run(ranks, *arguments, timeout=60, program="ranks.py"):
             sys.executable,
             "-m",
             "mpi4py",
-            str(Path(__file__).with_name(program)),
+            str(Path(__file__).parent / program),
             *map(str, arguments),
         ],
         capture_output=True,

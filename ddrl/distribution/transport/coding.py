@@ -2,10 +2,10 @@
 decode it into their slot.
 
 A coded version travels out of and into memory of its own (`Coding.take`), cut like the plan; a decoded chunk goes
-straight into the mailbox's slot. With a codec that takes differences, a version is told against a base: the newest one
-that every receiver has confirmed, named in each header by how many models ago it left. A receiver keeps what may still
-become a base (`Bases`); where it lacks one it refuses the version, and the root sends whole ones until one is
-confirmed. Used by `executor` alone; must not know MPI."""
+straight into the mailbox's slot. With a codec that takes differences, a version is encoded as its difference from a
+base: the newest one that every receiver has confirmed, named in each header by how many models ago it left. A receiver
+keeps what may still become a base (`Bases`); where it lacks one it refuses the version, and the root sends whole ones
+until one is confirmed. Used by `executor` alone; must not know MPI."""
 
 from __future__ import annotations
 
