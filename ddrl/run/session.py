@@ -294,6 +294,7 @@ class Session:
         `evaluate` (vector, env_steps -> values) judges the last policy; not after an interrupt, which should end soon.
         """
         self.board.command = Command.STOP
+        self.recorder.record_event("stop", reason.value, env_steps=self.trainer.state.env_steps)
         if settle:
             self._settle()
         self.trainer.report()
