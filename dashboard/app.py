@@ -17,8 +17,9 @@ st.html("""<style>
 a:focus-visible, button:focus-visible { outline: 2px solid currentColor !important; }
 [data-testid=stHorizontalBlock] { flex-wrap: wrap; }
 [data-testid=stColumn] { min-width: min(100%, 19rem); flex: 1 1 19rem; }
-.st-key-figures [data-testid=stColumn] { min-width: 7.5rem; flex: 1 1 7.5rem; }
+.st-key-figures [data-testid=stColumn] { min-width: 6.4rem; flex: 1 1 6.4rem; }
 .st-key-figures [data-testid=stMetricValue] { font-size: 1.7rem; }
+.stMainBlockContainer { padding: 3.5rem 2rem 2rem; }
 .st-key-headline { min-height: 4.5rem; }
 [data-testid=stSidebarNav] li:first-child { display: none; }
 </style>""")

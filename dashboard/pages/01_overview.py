@@ -10,15 +10,25 @@ from ddrl import plots
 from ddrl.telemetry.progress import count_text, duration_text, value_text
 from ddrl.telemetry.reading import Table
 
+LAST = 60  # records among which the last figures of a run that is over are looked for
+
+
+def last_reported(values: np.ndarray) -> float:
+    """The newest number; NaN where there is none."""
+    reported = values[np.isfinite(values)]
+    return float(reported[-1]) if len(reported) else math.nan
+
 
 def figures(runs: watch.Runs) -> None:
     """The newest numbers of the main run."""
     run = next(iter(runs.values()))
-    series = run.series(since=max(run.cursor - 1, 0))
+    status = run.status
+    # A run that is over has no speed any more: what it had last is shown.
+    series = run.series(since=max(run.cursor - (1 if status.state == "running" else LAST), 0))
     if not len(series):
         st.info("Waiting for the first record.")
         return
-    newest = {name: float(values[-1]) for name, values in series.columns.items()}
+    newest = {name: last_reported(values) for name, values in series.columns.items()}
     judged = run.evaluations(points=watch.POINTS)
     share = newest["env_steps"] / run.config.run.max_env_steps
     goal = (
@@ -26,7 +36,6 @@ def figures(runs: watch.Runs) -> None:
         if math.isnan(share)
         else f"{share:.{1 if share < 0.1 else 0}%} of {count_text(run.config.run.max_env_steps)}"
     )
-    status = run.status
     now = (
         ("Time left", duration_text(newest["seconds_left"]), f"{duration_text(newest['wall_seconds'])} so far")
         if status.state == "running"

@@ -75,7 +75,7 @@ def learning_curve(
                 y=judged["mean"],
                 name="evaluation" if not several else f"{label}: evaluation",
                 mode="lines+markers",
-                error_y={"type": "data", "array": judged["std"], "thickness": 1, "width": 3},
+                error_y=None if several else {"type": "data", "array": judged["std"], "thickness": 1, "width": 3},
                 line={"color": COLORS[index % len(COLORS)] if several else COLORS[1], "width": 1.5, "dash": "dot"},
                 marker={"symbol": "diamond", "size": 8},
                 showlegend=not several,
