@@ -12,24 +12,41 @@ import streamlit as st
 import watch
 
 st.set_page_config(page_title="ddrl", layout="wide")
-st.html(
-    "<style>a:focus-visible, button:focus-visible { outline: 2px solid currentColor !important; }</style>"
-)  # where the keyboard is
+# Where the keyboard is; columns that go below each other in a narrow window; the first page, which only leads on.
+st.html("""<style>
+a:focus-visible, button:focus-visible { outline: 2px solid currentColor !important; }
+[data-testid=stHorizontalBlock] { flex-wrap: wrap; }
+[data-testid=stColumn] { min-width: min(100%, 19rem); flex: 1 1 19rem; }
+.st-key-figures [data-testid=stColumn] { min-width: 6.4rem; flex: 1 1 6.4rem; }
+.st-key-figures [data-testid=stMetricValue] { font-size: 1.7rem; }
+.stMainBlockContainer { padding: 3.5rem 2rem 2rem; }
+.st-key-headline { min-height: 4.5rem; }
+[data-testid=stSidebarNav] li:first-child { display: none; }
+</style>""")
 
 pages = [
-    st.Page(
-        path, title=path.stem.partition("_")[2].capitalize(), url_path=path.stem.partition("_")[2], default=index == 0
-    )
-    for index, path in enumerate(sorted((Path(__file__).parent / "pages").glob("*.py")))
+    st.Page(path, title=path.stem.partition("_")[2].capitalize(), url_path=path.stem.partition("_")[2])
+    for path in sorted((Path(__file__).parent / "pages").glob("*.py"))
 ]
-page = st.navigation(pages)
-wanted = st.session_state.pop("wanted page", None)
-for candidate in pages:
-    if candidate.url_path == wanted != page.url_path:
-        st.switch_page(candidate)
-watch.choose_runs()
-if watch.selection():
-    watch.headline()
-    page.run()
+
+
+def begin() -> None:
+    """The address without a page leads to the first one, which so has an address of its own."""
+    st.switch_page(pages[0])
+
+
+page = st.navigation([st.Page(begin, title="Begin", url_path="begin", default=True), *pages])
+if page.url_path:
+    wanted = st.session_state.pop("wanted page", None)
+    for candidate in pages:
+        if candidate.url_path == wanted != page.url_path:
+            st.switch_page(candidate)
+    watch.choose_runs(curves=page.url_path == "overview")
+    if watch.selection() or page.url_path == "runs":
+        if watch.selection():
+            watch.headline()
+        page.run()
+    else:
+        watch.welcome()
 else:
-    watch.welcome()
+    page.run()

@@ -23,7 +23,9 @@ import streamlit as st
 
 from ddrl import plots
 from ddrl.core.errors import DdrlError
-from ddrl.telemetry import Run, find_runs, name_bottleneck, run_state
+from ddrl.telemetry import Run, Status, find_runs, run_status
+from ddrl.telemetry.bottleneck import follow_bottleneck
+from ddrl.telemetry.progress import duration_text
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters
@@ -31,14 +33,18 @@ MOST_RUNS = 200  # runs offered for choice
 PERIOD = float(
     os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0")
 )  # [s] between refreshes of a running run; benchmarks shorten it
-HEADLINE_HEIGHT = 72  # [pixels] two lines
+REMEMBERED = 12  # records over which the bottleneck is followed
 LOOK_PERIOD = 2.0  # [s] between looks for new runs
 
 STATE_WORDS = {
     "running": ":green-badge[:material/play_arrow: running]",
+    "paused": ":blue-badge[:material/pause: paused]",
+    "ending": ":blue-badge[:material/hourglass: ending]",
     "ended": ":gray-badge[:material/check: ended]",
-    "dead": ":red-badge[:material/error: its process is gone]",
+    "failed": ":red-badge[:material/error: failed]",
+    "dead": ":red-badge[:material/error: dead]",
 }
+AXES = {"env_steps": "steps", "updates": "updates", "wall_seconds": "time"}
 Runs = dict[str, Run]
 
 # Streamlit collects garbage after every turn of every part of a page, and would walk what plotly and pandas made when
@@ -59,12 +65,49 @@ def _folder() -> Path:
     return Path(st.session_state.get("folder") or runs_folder()).expanduser().absolute()
 
 
-def _listed() -> list[Path]:
+def listed() -> list[Path]:
+    """The runs of the folder, the newest first."""
     return find_runs(_folder())[:MOST_RUNS]
 
 
-def choose_runs() -> None:
-    """The sidebar: folder, runs to show (the newest, until the user chooses), the axis of charts."""
+def state_of(path: Path) -> Status:
+    """State of a run, with its reason."""
+    return run_status(path)
+
+
+def show(names: list[str]) -> None:
+    """Choose these runs, and go to the overview of them."""
+    st.session_state["wanted names"] = names
+    st.session_state["wanted page"] = "overview"
+    st.rerun()
+
+
+def _choose(names: list[str]) -> None:
+    """The chosen runs: those of the address, those that the user chose, else the newest, which a newer one replaces."""
+    state = st.session_state
+    if "newest" not in state and "run" in st.query_params:
+        state["names"] = [name for name in st.query_params.get_all("run") if name in names]
+    chosen, newest = state.get("names", []), names[:1]
+    followed = chosen == [state.get("newest")] or not chosen  # a comparison, or an older run, stays chosen
+    if "wanted names" in state:
+        chosen = state.pop("wanted names")
+    elif followed and state.get("follow", True):
+        chosen = newest
+    state["names"] = [name for name in chosen if name in names] or newest
+    state["newest"] = newest[0] if newest else None
+
+
+def choose_runs(*, curves: bool = False) -> None:
+    """The sidebar: folder, runs to show, and where a page has them (`curves`) what its curves look like. All of it is
+    part of the page's address."""
+    state, query = st.session_state, st.query_params
+    for name, default in (("x", "env_steps"), ("smoothing", 0.0), ("log", False)):  # pages without them keep them
+        if name not in state and name in query:
+            with contextlib.suppress(ValueError):
+                state[name] = type(default)(float(query[name])) if name != "x" else query[name]
+        state[name] = state.get(name, default)
+    if state["x"] not in AXES:
+        state["x"] = "env_steps"
     with st.sidebar:
         st.text_input(
             "Runs folder",
@@ -72,14 +115,10 @@ def choose_runs() -> None:
             key="folder",
             help="Absolute, or relative to where the dashboard was started.",
         )
-        paths = _listed()
+        paths = listed()
         names = [path.name for path in paths]
         by_name = dict(zip(names, paths, strict=True))
-        new = names and (st.session_state.get("newest") != names[0] or not st.session_state.get("names"))
-        if new and st.session_state.get("follow", True):
-            st.session_state["names"] = names[:1]
-        st.session_state["newest"] = names[0] if names else None
-        st.session_state["names"] = [name for name in st.session_state.get("names", []) if name in by_name]
+        _choose(names)
         st.multiselect(
             "Runs",
             names,
@@ -87,25 +126,30 @@ def choose_runs() -> None:
             help="The first is shown on every page; the overview and the settings compare all of them.",
             disabled=not names,
         )
-        st.toggle("Go to a new run when one starts", value=True, key="follow")
-        st.radio(
-            "Charts over",
-            ["env_steps", "updates", "wall_seconds"],
-            key="x",
-            horizontal=True,
-            format_func={"env_steps": "steps", "updates": "updates", "wall_seconds": "time"}.__getitem__,
+        st.toggle(
+            "Go to a new run when one starts",
+            value=True,
+            key="follow",
+            help="While the newest run alone is chosen; a comparison stays.",
         )
-        st.session_state["paths"] = [by_name[name] for name in st.session_state["names"]]
-        _look_for_runs(tuple(names), tuple(run_state(path) for path in st.session_state["paths"]))
+        if curves:
+            st.radio("Charts over", list(AXES), key="x", horizontal=True, format_func=AXES.__getitem__)
+            st.slider("Smoothing", 0.0, 0.99, key="smoothing", step=0.01)
+            st.toggle("Logarithmic scale", key="log")
+        state["paths"] = [by_name[name] for name in state["names"]]
+        _look_for_runs(tuple(names), tuple(run_status(path).state for path in state["paths"]))
         with st.expander("A run on another machine"):
             st.markdown(REMOTE)
+    query.from_dict(
+        {"run": state["names"], "x": state["x"], "smoothing": f"{state['smoothing']:g}", "log": str(int(state["log"]))}
+    )
 
 
 @st.fragment(run_every=LOOK_PERIOD)
 def _look_for_runs(names: tuple[str, ...], states: tuple[str, ...]) -> None:
-    """Redraw the whole page only when a run came, went, began or ended."""
-    now = tuple(path.name for path in _listed())
-    if set(now) != set(names) or tuple(run_state(path) for path in st.session_state.get("paths", [])) != states:
+    """Redraw the whole page only when a run came, went, began, paused or ended."""
+    now = tuple(path.name for path in listed())
+    if set(now) != set(names) or tuple(run_status(path).state for path in st.session_state.get("paths", [])) != states:
         st.rerun()
 
 
@@ -149,7 +193,7 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
             except DdrlError as error:
                 st.warning(str(error), icon=":material/folder_off:")
 
-    running = any(run_state(path) == "running" for path in selection())
+    running = any(run_status(path).goes_on for path in selection())
     st.fragment(body, run_every=period if running else None)()
 
 
@@ -164,19 +208,25 @@ def headline() -> None:
 
     def draw(runs: Runs) -> None:
         name, run = next(iter(runs.items()))
-        series = run.series(since=max(run.cursor - 1, 0))
-        state = run.state
-        line = f"**{name}** {STATE_WORDS[state]} "
-        place = st.container(height=HEADLINE_HEIGHT, border=False)  # a longer sentence must not move the page
+        series = run.series(since=max(run.cursor - REMEMBERED, 0))
+        status = run.status
+        line = f"**{name}** {STATE_WORDS[status.state]} "
+        place = st.container(key="headline")  # of two lines at least: a longer sentence must not move the page
+        if status.reason:
+            line += f"{status.reason}. "
         if not len(series):
-            place.markdown(line + "has not written its first record yet.")
+            place.markdown(line + "No record has been written yet.")
             return
-        newest = {key: float(values[-1]) for key, values in series.columns.items()}
-        silent = time.time() - newest["time"]
-        if state == "running" and silent > 15:
+        silent = time.time() - float(series["time"][-1])
+        if status.state == "running" and silent > 15:
             line += f":orange-badge[:material/hourglass: no record for {silent:.0f} s] "
-        found = name_bottleneck(newest)
-        place.markdown(line + ("" if state == "running" else "At its end: ") + found.sentence)
+        if status.state == "running":
+            line += follow_bottleneck({name: list(map(float, series[name])) for name in series.about}).sentence
+        elif status.state == "paused":
+            line += "Rollouts and learner wait for the command to go on."
+        else:
+            line += f"After {duration_text(float(series['wall_seconds'][-1]))}."
+        place.markdown(line)
 
     live(draw)
 

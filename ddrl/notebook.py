@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
-from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_state
+from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
 from ddrl.telemetry.live import read_live_file
 from ddrl.telemetry.progress import count_text, duration_text, value_text
-
-_STATES = {"running": "running", "ended": "ended", "dead": "its process is gone"}
 
 
 class StartedRun:
@@ -39,10 +37,13 @@ class StartedRun:
 
     @property
     def state(self) -> str:
-        """starting, running, ended, or failed."""
+        """starting, running, paused, ending, ended, or failed."""
         status = self._process.poll()
         if status is None:
-            return "running" if (self.path / "telemetry.sqlite").is_file() else "starting"
+            if not (self.path / "status.json").is_file():
+                return "starting"
+            reported = run_status(self.path)
+            return reported.state if reported.goes_on else "ending"  # its last files are being written
         return "ended" if status == 0 or (self.path / "summary.json").is_file() else "failed"
 
     @property
@@ -115,7 +116,7 @@ def start(
     end = time.monotonic() + wait
     listens = settings.get("telemetry.live", True)
     while (
-        run.state == "starting" or (listens and run.state == "running" and not _takes_commands(path))
+        run.state in ("starting", "ending") or (listens and run.state == "running" and not _takes_commands(path))
     ) and time.monotonic() < end:
         time.sleep(0.05)
     if run.state == "failed":
@@ -188,7 +189,8 @@ def panel_html(run: Run) -> str:
     from ddrl.plots.sketch import sketch
 
     series = run.series(points=300)
-    head = f"<b>{escape(run.name)}</b> - {_STATES[run.state]}"
+    status = run.status
+    head = f"<b>{escape(run.name)}</b> - {status.state}" + (f" ({escape(status.reason)})" if status.reason else "")
     if not len(series):
         return f"<div>{head}: waiting for its first record</div>"
     newest = {name: float(values[-1]) for name, values in run.series(since=max(run.cursor - 1, 0)).columns.items()}
@@ -251,7 +253,7 @@ class Panel:
                 self._html.value = panel_html(run)
         except DdrlError as error:
             self._html.value = f"<div>{escape(str(error))}</div>"
-        running = run_state(self.path) == "running"
+        running = run_status(self.path).goes_on
         live = read_live_file(self.path) if running else None
         for button in self._buttons:
             button.disabled = live is None or not live.control

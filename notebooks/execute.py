@@ -38,7 +38,8 @@ def execute(path: Path, folder: Path, *, timeout: float = 120.0, attempts: int =
             notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
         )
         try:
-            return client.execute()
+            beside = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])  # explore.py, wherever it is run
+            return client.execute(env={**os.environ, "PYTHONPATH": beside})
         except CellTimeoutError:
             if not left:
                 raise

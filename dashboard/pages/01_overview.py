@@ -2,21 +2,33 @@
 
 import math
 
+import numpy as np
 import streamlit as st
 import watch
 
 from ddrl import plots
 from ddrl.telemetry.progress import count_text, duration_text, value_text
+from ddrl.telemetry.reading import Table
+
+LAST = 60  # records among which the last figures of a run that is over are looked for
+
+
+def last_reported(values: np.ndarray) -> float:
+    """The newest number; NaN where there is none."""
+    reported = values[np.isfinite(values)]
+    return float(reported[-1]) if len(reported) else math.nan
 
 
 def figures(runs: watch.Runs) -> None:
     """The newest numbers of the main run."""
     run = next(iter(runs.values()))
-    series = run.series(since=max(run.cursor - 1, 0))
+    status = run.status
+    # A run that is over has no speed any more: what it had last is shown.
+    series = run.series(since=max(run.cursor - (1 if status.state == "running" else LAST), 0))
     if not len(series):
         st.info("Waiting for the first record.")
         return
-    newest = {name: float(values[-1]) for name, values in series.columns.items()}
+    newest = {name: last_reported(values) for name, values in series.columns.items()}
     judged = run.evaluations(points=watch.POINTS)
     share = newest["env_steps"] / run.config.run.max_env_steps
     goal = (
@@ -24,45 +36,71 @@ def figures(runs: watch.Runs) -> None:
         if math.isnan(share)
         else f"{share:.{1 if share < 0.1 else 0}%} of {count_text(run.config.run.max_env_steps)}"
     )
+    now = (
+        ("Time left", duration_text(newest["seconds_left"]), f"{duration_text(newest['wall_seconds'])} so far")
+        if status.state == "running"
+        else ("Time", duration_text(newest["wall_seconds"]), status.state)
+    )
+    best = (run.summary or {}).get("best") or {}
+    confirmed = (best.get("confirmed") or {}).get("mean")
     texts = [
         ("Environment steps", count_text(newest["env_steps"]), goal),
         ("Steps / s", count_text(newest["env_steps_per_s"]), f"{value_text(newest['rollouts'], 0)} rollouts"),
         ("Updates / s", count_text(newest["updates_per_s"]), f"{count_text(newest['updates'])} in all"),
         ("Return", value_text(newest["return_mean"]), "in training"),
         (
-            "Evaluation",
+            "Evaluation, last",
             value_text(float(judged["mean"][-1])) if len(judged) else "-",
-            f"best {value_text(float(judged['mean'].max()))}" if len(judged) else "none yet",
+            f"best of {len(judged)}: {value_text(float(judged['mean'].max()))}" if len(judged) else "none yet",
         ),
-        ("Policy lag", count_text(newest["lag_p50"]), f"versions; p99 {count_text(newest['lag_p99'])}"),
-        ("Time left", duration_text(newest["seconds_left"]), f"{duration_text(newest['wall_seconds'])} so far"),
+        ("Confirmed", "-" if confirmed is None else value_text(confirmed), "best policy, fresh episodes"),
+        (
+            "Policy lag",
+            count_text(newest["lag_p50"]),
+            f"p99 {count_text(newest['lag_p99'])}; on arrival {count_text(newest['arrival_lag_p50'])}",
+        ),
+        now,
     ]
-    for column, (label, value, below) in zip(st.columns(len(texts)), texts, strict=True):
+    columns = st.container(key="figures").columns(len(texts))
+    for column, (label, value, below) in zip(columns, texts, strict=True):
         column.metric(label, value)
         column.caption(below)
 
 
 def charts(runs: watch.Runs) -> None:
-    """Return, and the series that tell why."""
-    x = watch.x_axis()
-    names = [
-        "env_steps",
-        "updates",
-        "return_mean",
-        "loss",
-        "td_error",
-        "q_mean",
-        "env_steps_per_s",
-        "updates_per_s",
-        "lag_p99",
-        "epsilon",
+    """Return, and the series that tell why; runs that differ in their seed alone are one curve."""
+    x, smoothing, log = watch.x_axis(), st.session_state.get("smoothing", 0.0), st.session_state.get("log", False)
+    figures = list(dict.fromkeys(name for run in runs.values() for name in run.figures))
+    rows = [
+        ("loss", *figures, "grad_norm"),
+        ("env_steps_per_s", "updates_per_s", "episode_steps_mean"),
+        ("lag_p99", "arrival_lag_p99", "epsilon"),
     ]
-    tables = {name: run.series(names, points=watch.POINTS) for name, run in runs.items()}
+    shown = [name for row in rows for name in row if any(name in run.about for run in runs.values())]
+    wanted = ["env_steps", "updates", "return_mean", *shown]
+    tables = {
+        name: run.series([series for series in wanted if series in run.about], points=watch.POINTS)
+        for name, run in runs.items()
+    }
     evaluations = {name: run.evaluations(points=watch.POINTS // 4) for name, run in runs.items()}
-    watch.chart(st, plots.learning_curve(tables, evaluations, x=x), "return")
-    for row in (("loss", "td_error", "q_mean"), ("env_steps_per_s", "updates_per_s", "lag_p99")):
-        for column, name in zip(st.columns(3), row, strict=True):
-            watch.chart(column, plots.series_over(tables, name, x=x), name)
+    labels = plots.differing_labels({name: run.settings for name, run in runs.items()})
+    watch.chart(
+        st, plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels), "return"
+    )  # its legend is that of all charts below
+    columns = st.columns(3)
+    reported = [
+        name for name in shown if any(np.isfinite(table[name]).any() for table in having(tables, name).values())
+    ]
+    for index, name in enumerate(reported):
+        figure = plots.series_over(
+            having(tables, name), name, x=x, log=log, smoothing=smoothing, labels=labels, legend=False
+        )
+        watch.chart(columns[index % 3], figure, name)
+
+
+def having(tables: dict[str, Table], name: str) -> dict[str, Table]:
+    """The tables that have a series: another algorithm's figures are not in every run."""
+    return {run: table for run, table in tables.items() if name in table.columns}
 
 
 def page(runs: watch.Runs) -> None:
@@ -72,3 +110,8 @@ def page(runs: watch.Runs) -> None:
 
 
 watch.live(page)
+
+with st.expander("Download"), watch.opened(watch.selection()) as opened:  # as of the page's loading
+    for name, run in opened.items():
+        csv = run.series(points=watch.POINTS).to_pandas().to_csv(index=False)
+        st.download_button(f"{name}: all series as CSV", csv, f"{name}.csv", "text/csv")

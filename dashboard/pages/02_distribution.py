@@ -1,5 +1,6 @@
 """Distribution: how the model reaches every host, and how old it is where it is used."""
 
+import numpy as np
 import streamlit as st
 import watch
 
@@ -11,6 +12,11 @@ def charts(runs: watch.Runs) -> None:
     name, run = next(iter(runs.items()))
     processes = run.processes(points=watch.FRAMES)
     table = run.series(["versions_in_flight", "version_age_p50", "version_age_max"], points=watch.POINTS)
+    if len(processes) and np.nanmax(processes.column("host")[-1], initial=0.0) == 0:
+        st.info("One host: the trainer writes versions to shared memory, nothing travels between hosts.")
+        watch.chart(st, plots.version_flow({name: table}), "flow")
+        watch.chart(st, plots.version_age_heatmap(processes, height=300), "ages")
+        return
     left, right = st.columns(2)
     watch.chart(left, plots.relay_bandwidth(processes, "sent"), "sent")
     watch.chart(right, plots.relay_bandwidth(processes, "received"), "received")

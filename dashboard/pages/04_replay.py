@@ -24,6 +24,7 @@ def charts(runs: watch.Runs) -> None:
         "record_share",
         "publish_share",
         "checkpoint_share",
+        "other_share",
     ]
     table = run.series(names, points=watch.POINTS)
     left, right = st.columns(2)

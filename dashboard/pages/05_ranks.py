@@ -14,16 +14,18 @@ def health(runs: watch.Runs) -> None:
     run = next(iter(runs.values()))
     latest = run.latest()
     # A run that is over has nobody to be late: its ranks are judged by its last record.
-    now = time.time() if run.state == "running" else float(latest.time[-1]) if len(latest) else 0.0
+    now = time.time() if run.status.goes_on else float(latest.time[-1]) if len(latest) else 0.0
     table = plots.rank_table(latest, now)
+    verb = "have shown" if run.status.goes_on else "had shown at the last record"
     troubled = sum(table["health"] != "alive")
     if troubled:
         st.warning(
-            f"{troubled} of {len(table['rank'])} ranks have shown no sign of life for more than 10 s.",
+            f"{troubled} of {len(table['rank'])} ranks {verb} no sign of life for more than 10 s.",
             icon=":material/heart_broken:",
         )
     else:
-        st.caption(f"All {len(table['rank'])} ranks are alive.")
+        over = "are alive" if run.status.goes_on else "had reported when the last record was written"
+        st.caption(f"All {len(table['rank'])} ranks {over}.")
     left, right = st.columns([3, 2])
     left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
     watch.chart(right, plots.heartbeat_ages(latest, now, height=420), "beats")

@@ -28,7 +28,7 @@ from ddrl.plots.replay import (
     survivors,
     who_waits,
 )
-from ddrl.plots.settings import settings_table
+from ddrl.plots.settings import differing_labels, settings_table
 from ddrl.plots.sketch import sketch
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
+    "differing_labels",
     "draws_against_law",
     "gantt",
     "gpu_use",

@@ -25,6 +25,11 @@ def _of_role(processes: Processes, role: Role) -> np.ndarray:
     )
 
 
+def _whole_numbers(rows: int) -> dict[str, int | str]:
+    """Ticks of an axis that counts hosts or ranks."""
+    return {"tick0": 0, "dtick": max(1, -(-rows // 12)), "tickformat": "d"}
+
+
 def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: int = 300) -> go.Figure:
     """MB/s that each relay sends or receives (`direction`), all its MPI bytes: a line each, or a heatmap where they are
     many. Root is host 0."""
@@ -57,7 +62,7 @@ def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: in
         colorbar={"title": {"text": "MB/s"}, "thickness": 12},
         hovertemplate="host %{y:.0f}: %{z:.3g} MB/s<extra></extra>",
     )
-    figure.update_layout(hovermode="closest", yaxis={"title": {"text": "host (0: root)"}})
+    figure.update_layout(hovermode="closest", yaxis={"title": {"text": "host (0: root)"}, **_whole_numbers(len(order))})
     return figure
 
 
@@ -84,7 +89,7 @@ def version_age_heatmap(processes: Processes, *, height: int = 460) -> go.Figure
         colorbar={"title": {"text": "versions<br>behind"}, "thickness": 12},
         hovertemplate="rank %{y:.0f}: %{z:.0f} behind<extra></extra>",
     )
-    figure.update_layout(hovermode="closest")
+    figure.update_layout(hovermode="closest", yaxis=_whole_numbers(len(ranks)))
     return figure
 
 

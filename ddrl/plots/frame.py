@@ -1,7 +1,8 @@
 """What every figure has in common: size, margins, colors that color-blind readers can tell apart, and words on the
 axes.
 
-Colors are Okabe and Ito's (2008), of equal weight on light and dark; lines that must be told apart also differ in dash.
+Colors are Okabe and Ito's (2008), the light ones darkened so that each has a contrast of at least 3 to 1 on white and
+on black; lines that must be told apart also differ in dash.
 Background and text are left to the page's theme."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ try:
 except ImportError:
     raise MissingExtraError("plotly", "plots", "ddrl.plots") from None
 
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+COLORS = ("#0072B2", "#C77800", "#008F68", "#B8578F", "#2E93CC", "#D55E00", "#808080")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
 
@@ -39,16 +40,12 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
             "pad": {"t": 8},
         },
         "height": height,
-        "margin": {
-            "l": 60,
-            "r": 16,
-            "t": 66 if legend else 44,
-            "b": 48,
-        },  # a legend of two rows must not reach the title
+        "margin": {"l": 60, "r": 16, "t": 44, "b": 88 if legend else 48},
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 4}, **axis},
         "showlegend": legend,
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+        # below the axis: above, it would reach the title where the figure is narrow
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"},
         "hovermode": "x unified",
         "uirevision": title,  # what the reader zoomed or hid stays so when new data comes
     }

@@ -24,7 +24,7 @@ def gantt(
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
     (ddrl.distribution.plans.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran
-    (`ddrl.explore.measured_trace`); its sends begin at the dots, and its hosts are complete at the diamonds."""
+    (`explore.measured_trace`); its sends begin at the dots, and its hosts are complete at the diamonds."""
     figure = new_figure(title, "ms", "host that sends (0: root)", height=height)
     if not len(trace):
         return say_nothing_yet(figure, "nothing is sent")
@@ -68,7 +68,7 @@ def gantt(
 
 
 def measured_gantt(found: tuple[NDArray[np.float64], Any] | None, *, height: int = 340) -> go.Figure:
-    """`gantt` of what `ddrl.explore.measured_trace` gives: the simulation of a plan, and the same plan as it really
+    """`gantt` of what `explore.measured_trace` gives: the simulation of a plan, and the same plan as it really
     ran."""
     if found is None or not len(found[0]):
         return say_nothing_yet(
@@ -127,7 +127,7 @@ def measured_schemes(document: Mapping[str, Any], mode: str = "closed loop", *, 
     """Efficiency (bound / measured) of every scheme that a benchmark ran, the simulator's word for it, and MPI's own
     ways; best first.
 
-    `document`: benchmarks/results/distribution.json (`ddrl.explore.measured`): rows with scheme, mode, efficiency, and
+    `document`: benchmarks/results/distribution.json (`explore.measured`): rows with scheme, mode, efficiency, and
     where known seconds, low, high, simulated. Rows that lack them are left out."""
     rows = [
         row

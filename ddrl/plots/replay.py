@@ -175,7 +175,7 @@ def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000", *, h
     """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the
     same bytes take.
 
-    `document`: benchmarks/results/replay.json (`ddrl.explore.measured`); its part "grid" is a list of cells with
+    `document`: benchmarks/results/replay.json (`explore.measured`); its part "grid" is a list of cells with
     records and, by contestant, the operation's median. Cells that lack them are left out."""
     titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
     figure = new_figure(titles.get(what, what), "records held", "us", height=height)

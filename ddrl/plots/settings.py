@@ -47,6 +47,21 @@ def settings_table(
     return {name: np.array([row[name] for row in rows], object) for name in names}
 
 
+_OF_ITS_OWN = ("run.seed", "run.dir")  # every run has its own; they make no two runs different
+
+
+def differing_labels(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """What a legend says of each run: the settings in which it differs (learner.lr=0.001), else its name.
+
+    Runs that differ in their seed alone have one label: they are a group. `runs`: as for `settings_table`."""
+    table = settings_table(runs, differing=True) if len(runs) > 1 else {"setting": np.zeros(0)}
+    rows = [index for index, setting in enumerate(table["setting"]) if setting not in _OF_ITS_OWN]
+    if not rows:
+        alike = len(runs) > 1 and any(setting == "run.seed" for setting in table["setting"])
+        return dict.fromkeys(runs, "all seeds") if alike else {name: name for name in runs}
+    return {name: ", ".join(f"{table['setting'][row]}={table[name][row]}" for row in rows[:3]) for name in runs}
+
+
 def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
     """Settings by their full name; the table of a plug-in is one level deeper (learner.c51.atoms)."""
     flat: dict[str, str] = {}

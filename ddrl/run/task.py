@@ -265,6 +265,7 @@ class Task:
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
         self.board.command = Command.STOP
+        self.recorder.record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
         if settle:
             self._settle()
         training, config = self.training, self.config.evaluation

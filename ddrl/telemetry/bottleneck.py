@@ -3,17 +3,19 @@ out.
 
 Reasoning: if the trainer is rarely idle, it is the limit, and its shares of time say whether learning or replay is. If
 it waits, the rows come too slowly: rollouts that stand at full lanes mean that the rows do not get through (network),
-rollouts that do not mean that there are too few."""
+rollouts that do not mean that there are too few. All shares are measured times over the window of the series. So that
+the sentence does not flip where two causes are close, a stage stays named until another one is clearly ahead."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 _IDLE = 0.25  # share of its time that the trainer may wait before it is called starved
 _FULL = 0.10  # share of their time that rollouts may stand at full lanes
+_AHEAD = 0.10  # by which another stage must be ahead of the one that is named
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,21 @@ class Bottleneck:
 
     stage: Literal["rollout", "network", "replay", "learner", "paused", "unknown"]
     sentence: str
+    starved: bool = False  # the trainer waits for rows
 
 
-def name_bottleneck(series: Mapping[str, float]) -> Bottleneck:
-    """Name the bottleneck from the newest values of the run-level series (ddrl.telemetry.SERIES)."""
+def follow_bottleneck(table: Mapping[str, Sequence[float]]) -> Bottleneck:
+    """The bottleneck after a few records [T] of the run-level series, one after the other."""
+    found: Bottleneck | None = None
+    for values in zip(*table.values(), strict=True):
+        found = name_bottleneck(dict(zip(table, values, strict=True)), found)
+    return found or name_bottleneck({})
+
+
+def name_bottleneck(series: Mapping[str, float], before: Bottleneck | None = None) -> Bottleneck:
+    """Name the bottleneck from the newest values of the run-level series (ddrl.telemetry.SERIES); `before` is what was
+    named last."""
+    last = before.stage if before else ""
 
     def value(name: str) -> float:
         found = series.get(name, math.nan)
@@ -48,32 +61,31 @@ def name_bottleneck(series: Mapping[str, float]) -> Bottleneck:
             "rollout",
             f"Rollouts: no updates yet, replay is still filling ({value('replay_fill'):.0%} of its capacity).",
         )
-    if wait > max(_IDLE, learn, replay):
-        if standing > _FULL:
+    favor = {stage: _AHEAD if stage == last else 0.0 for stage in ("learner", "replay", "network")}
+    waited = _AHEAD if before and before.starved else 0.0
+    if wait + waited > max(_IDLE, learn + favor["learner"], replay + favor["replay"]):
+        if standing > (_FULL / 2 if last == "network" else _FULL):
             return Bottleneck(
                 "network",
                 f"Network: the trainer waits for data {wait:.0%} of its time while rollouts stand at full lanes "
                 f"{standing:.0%} of theirs, so rows do not get through between them.",
+                starved=True,
             )
         act, env = value("act_share"), value("env_share")
         inside = f"their time goes to the {'environments' if env >= act else 'policy'} ({max(env, act):.0%})"
         return Bottleneck(
             "rollout",
             f"Rollouts: the trainer waits for data {wait:.0%} of its time and nothing queues on the way; "
-            f"{inside}. More rollouts, or a smaller replay.samples_per_insert, would speed it up.",
+            f"{inside}. More rollouts, or a larger replay.samples_per_insert, would use its time.",
+            starved=True,
         )
-    slowed = (
-        f"rollouts are held back {held:.0%} of the time to keep samples_per_insert"
-        if held > _FULL
-        else f"rollouts stand at full lanes {standing:.0%} of their time"
-        if standing > _FULL
-        else "rollouts keep up"
-    )
-    if learn >= replay and learn >= other:
+    why = ", held back to keep samples_per_insert" if held > 0 else ", their rows not taken yet"
+    slowed = f"rollouts wait {standing:.0%} of their time{why}" if standing > _FULL else "rollouts keep up"
+    if learn + favor["learner"] >= max(replay + favor["replay"], other + favor["network"]):
         return Bottleneck(
             "learner", f"Learner: {learn:.0%} of the trainer's time goes to optimizer steps, and {slowed}."
         )
-    if replay >= other:
+    if replay + favor["replay"] >= other + favor["network"]:
         return Bottleneck(
             "replay",
             f"Replay: {replay:.0%} of the trainer's time goes to recording ({value('record_share'):.0%}) and "

@@ -20,9 +20,10 @@ import zmq
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
 from ddrl.telemetry import keys, wire
-from ddrl.telemetry.directory import find_runs, run_state
+from ddrl.telemetry.directory import find_runs
 from ddrl.telemetry.live import LiveReader, announce, bind, is_alive, read_live_file
 from ddrl.telemetry.reading import Run
+from ddrl.telemetry.status import run_status
 
 TOPIC = b"ddrl.control.1"
 COMMANDS = ("status", "pause", "resume", "checkpoint", "set", "stop")
@@ -250,8 +251,8 @@ class Attached:
 
     @property
     def state(self) -> str:
-        """running, ended or dead."""
-        return run_state(self.path)
+        """running, paused, ending, ended, failed or dead."""
+        return run_status(self.path).state
 
     def _ask(self, command: str, name: str = "", value: float | str | None = None) -> Reply:
         request = Request(next(self._ids), command, name, value)
@@ -294,7 +295,7 @@ def attach(run: str | Path | None = None, *, root: str | Path = "runs", timeout:
             raise RunDirError(f"there is no run directory {run}: see `ls {root}`")
         return Attached(Path(run), timeout=timeout)
     for path in find_runs(root):
-        if run_state(path) == "running":
+        if run_status(path).goes_on:
             return Attached(path, timeout=timeout)
     raise RunDirError(
         f"no run under {Path(root).resolve()} is running: start one with `python -m ddrl.run`, or name its directory"

@@ -1,6 +1,6 @@
-"""What a run directory says without its telemetry: whether the run goes on, its settings, and which runs there are.
+"""What a run directory says without its telemetry: its settings, and which runs there are.
 
-Read by `reading`, dashboards and `attach`; written by `run` (config.toml) and `live` (live.json). Opens no database.
+Read by `reading`, dashboards and `attach`; written by `run` (config.toml). Opens no database.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ import contextlib
 import tomllib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.settings import config_from_toml, describe_settings
-from ddrl.telemetry.live import is_alive, read_live_file
 from ddrl.telemetry.store import FILE_NAME
 
 SECTIONS = frozenset(info.name.partition(".")[0] for info in describe_settings())
-State = Literal["running", "ended", "dead"]
 
 
 def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
@@ -53,14 +51,6 @@ def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dic
         return settings, config_from_toml(tomli_w.dumps(tree), str(path))
     except ConfigError as error:
         return settings, str(error)
-
-
-def run_state(path: Path) -> State:
-    """State of a run directory without opening its telemetry."""
-    live = read_live_file(path)
-    if live is not None:
-        return "running" if is_alive(live) else "dead"
-    return "ended"
 
 
 def find_runs(root: str | Path = "runs") -> list[Path]:

@@ -15,7 +15,7 @@ from typing import TextIO
 from ddrl.core.config import Config
 from ddrl.telemetry.record import Evaluation, Event, Record
 
-_QUIET_EVENTS = ("start", "plan", "error")  # an error is shown once, by whoever ends the job
+_QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by whoever ends the job
 
 
 def count_text(value: float) -> str:

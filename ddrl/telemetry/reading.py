@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
-from ddrl.telemetry.directory import State, read_config, run_state
+from ddrl.telemetry.directory import read_config
 from ddrl.telemetry.opening import APPLICATION_ID, FANOUT, SCHEMA_VERSION, quoted
 from ddrl.telemetry.series import SERIES, Series
+from ddrl.telemetry.status import State, Status, run_status
 from ddrl.telemetry.store import FILE_NAME, LEVELS, unpack_table
 
 if TYPE_CHECKING:
@@ -153,8 +154,13 @@ class Run:
 
     @property
     def state(self) -> State:
-        """running; ended (it said so); dead (its process is gone and it never said so)."""
-        return run_state(self.path)
+        """running, paused, ending, ended, failed or dead: see ddrl.telemetry.status."""
+        return self.status.state
+
+    @property
+    def status(self) -> Status:
+        """State, reason and since when."""
+        return run_status(self.path)
 
     @property
     def cursor(self) -> int:

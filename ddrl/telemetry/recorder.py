@@ -23,6 +23,7 @@ from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.telemetry.live import LiveStream
 from ddrl.telemetry.record import Evaluation, Event, Record, Sink, Snapshot
 from ddrl.telemetry.series import SeriesWindow
+from ddrl.telemetry.status import StatusFile
 from ddrl.telemetry.store import Store
 
 _Item = Event | Evaluation | Snapshot | None  # None: close
@@ -64,6 +65,7 @@ class Recorder:
         self._store = store
         self._sinks: list[Sink] = [store]
         try:
+            self._status = StatusFile(run_dir)
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
             self._sinks += _exporters(run_dir, config, metrics, clock())
@@ -165,6 +167,7 @@ class Recorder:
                 self._hand_out(item)
         for sink in self._sinks:
             self._guard(f"closing {type(sink).__name__}", sink.close)
+        self._guard("writing the run's state", self._status.close)
 
     def _read(self) -> None:
         table = np.array(self._tables(), dtype=np.float64)
@@ -184,6 +187,10 @@ class Recorder:
         if isinstance(item, Snapshot):
             self._guard("writing a snapshot", lambda: self._store.snapshot(item))
             return
+        if isinstance(item, Event):
+            self._guard("writing the run's state", lambda: self._status.follow(item))
+            if self._status.state in ("ending", "failed"):
+                self._window.freeze()
         for sink in self._sinks:
             if isinstance(item, Event):
                 self._guard(f"writing an event to {type(sink).__name__}", lambda sink=sink: sink.event(item))

@@ -143,7 +143,7 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
             assert "Traceback" not in browser.text
         go_to(browser, "Overview")
         browser.wait_for("Return")
-    browser.wait_for("ended", "At its end:")
+    browser.wait_for("ended", "After ")
 
 
 def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, browser):
@@ -155,7 +155,7 @@ def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, 
         first = shown_steps(browser)
         until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
         for page, word in (
-            ("Distribution", "one host: nothing travels"),
+            ("Distribution", "nothing travels between hosts"),
             ("Devices", "Private memory"),
             ("Replay", "Priority law"),
             ("Ranks", "ranks are alive"),
@@ -173,10 +173,65 @@ def test_two_runs_are_compared_and_their_settings_differ(tmp_path, dashboard, br
         browser.wait_for("beta", "running", "Return")  # the one begun last
         browser.click(browser.find("[data-testid=stMultiSelect] input")[0])
         browser.press("alpha\ue007")
-        browser.wait_for("beta: training", "alpha: training")
+        browser.wait_for("learner.lr=0.001", "learner.lr=0.005", "TD error")
         go_to(browser, "Settings")
         browser.wait_for("Only what differs")
         until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of settings")
+
+
+def test_a_comparison_stays_when_a_new_run_starts_and_stands_in_the_address(tmp_path, dashboard, browser, driver):
+    runs = tmp_path / "runs"
+    with LiveRun(runs / "alpha", lr=1e-3), LiveRun(runs / "beta", lr=5e-3):
+        browser.open(f"{dashboard}/?run=alpha&run=beta&x=updates&smoothing=0.5")
+        browser.wait_for("alpha", "running", "learner.lr=0.001", "learner.lr=0.005")
+        with LiveRun(runs / "gamma", lr=7e-3):
+            go_to(browser, "Runs")
+            browser.wait_for("Compare the chosen runs")
+            until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of runs")
+            go_to(browser, "Overview")
+            browser.wait_for("learner.lr=0.001", "learner.lr=0.005")
+            assert "learner.lr=0.007" not in browser.text
+            address = browser.run("return location.href")
+            assert "run=alpha&run=beta&x=updates&smoothing=0.5" in address
+
+
+def test_a_run_that_was_paused_and_then_failed_says_so(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha") as run:
+        browser.open(dashboard)
+        browser.wait_for("alpha", "running", "Updates / s")
+        run.recorder.record_event("command", "pause: done", command="pause", ok=True)
+        browser.wait_for("paused", "wait for the command to go on")
+        assert "Time left" not in browser.text
+        run.recorder.record_event("error", "rank 3 was killed by SIGKILL")
+    browser.wait_for("failed", "rank 3 was killed by SIGKILL")
+    go_to(browser, "Ranks")
+    browser.wait_for("had reported when the last record was written")
+    assert "ranks are alive" not in browser.text
+
+
+@pytest.mark.parametrize("width", [400, 900, 1440])
+def test_nothing_is_cut_off_or_overprinted_at_any_width(tmp_path, dashboard, driver, width):
+    with LiveRun(tmp_path / "runs" / "alpha", lr=1e-3), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):
+        window = Browser(driver, width=width)
+        try:
+            window.open(f"{dashboard}/?run=alpha&run=beta")
+            window.wait_for("Return", "Updates / s", "learner.lr=0.001")
+            until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 6, "charts")
+            cut = window.run(
+                "return [...document.querySelectorAll('[data-testid=stMetricValue] *, .st-key-headline *')]"
+                ".filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflow !== 'visible')"
+                ".map(e => e.innerText)"
+            )
+            assert cut == []
+            overprinted = window.run(
+                "return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => {"
+                " const box = e => e && e.getBoundingClientRect();"
+                " const title = box(plot.querySelector('.gtitle')), legend = box(plot.querySelector('.legend'));"
+                " return title && legend && legend.top < title.bottom; }).length"
+            )
+            assert overprinted == 0
+        finally:
+            window.close()
 
 
 def test_while_no_run_exists_the_page_says_how_to_start_one_and_shows_it_as_soon_as_it_writes(
@@ -277,17 +332,20 @@ def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browse
     finally:
         child.kill()
         child.wait()
-    browser.wait_for("its process is gone")
+    browser.wait_for("dead", "is gone and never said why")
 
 
 def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path, dashboard, driver):
     with LiveRun(tmp_path / "runs" / "alpha"):
         window = Browser(driver)
         try:
-            window.open(dashboard + "/ranks")
-            window.wait_for("alpha", "ranks are alive", "Events")
-            # Streamlit looks for its own endpoints below the page's address first; nothing else may be missing.
-            assert [error for error in window.console_errors() if "/ranks/_stcore/" not in error] == []
+            for page, words in (("ranks", ("ranks are alive", "Events")), ("overview", ("Return", "Updates / s"))):
+                window.open(f"{dashboard}/{page}")
+                window.wait_for("alpha", *words)
+                assert "Page not found" not in window.text
+                # Streamlit looks for its own endpoints below the page's address first; nothing else may be missing.
+                assert [error for error in window.console_errors() if f"/{page}/_stcore/" not in error] == []
+                window._errors.clear()
         finally:
             window.close()
 

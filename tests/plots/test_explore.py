@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from ddrl import explore, plots
+from ddrl import plots
+from notebooks import explore
 
 
 def test_drawing_is_timed_for_every_size_and_selector():

@@ -11,7 +11,7 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 from benchmarks.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
-from ddrl.plots.frame import rates
+from ddrl.plots.frame import COLORS, rates
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES_NAMES
@@ -118,9 +118,55 @@ def test_figures_of_a_run_that_said_nothing_say_so_in_words(silent):
 
 def test_the_learning_curve_shows_training_and_evaluations_of_each_run(small):
     figure = plots.learning_curve({"a": small.series, "b": small.series}, {"a": small.evaluations})
-    assert [trace.name for trace in figure.data] == ["a: training", "a: evaluation", "b: training"]
+    assert [trace.name for trace in figure.data] == ["a", "b", "a: evaluation"]
     assert y_of(figure, "a: evaluation").tolist() == [100.0, 200.0]
-    assert figure.data[0].line.color != figure.data[2].line.color
+    assert figure.data[0].line.color == figure.data[2].line.color != figure.data[1].line.color
+    assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["a", "b"]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_its_range(small):
+    trees = [{"run": {"seed": seed}, "learner": {"lr": lr}} for seed, lr in ((1, 0.1), (2, 0.1), (3, 0.5))]
+    labels = plots.differing_labels(dict(zip("abc", trees, strict=True)))
+    assert labels == {"a": "learner.lr=0.1", "b": "learner.lr=0.1", "c": "learner.lr=0.5"}
+    assert plots.differing_labels(dict(zip("ab", trees, strict=False))) == {"a": "all seeds", "b": "all seeds"}
+    assert plots.differing_labels({"a": trees[0]}) == {"a": "a"}
+    other = Table({**small.series.columns, "loss": small.series["loss"] + 1.0}, 0)
+    figure = plots.series_over({"a": small.series, "b": other, "c": other}, "loss", labels=labels)
+    assert [trace.name for trace in figure.data if trace.showlegend is not False] == [
+        "learner.lr=0.1 (mean of 2)",
+        "learner.lr=0.5",
+    ]
+    assert y_of(figure, "learner.lr=0.1 (mean of 2)")[-1] == pytest.approx(small.series["loss"][-1] + 0.5)
+
+
+def test_one_diverged_run_does_not_flatten_the_others(small):
+    wild = Table({**small.series.columns, "loss": small.series["loss"] * 1e6}, 0)
+    figure = plots.series_over({"a": small.series, "b": small.series, "c": wild}, "loss")
+    assert figure.layout.yaxis.range[1] < 2 * np.nanmax(small.series["loss"])
+    assert "leaves the picture" in figure.layout.annotations[0].text
+    assert plots.series_over({"a": small.series, "b": small.series}, "loss").layout.yaxis.range is None
+
+
+def test_every_color_of_a_line_can_be_seen_on_white_and_on_the_dark_page():
+    def luminance(color):
+        parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for color in COLORS:
+        on_white, on_dark = 1.05 / (luminance(color) + 0.05), (luminance(color) + 0.05) / (luminance("#0e1117") + 0.05)
+        assert min(on_white, on_dark) >= 3.0, (color, on_white, on_dark)
+
+
+def test_each_gpu_is_drawn_by_itself(small):
+    values = small.processes.values.copy()
+    columns = small.processes.columns
+    for index, busy in enumerate((0.1, 0.9)):
+        values[:, 1, columns.index(f"gpu{index}_utilization")] = busy
+        values[:, 1, columns.index(f"gpu{index}_memory")] = busy / 2
+    figure = plots.gpu_use(replace(small.processes, values=values))
+    assert set(y_of(figure, "host 0 GPU 1")) == {0.9}
+    assert set(y_of(figure, "host 0 GPU 0 memory")) == {0.05}
 
 
 def test_relay_bandwidth_is_the_growth_of_the_counters_a_second(small):

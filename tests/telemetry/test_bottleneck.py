@@ -9,6 +9,7 @@ from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry import name_bottleneck
+from ddrl.telemetry.bottleneck import follow_bottleneck
 from ddrl.telemetry.series import SeriesWindow
 
 ROLLOUTS = 4
@@ -67,14 +68,14 @@ def bottleneck_of(trainer=None, rollout=None, *, held=0.0, seconds=10):
             {"wait_seconds": 0.8, "env_seconds": 0.1, "act_seconds": 0.1},
             0,
             "learner",
-            ["85%", "optimizer", "full lanes 80%"],
+            ["85%", "optimizer", "wait 80%"],
         ),
         (
             {"learn_seconds": 0.85, "wait_seconds": 0.0},
             {"wait_seconds": 0.8, "env_seconds": 0.1, "act_seconds": 0.1},
             1,
             "learner",
-            ["85%", "held back 100%", "samples_per_insert"],
+            ["85%", "wait 80%", "held back to keep samples_per_insert"],
         ),
         ({"learn_seconds": 0.85, "wait_seconds": 0.0}, {}, 0, "learner", ["85%", "rollouts keep up"]),
         (
@@ -121,3 +122,41 @@ def test_series_that_nobody_reports_do_not_decide():
         {"env_steps_per_s": 10.0, "updates_per_s": 5.0, "learn_share": 0.9, "sample_share": math.nan}
     )
     assert found.stage == "learner"
+
+
+def test_the_named_stage_stays_until_another_one_is_clearly_ahead():
+    def table(*learned):
+        share = {"learn_share": list(learned), "record_share": [0.9 - share for share in learned]}
+        return {"env_steps_per_s": [9.0] * len(learned), "updates_per_s": [5.0] * len(learned), **share}
+
+    stages = [follow_bottleneck(table(*([0.46, 0.44] * 5)[:count])).stage for count in range(1, 11)]
+    assert stages == ["learner"] * 10
+    assert follow_bottleneck(table(0.46, 0.44, 0.2)).stage == "replay"
+    assert follow_bottleneck(table(0.46, 0.44, 0.2, 0.44, 0.46)).stage == "replay"
+
+
+def test_what_is_drained_after_the_stop_counts_into_totals_and_not_into_speed():
+    window, table = SeriesWindow(Config()), np.full((1, len(COLUMNS)), np.nan)
+    table[0, COLUMNS.index("role")] = 0
+    for second in range(3):
+        table[0, COLUMNS.index("env_steps")] = table[0, COLUMNS.index("updates")] = 100.0 * second
+        values = window.measure(table, float(second), float(second))
+    assert values["updates_per_s"] == 100
+    window.freeze()
+    table[0, [COLUMNS.index("env_steps"), COLUMNS.index("updates")]] = 5000.0
+    values = window.measure(table, 3.0, 3.0)
+    assert values["env_steps"] == 5000
+    for name in ("updates_per_s", "env_steps_per_s", "learn_share", "return_mean", "seconds_left"):
+        assert math.isnan(values[name]), name
+
+
+def test_the_trainers_shares_add_up_to_the_whole():
+    table = np.full((1, len(COLUMNS)), np.nan)
+    table[0, COLUMNS.index("role")] = 0
+    for learned, waited in ((0.5, 0.2), (4.0, 4.0)):
+        window = SeriesWindow(Config())
+        for second in range(3):
+            table[0, COLUMNS.index("learn_seconds")] = learned * second
+            table[0, COLUMNS.index("wait_seconds")] = waited * second
+            values = window.measure(table, float(second), float(second))
+        assert values["learn_share"] + values["trainer_wait_share"] + values["other_share"] == pytest.approx(1.0)

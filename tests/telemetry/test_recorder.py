@@ -12,7 +12,7 @@ from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.metrics import COLUMNS
-from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_state
+from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
 from ddrl.telemetry.live import TOPIC, decode, encode, read_live_file
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 
@@ -153,9 +153,9 @@ def test_the_live_stream_carries_the_same_records_as_the_run_directory(tmp_path)
         recorder.record_event("note", "hello", n=1)
         while not items:
             items = [item for item in reader.receive(timeout=10) if hasattr(item, "series")]
-        assert run_state(tmp_path) == "running"
+        assert run_status(tmp_path).state == "running"
         live = items[0]
-    assert run_state(tmp_path) == "ended"
+    assert run_status(tmp_path).state == "ended"
     with Run(tmp_path) as run:
         stored = run.processes(since=live.tick)
         series = run.series(since=live.tick)
@@ -186,6 +186,7 @@ def test_a_run_whose_process_was_killed_is_called_dead(tmp_path):
         os._exit(0)
     os.waitpid(child, 0)
     (tmp_path / "live.json").write_text(json.dumps({"pid": child, "host": os.uname().nodename}))
+    (tmp_path / "status.json").unlink()  # a run of an earlier ddrl has none
     assert read_live_file(tmp_path) is not None
     with Run(tmp_path) as run:
         assert run.state == "dead"

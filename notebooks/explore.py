@@ -1,7 +1,7 @@
 """Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables out,
 figures by `ddrl.plots`.
 
-Stands above the stages like `run`; pure apart from the clock. The sliders need ipywidgets.
+Used by the notebooks beside it alone; pure apart from the clock. The sliders need ipywidgets.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def distribution_sliders() -> Any:
         import ipywidgets
         from IPython.display import display
     except ImportError:
-        raise MissingExtraError("ipywidgets", "notebook", "ddrl.explore.distribution_sliders") from None
+        raise MissingExtraError("ipywidgets", "notebook", "explore.distribution_sliders") from None
     from ddrl import plots
 
     def draw(hosts: int, m: int, megabits: int, microseconds: int) -> None:
