@@ -19,6 +19,7 @@ from ddrl.channels.counters import CounterRow
 from ddrl.channels.mailbox import MailboxReader, Pin
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import RolloutConfig
+from ddrl.core.errors import ConfigError
 from ddrl.core.specs import EnvStep, VectorEnv
 from ddrl.rollout.exploration import epsilon_of
 
@@ -59,11 +60,15 @@ class RolloutWorker:
         self._chooser_class = chooser_class(policy.model.chooser)
         self._chooser_class(env.spec, 1, 0, policy.model.settings)  # refuses actions that it cannot choose
         self._stateful = bool(policy.model.inputs)
-        schema = getattr(writer, "schema", None)
-        chosen = {column.name for column in self._chooser_class.columns(env.spec)}
-        recorded = set() if schema is None else {column.name for column in schema.columns} - chosen
+        chosen = {column.name for column in (*self._chooser_class.columns(env.spec), *env.spec.columns)}
+        recorded = {column.name for column in writer.schema.further} - chosen
         self._recorded_outputs = sorted(recorded & set(policy.model.outputs))
         self._recorded_states = sorted(recorded & set(policy.state))
+        if lacking := recorded.difference(self._recorded_outputs, self._recorded_states):
+            raise ConfigError(
+                f"nobody gives the columns {', '.join(sorted(lacking))} that learner.algorithm declares: they must be "
+                f"outputs of its acting module ({', '.join(policy.model.outputs)}) or columns of the chooser"
+            )
         self._blank: dict[str, NDArray[Any]] = {}  # what is recorded of outputs before there is a policy
         self._by_step = config.refresh == "step"
         self._nbytes = policy.layout.nbytes

@@ -79,7 +79,8 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
         env_id=config.env.id,
     )
     reader = mailbox.reader(topology.row_of(assignment))
-    policy = ActingPolicy(model, outputs=(), seed=seed)
+    recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
+    policy = ActingPolicy(model, outputs=recorded, seed=seed)
     place = Place(assignment.index, topology.rollouts, seed)
     return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
 

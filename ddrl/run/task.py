@@ -235,7 +235,7 @@ class Task:
             "source": training.source.state(),
             "layout": self.model.layout.digest,
             "env_id": self.config.env.id,
-            "algorithm": self.topology.declaration.algorithm,
+            "algorithm": self.config.learner.algorithm,
         }
         steps = training.state.env_steps
 

@@ -146,7 +146,18 @@ class Regression:
         return Loss(error.square().mean(), figures={"bias": error})
 
     def acting(self) -> Acting:
-        return Acting("value", self.network, ("q",))
+        from torch import nn
+
+        class WithValue(nn.Module):
+            def __init__(self, network: nn.Module) -> None:
+                super().__init__()
+                self.network = network
+
+            def forward(self, observation: Any) -> Any:
+                q = self.network(observation)
+                return q, q.mean(1)
+
+        return Acting("value", WithValue(self.network), ("q", "value"))
 
     def inspect(self, observations: Any) -> dict[str, Any]:
         return {"q": self.network(observations)}

@@ -12,6 +12,7 @@ from ddrl.channels.board import Board
 from ddrl.channels.counters import Counters
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config, LearnerConfig, RolloutConfig
+from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec, EnvStep
 from ddrl.learner import Learner
 from ddrl.rollout.worker import Place, RolloutWorker
@@ -46,7 +47,7 @@ class Writer:
 
     pending = 0
     lane = SimpleNamespace(wait_seconds=0.0, dropped=0)
-    schema = SimpleNamespace(columns=(Column("memory", (2 * UNITS,), "float32", ColumnRole.MEMORY), Column("q", (2,))))
+    schema = row_schema(SPEC, (Column("memory", (2 * UNITS,), "float32", ColumnRole.MEMORY), Column("q", (2,))))
 
     def __init__(self) -> None:
         self.steps: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []

@@ -78,3 +78,26 @@ def chain() -> gymnasium.Env:
 def bandit() -> gymnasium.Env:
     """A contextual bandit of four arms."""
     return Bandit()
+
+
+class Cue(gymnasium.Env):
+    """The first observation shows which of two actions is right; it is asked for three steps later, unseen."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._cue, self._step = int(self.np_random.integers(2)), 0
+        return np.array([self._cue == 0, self._cue == 1, 0], np.float32), {}
+
+    def step(self, action):
+        self._step += 1
+        asked = self._step == 3
+        reward = float(action == self._cue) if self._step == 4 else 0.0
+        return np.array([0, 0, asked], np.float32), reward, self._step == 4, False, {}
+
+
+def cue() -> gymnasium.Env:
+    """A task that needs memory."""
+    return Cue()

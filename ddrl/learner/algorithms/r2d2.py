@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddrl.core.algorithm import ActingInput, Declaration, Experience
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
+from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
@@ -53,7 +54,7 @@ class R2D2:
         settings: R2D2Settings = plugin_settings(config, "learner", R2D2)
         state = ActingInput("memory", "state", (2 * settings.units,), output="memory_next")
         experience = Experience(pick_len=settings.length, burn_in=settings.burn_in)
-        return Declaration("r2d2", "epsilon_greedy", experience=experience, inputs=(state,))
+        return Declaration("r2d2", "epsilon_greedy", figures=FIGURES, experience=experience, inputs=(state,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
         from ddrl.learner import recurrent
@@ -71,7 +72,7 @@ class R2D2:
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """See `Algorithm`: both networks along the whole sequences, from the stored state."""
-        inputs = (batch.state, self._memory(batch), batch.burn_len)
+        inputs = (batch.state, batch.columns["memory"], batch.burn_len)
         return [
             Evaluation("q", part, inputs, gradient=True, training=True),
             Evaluation("q_target", part, inputs, target=True),
@@ -105,7 +106,3 @@ class R2D2:
         """See `Algorithm`: q [B, num_actions] at an episode's first step."""
         blank = observations.new_zeros((len(observations), 2 * self._settings.units))
         return {"q": self._rules.OneStep(self.network)(observations, blank)[0]}
-
-    def _memory(self, batch: Any) -> torch.Tensor:
-        stored = batch.columns.get("memory")
-        return batch.memory if stored is None else stored

@@ -1,0 +1,72 @@
+"""Algorithms as one file each, through whole runs: built in and of the user's own, with columns and choosers."""
+
+from pathlib import Path
+
+import pytest
+
+from ddrl.telemetry import Run
+from tests.run.launch import TINY, ddrl, mpirun, settings, summary
+
+USERS = "tests.learner.user_algorithms"
+
+
+@pytest.mark.parametrize("mode", ["local", "mpirun"])
+def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp_path: Path) -> None:
+    wanted = settings("learner.algorithm=c51", "learner.c51.atoms=11", f"run.dir={tmp_path / 'run'}")
+    done = ddrl(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["updates"] > 50
+    with Run(tmp_path / "run") as run:
+        values = run.series(["q_mean"])["q_mean"]
+        assert (values == values).any()
+    resumed = ddrl("--resume", str(tmp_path / "run"), *settings("run.max_env_steps=3500"))
+    assert resumed.returncode == 0, resumed.stderr
+    other = ddrl("--resume", str(tmp_path / "run"), *settings("learner.algorithm=dqn"))
+    assert other.returncode != 0
+    assert "belongs to c51" in other.stderr
+
+
+def test_an_algorithm_of_the_users_own_brings_columns_figures_and_a_chooser(tmp_path: Path) -> None:
+    """Rollouts of a local run refuse to act once torch is loaded: that they end well shows that it is not."""
+    wanted = settings(
+        f"learner.algorithm={USERS}:Regression", f"rollout.chooser={USERS}:Counting", "run.processes=2",
+        f"run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    done = ddrl(*TINY, *wanted)
+    assert done.returncode == 0, done.stderr
+    with Run(tmp_path / "run") as run:
+        bias = run.series(["bias"])["bias"]
+        assert (bias == bias).any()
+
+
+def test_an_algorithm_of_two_parts_acts_continuously(tmp_path: Path) -> None:
+    wanted = settings(
+        f"learner.algorithm={USERS}:ActorCritic", "learner.actor_critic.delay=3", "env.id=Pendulum-v1",
+        f"run.dir={tmp_path / 'run'}", "run.max_env_steps=1500", "run.target_return=0.0",
+    )  # fmt: skip
+    done = ddrl(*TINY, *wanted)
+    assert done.returncode == 0, done.stderr
+    written = summary(tmp_path / "run")
+    assert -2000 < written["evaluation"]["mean"] < 0
+    again = ddrl("--serial", "--resume", str(tmp_path / "run"), *settings("run.max_env_steps=1800"))
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_recurrent_algorithm_solves_what_needs_memory_and_dqn_does_not(tmp_path: Path) -> None:
+    common = settings(
+        "env.id=tests.run.environments:cue", "env.num_envs=4", "run.max_env_steps=24000", "run.seed=2",
+        "run.checkpoint_period=0", "run.target_return=1.0", "replay.min_size=400", "replay.n_step=1",
+        "replay.samples_per_insert=8", "rollout.warmup_steps=400", "rollout.epsilon_decay_steps=4000",
+        "learner.hidden=[16]", "learner.batch_size=16", "learner.lr=3e-3", "learner.target_period=50",
+        "evaluation.period=1000", "evaluation.episodes=20", "evaluation.confirm_episodes=40",
+    )  # fmt: skip
+    recurrent = settings(
+        "learner.algorithm=r2d2", "learner.r2d2.length=4", "learner.r2d2.burn_in=0", "learner.r2d2.units=16"
+    )
+    done = ddrl("--serial", *common, *recurrent, *settings(f"run.dir={tmp_path / 'r2d2'}"))
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "r2d2")["reason"] == "run.target_return reached"
+    assert summary(tmp_path / "r2d2")["evaluation"]["mean"] == 1.0
+    done = ddrl("--serial", *common, *settings(f"run.dir={tmp_path / 'dqn'}", "run.max_env_steps=6000"))
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "dqn")["evaluation"]["mean"] < 1.0
