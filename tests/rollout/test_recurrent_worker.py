@@ -45,7 +45,7 @@ class Episodes:
 class Writer:
     """Keeps what it is given."""
 
-    pending = 0
+    pending = nonfinite = 0
     lane = SimpleNamespace(wait_seconds=0.0, dropped=0)
     schema = row_schema(SPEC, (Column("memory", (2 * UNITS,), "float32", ColumnRole.MEMORY), Column("q", (2,))))
 
@@ -55,7 +55,8 @@ class Writer:
     def cut(self) -> None:
         self.steps.clear()
 
-    def write(self, state: np.ndarray, *more: Any, columns: dict[str, np.ndarray], timeout: float) -> int:
+    def write(self, state: np.ndarray, *more: Any) -> int:
+        columns: dict[str, np.ndarray] = more[-2]
         self.steps.append((state.copy(), {name: array.copy() for name, array in columns.items()}))
         return len(state)
 

@@ -31,7 +31,7 @@ def bases_kept(config: ClusterConfig) -> int:
 
 
 class Models(ABC):
-    """What both halves share: the communicator, the plan in force, and its executor."""
+    """What both ends share: the membership, the plan in force, and its executor."""
 
     def __init__(
         self, membership: Membership, inbox: MailboxInbox, config: Config, codec: Codec | None, trace: bool
@@ -103,6 +103,7 @@ class Models(ABC):
         self.executor = Executor(self._membership.data, plan, inbox, checksum, terms, coding)
         self._kept = self.executor
         self._membership.keep(self.executor)
+        self.executor.open()
         return plan
 
     def _window(self) -> int:

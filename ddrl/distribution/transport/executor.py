@@ -102,6 +102,9 @@ class Executor:
         self._next = 0
         if self._host and not self._incoming:
             raise PlanError(f"plan {plan.scheme} sends nothing to host {self._host}")
+
+    def open(self) -> None:
+        """Post the first receives; from here on requests stand, so whoever calls this keeps the executor in sight."""
         self._open_ahead()
 
     # -- what the relay sees

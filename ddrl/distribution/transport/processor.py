@@ -101,6 +101,7 @@ def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Pla
     terms = Terms(versions_in_flight=1)
     executor = Executor(comm, plan, _Memories(plan.nbytes) if comm.rank else None, checksum, terms)
     guard.keep(executor)
+    executor.open()
     held, spent = _Memory(plan.nbytes, []), np.zeros(MODELS)
     longest = max(5e-4, 2e-5 * comm.size)  # between looks: many relays on one machine must not look all the time
     for model in range(MODELS):
