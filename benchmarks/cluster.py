@@ -31,7 +31,7 @@ NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
 # Of a link's time that a connection may hold in its socket, where links are slow: as long as a relay rests while models
 # travel, alone on a core and for each that shares one (SLOW_SLEEP of ddrl.distribution.relay, CROWDED_LOOK of
-# ddrl.distribution.links).
+# ddrl.distribution.transport.links).
 QUEUE_SECONDS, CROWDED_SECONDS = 0.02, 4e-4
 SOCKET_LEAST = 8192  # bytes
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")

@@ -20,9 +20,10 @@ import zstandard
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, save
 from ddrl import _kernel
+from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.codecs import Codec, make_codec, wire_edges
-from ddrl.distribution.shards import cut_chunks
+from ddrl.distribution.plans.cuts import cut_chunks
+from ddrl.distribution.transport.codec import Codec, make_codec, wire_edges
 from ddrl.learner import DQN
 from ddrl.rollout.policy import ActingPolicy
 from ddrl.rollout.policy_file import load_policy
@@ -123,7 +124,7 @@ def speeds(
     cases: dict[str, Any] = {"memcpy": lambda: [np.copyto(out, model) for _ in range(repeats)]}
     figures: dict[str, dict[str, Any]] = {}
     for name, against in (("bf16", None), ("int8", None), ("xor_zstd", base), ("xor_zstd whole", None)):
-        codec = make_codec(name.split()[0], layout)
+        codec = make_codec(Config(cluster=ClusterConfig(codec=name.split()[0])), layout)
         assert codec is not None
         wire = np.zeros(wire_edges(codec, bounds)[-1], np.uint8)
         lengths = coded(codec, model, against, bounds, wire)
@@ -163,7 +164,7 @@ def actions(
         "median_gap": float(np.median(np.diff(np.sort(exact, axis=1)[:, -2:], axis=1))),
     }
     for name in ("bf16", "int8", "xor_zstd"):
-        codec = make_codec(name, layout)
+        codec = make_codec(Config(cluster=ClusterConfig(codec=name)), layout)
         assert codec is not None
         wire, out = np.zeros(codec.wire_bytes(0, len(vector)), np.uint8), np.zeros_like(vector)
         used = codec.encode(wire, vector, None, 0, len(vector))

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cluster
-from ddrl.distribution.costs import bound_unequal
-from ddrl.distribution.links import Links
-from ddrl.distribution.plan import HEADER_BYTES
-from ddrl.distribution.schemes import make_plan
-from ddrl.distribution.simulator import Network, simulate
+from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution.transport.links import Links
 
 BCAST_ALGORITHMS = {
     0: "MPI's choice",

@@ -23,18 +23,19 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-import ddrl.distribution.relay as relay_module
+import ddrl.distribution.relay.core as relay_module
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
-from ddrl.core.config import ClusterConfig
+from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.links import PaceWatch
-from ddrl.distribution.plan import Plan
-from ddrl.distribution.planner import Choice, choose_best
-from ddrl.distribution.relay import Relay, readers_needed, slots_needed
-from ddrl.distribution.traces import merge_traces
+from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.plans.planner import choose_best
+from ddrl.distribution.plans.scheme import Choice, Situation
+from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
+from ddrl.distribution.transport.links import PaceWatch
+from ddrl.distribution.transport.traces import merge_traces
 
 CONNECT_TAG = 99
 ROW = np.dtype([("payload", np.uint8, (64,))])
@@ -42,7 +43,7 @@ ROW = np.dtype([("payload", np.uint8, (64,))])
 
 def host(
     comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, codec: str, manifest: str
-) -> tuple[Relay, Mailbox, Board]:
+) -> tuple[RootRelay | HostRelay, Mailbox, Board, Membership]:
     """A relay over private memory."""
     config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight, codec=codec)
     layout = ParameterLayout.from_json(manifest.encode()) if manifest else None
@@ -50,19 +51,15 @@ def host(
     mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config))
     counters = Counters.create(None, 1)
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
-    relay = Relay(
-        comm,
-        mailbox,
-        board,
-        config,
-        counters.row(0),
-        row_dtype=ROW,
-        lanes_down=lanes,
-        trace=trace,
-        layout=layout,
-        readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
+    readers = [mailbox.reader(index, firm=True) for index in range(readers_needed(config))]
+    local = LocalHost(mailbox, readers, board, counters.row(0), ROW, layout)
+    membership, whole = Membership(comm), Config(cluster=config)
+    relay = (
+        HostRelay(membership, whole, local, trace=trace)
+        if comm.rank
+        else RootRelay(membership, whole, local, lanes=lanes, trace=trace)
     )
-    return relay, mailbox, board
+    return relay, mailbox, board, membership
 
 
 def busy() -> tuple[float, float]:
@@ -102,7 +99,7 @@ class Root:
     """Drives the root's relay: publishes versions one after another, and notes when each began and ended."""
 
     def __init__(
-        self, comm: MPI.Comm, relay: Relay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None
+        self, comm: MPI.Comm, relay: RootRelay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None
     ) -> None:
         self.comm, self.relay, self.mailbox, self.version = comm, relay, mailbox, 0
         self.vector = np.random.default_rng(1).integers(0, 256, mailbox.nbytes, dtype=np.uint8)
@@ -120,8 +117,7 @@ class Root:
 
     @property
     def sender(self) -> Any:
-        """The relay's half that sends."""
-        assert self.relay.sender is not None
+        """The relay's end that sends."""
         return self.relay.sender
 
     def plan(self, case: dict[str, Any]) -> tuple[Choice, float]:
@@ -134,11 +130,13 @@ class Root:
             asked = f"{case['versions_in_flight']} {case['parameters']}"
             if asked not in self._choices:
                 self._choices[asked] = choose_best(
-                    self.sender.links.network(),
-                    self.mailbox.nbytes,
-                    case["versions_in_flight"],
+                    Situation(
+                        self.sender.links.network(),
+                        self.mailbox.nbytes,
+                        case["versions_in_flight"],
+                        **case["parameters"],
+                    ),
                     budget_seconds=5.0,
-                    **case["parameters"],
                 )
             choice = self._choices[asked]
         self.sender.plan_with(choice, case["versions_in_flight"])
@@ -239,7 +237,7 @@ def replan(root: Root, request: dict[str, Any]) -> list[dict[str, Any]]:
     return log
 
 
-def notes(relay: Relay) -> list[Any]:
+def notes(relay: RootRelay | HostRelay) -> list[Any]:
     """What the relay's last executor noted, where it was asked to."""
     return list(relay.models.executor.traffic.trace) if relay.models.executor is not None else []
 
@@ -249,7 +247,7 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     most = max(
         [case["versions_in_flight"] for case in group["cases"]] + [group.get("replan", {}).get("versions_in_flight", 1)]
     )
-    relay, mailbox, board = host(
+    relay, mailbox, board, membership = host(
         comm, group["nbytes"], most, group.get("trace", False), group.get("codec", "none"), group.get("manifest", "")
     )
     sent: list[int] = []
@@ -266,9 +264,11 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
                     len(sent) > 1 and not relay.finished and executor is not None and "replan" not in group
                 ):  # the root's first plan is never used
                     connect(comm, executor.plan)
+        membership.leave()
         comm.gather(sent)
         comm.gather(notes(relay))
         return
+    assert isinstance(relay, RootRelay)
     root, save = (
         Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None),
         out["save"],
@@ -314,6 +314,7 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
         found["replan"] = replan(root, group["replan"])
     board.command = Command.STOP
     relay.run()
+    membership.leave()
     everyone = comm.gather(sent)
     for index, figures in enumerate(
         found["results"]

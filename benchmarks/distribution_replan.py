@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import cluster
 from benchmarks.distribution_cases import made, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.costs import bound_unequal
+from ddrl.distribution.plans.costs import bound_unequal
 
 HOSTS, RATE, SLOW, NBYTES, HOST = 16, "200mbit", "20mbit", 5_000_000, 5
 

@@ -15,15 +15,15 @@ from typing import Any
 from benchmarks import cluster
 from benchmarks.distribution_cases import case, efficiency, made, modeled, run_cases, run_mpi, summarize
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.schemes import PRESETS, make_plan
-from ddrl.distribution.simulator import Network, simulate
+from ddrl.distribution.plans.scheme import make_plan, preset_relays
+from ddrl.distribution.plans.simulator import Network, simulate
 
 # Rate, bytes, the source's m (at 30 hosts a tenth of them, as in its presets), bytes of a packet (fewer and larger: 299
 # hosts share these cores).
 SCALE = {
     30: ("10mbit", 4_000_000, 3, 1500),
-    100: ("2500kbit", 1_000_000, PRESETS[100], 1500),
-    298: ("2mbit", 2_000_000, PRESETS[298], 9000),
+    100: ("2500kbit", 1_000_000, preset_relays(100), 1500),
+    298: ("2mbit", 2_000_000, preset_relays(298), 9000),
 }
 LIMIT = 900  # s of measurement; what was done until then counts
 

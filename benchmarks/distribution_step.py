@@ -31,7 +31,7 @@ from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
-from ddrl.core.config import ClusterConfig, LearnerConfig
+from ddrl.core.config import ClusterConfig, Config, LearnerConfig
 
 CONFIG = ClusterConfig(scheme="auto")
 ROW = np.dtype([("payload", np.uint8, (64,))])
@@ -43,7 +43,7 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     """One rank: the root's relay on the learner's mailbox, or another host's on one of its own."""
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import Relay, readers_needed, slots_needed
+    from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
 
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
@@ -59,16 +59,10 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
         mailbox = Mailbox.create(None, nbytes, slots_needed(CONFIG), readers_needed(CONFIG))
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if root else []
     counters = Counters.create(None, 1)
-    relay = Relay(
-        comm,
-        mailbox,
-        board,
-        CONFIG,
-        counters.row(0),
-        row_dtype=ROW,
-        lanes_down=lanes,
-        readers=[mailbox.reader(index, firm=True) for index in range(readers_needed(CONFIG))],
-    )
+    readers = [mailbox.reader(index, firm=True) for index in range(readers_needed(CONFIG))]
+    local, membership = LocalHost(mailbox, readers, board, counters.row(0), ROW), Membership(comm)
+    config = Config(cluster=CONFIG)
+    relay = RootRelay(membership, config, local, lanes=lanes) if root else HostRelay(membership, config, local)
     pids = comm.gather(os.getpid())
     if root:
         Path(told).write_text(json.dumps(pids))
@@ -76,10 +70,11 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     sent = confirmed = 0
     while not relay.finished:
         relay.step()
-        if root and relay.sender is not None:
+        if isinstance(relay, RootRelay):
             sent, confirmed = relay.sender.sent_version, confirmed + len(relay.sender.confirms)
             relay.sender.confirms.clear()
             board.values[0], board.values[1] = sent, confirmed / max(1, comm.size - 1)
+    membership.leave()
 
 
 def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, rounds: int) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from typing import Any
 from benchmarks import cluster
 from benchmarks.distribution_cases import case, efficiency, made, modeled, predicted, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.planner import Choice, budgets, candidates, choose_best, predict
-from ddrl.distribution.simulator import Network
+from ddrl.distribution.plans.planner import choose_best, predict
+from ddrl.distribution.plans.scheme import Choice, Situation, candidates
+from ddrl.distribution.plans.schemes.stripes import budgets
+from ddrl.distribution.plans.simulator import Network
 
 NBYTES, MOST = 1_000_000, 16
 DUEL = {"rounds": 5, "models": 4}  # of auto and the winner in turn; the first model of each turn is not counted
@@ -69,9 +71,9 @@ def simulated(count: int) -> dict[str, Any]:
     for seed in range(count):
         rates = [cluster.rate_bytes(text) for text in draw(seed)]
         hosts, network = len(rates) - 1, Network(rates, rates, latency=3e-4, message_seconds=3e-5)
-        chosen = choose_best(network, NBYTES, 1)
+        chosen = choose_best(Situation(network, NBYTES))
         everything = [
-            *candidates(network, NBYTES),
+            *candidates(Situation(network, NBYTES)),
             Choice("scatter_ring", {}),
             Choice("direct", {}),
             *(Choice("chain", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),

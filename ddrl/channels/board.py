@@ -1,10 +1,11 @@
 """A host's board: what everyone is told, and the doorbells that wake them. And blobs: bytes written once.
 
 The board's command and values are written by one process of the host (the trainer on its own, the relay on the others)
-and read by all."""
+and read by all. Beside them stand two slots for short messages between the trainer and the root relay."""
 
 from __future__ import annotations
 
+import zlib
 from enum import IntEnum
 
 import numpy as np
@@ -16,6 +17,8 @@ from ddrl.channels.segment import Segment
 _LINE = 64
 _BELLS = ("command", "ready", "trainer", "relay", "rollout")
 _NUM_VALUES = 16
+_SLOTS = ("wish", "plan")
+_SLOT_BYTES = 1024
 
 
 class Command(IntEnum):
@@ -27,15 +30,46 @@ class Command(IntEnum):
     FAIL = 3  # stop, because a process of this job failed
 
 
+class Slot:
+    """A short message from one process of the host to others; the newest replaces the last.
+
+    One writer. Memory: number, length and CRC-32, each uint64, then the bytes. The checksum covers number and bytes, so
+    a reader gets a whole message or none."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._head, self._data = memory[:24].view(np.uint64), memory[24:]
+
+    def write(self, data: bytes) -> None:
+        """Replace the message; ValueError where it is too long."""
+        if len(data) > len(self._data):
+            raise ValueError(f"a message of {len(data)} bytes does not fit into a slot of {len(self._data)}")
+        number = int(self._head[0]) + 1
+        self._data[: len(data)] = np.frombuffer(data, np.uint8)
+        self._head[:] = number, len(data), zlib.crc32(data, number)
+
+    def read(self, after: int = 0) -> tuple[int, bytes] | None:
+        """Number and bytes of the newest message, if its number is above `after`; None also while it is written."""
+        number, length, check = self._head.tolist()
+        if number <= after or length > len(self._data):
+            return None
+        data = self._data[:length].tobytes()
+        return (number, data) if zlib.crc32(data, number) == check else None
+
+
 class Board:
-    """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written."""
+    """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written. `wish`: what the trainer
+    wants of the root relay; `plan`: by which plan the root relay sends models."""
 
     def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
         self.segment = segment
         bells = [Doorbell(segment.array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(len(_BELLS))]
         self._command, self._ready, self.trainer_bell, self.relay_bell, self.rollout_bell = bells
         begin = _LINE * len(_BELLS)
-        self.values: NDArray[np.float64] = segment.array[begin : begin + 8 * _NUM_VALUES].view(np.float64)
+        end = begin + 8 * _NUM_VALUES
+        self.values: NDArray[np.float64] = segment.array[begin:end].view(np.float64)
+        self.wish, self.plan = (
+            Slot(segment.array[end + _SLOT_BYTES * i : end + _SLOT_BYTES * (i + 1)]) for i in range(len(_SLOTS))
+        )
 
     @classmethod
     def create(cls, name: str | None) -> Board:
@@ -44,9 +78,12 @@ class Board:
         def initialize(array: NDArray[np.uint8]) -> None:
             for i in range(len(_BELLS)):
                 Doorbell(array[_LINE * i : _LINE * (i + 1)], True)
-            array[_LINE * len(_BELLS) :].view(np.float64)[:] = np.nan
+            end = _LINE * len(_BELLS) + 8 * _NUM_VALUES
+            array[_LINE * len(_BELLS) : end].view(np.float64)[:] = np.nan
+            array[end:] = 0  # slots that nobody has written
 
-        return cls(Segment.create(name, "board", _LINE * len(_BELLS) + 8 * _NUM_VALUES, initialize))
+        nbytes = _LINE * len(_BELLS) + 8 * _NUM_VALUES + _SLOT_BYTES * len(_SLOTS)
+        return cls(Segment.create(name, "board", nbytes, initialize))
 
     @classmethod
     def attach(cls, name: str) -> Board:

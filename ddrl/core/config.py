@@ -82,17 +82,26 @@ class ClusterConfig:
     relays: int = setting(
         0, "relays", "Groups of ranks that each act as a host with a relay; 0: one for each real host.", ge=0
     )
-    scheme: str = setting("auto", "", "Distribution scheme.")
-    shards: int = setting(0, "shards", "Relays that get a shard from the root (m); 0: chosen by the planner.", ge=0)
+    scheme: str = setting(
+        "auto",
+        "",
+        "By which plan models travel: auto measures the links and takes the best; or a scheme by name, or "
+        "package.module:Class of your own.",
+        plugin="ddrl.distribution.plans.schemes",
+    )
+    shards: int = setting(
+        0, "shards", "Relays that get a shard from the root (m), for schemes with shards; 0: the scheme's choice.", ge=0
+    )
     chunk_bytes: int = setting(
-        0, "bytes", "Size of the pieces that relays forward on arrival; 0: chosen by the planner.", ge=0
+        0, "bytes", "Size of the pieces that relays forward on arrival; 0: the scheme's choice.", ge=0
     )
     codec: str = setting(
         "none",
         "",
         "How models travel between hosts: none, as they are; bf16 or int8, rounded to 2 or 1 bytes a parameter (hosts "
-        "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version.",
-        choices=("none", "bf16", "int8", "xor_zstd"),
+        "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version; "
+        "or package.module:Class of your own.",
+        plugin="ddrl.distribution.transport.codecs",
     )
     versions_in_flight: int = setting(2, "versions", "Published versions that may travel at once.", ge=1)
     closed_loop: bool = setting(

@@ -66,9 +66,6 @@ METRICS: tuple[Metric, ...] = (
         "plan_epoch", "gauge", "plans", "Plans that the root relay has made, less one: it changes with each new plan."
     ),
     Metric(
-        "plan_scheme", "gauge", "", "Position of the plan's scheme in ddrl.distribution.schemes.SCHEMES (root relay)."
-    ),
-    Metric(
         "plan_shards",
         "gauge",
         "hosts",

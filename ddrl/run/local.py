@@ -18,6 +18,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.failure import JobFailed
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts
+from ddrl.run.plans import refuse_or_say
 from ddrl.run.preparation import Preparation
 from ddrl.run.session import Session
 from ddrl.run.wiring import HostChannels, Topology, board_name
@@ -85,6 +86,7 @@ def run_local(preparation: Preparation, run_id: str) -> dict[str, Any]:
     """Run to the end; the summary. The members start while this process still looks at the environment and loads
     torch."""
     config = preparation.config
+    refuse_or_say(config, hosts=0)
     ranks = local_ranks(config)
     board = Board.create(board_name(run_id, 0))
     members = Members(run_id, ranks)

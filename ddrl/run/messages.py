@@ -1,41 +1,75 @@
 """The few collective calls of a start and an end, without spinning and without pickling.
 
-Blocking MPI calls spin; hundreds of spinning ranks on a few cores would starve the one they wait for. So every call
-here is nonblocking and polled with a sleep."""
+Every call is nonblocking and polled with a sleep (`distribution.transport.waits`). A barrier has a name: where ranks
+come to different ones, or one does not come in time, the error says which."""
 
 from __future__ import annotations
 
 import socket
 import time
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddrl.core.errors import DdrlError
+from ddrl.distribution.transport.waits import nothing, wait
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 NAME_BYTES = 256
-SHORTEST = 1e-4  # [s] first sleep between looks at a call that others have not joined yet
-LONGEST = 0.1  # [s] last one: hundreds of ranks that look a hundred times a second would slow the one they wait for
+# Of the time waited so far, and [s]: hundreds of ranks that look a hundred times a second slow the one they wait for.
+SHARE, LONGEST = 0.3, 0.1
 
 
-def wait_for(request: MPI.Request, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait for a nonblocking call; `meanwhile` is done between looks."""
-    pause = SHORTEST
-    while not request.Test():
-        meanwhile()
-        time.sleep(pause)
-        pause = min(1.3 * pause, LONGEST)
+class BarrierError(DdrlError):
+    """Ranks did not meet at a barrier."""
+
+
+class Barrier:
+    """All ranks of `comm` meet here; making it says that this rank has come, `wait` waits for the others."""
+
+    def __init__(self, comm: MPI.Comm, name: str) -> None:
+        from mpi4py import MPI
+
+        code = zlib.crc32(name.encode())
+        self.name, self._comm = name, comm
+        self._mine = np.array([code, -code], np.int64)
+        self._everyone = np.zeros(2, np.int64)
+        self._request = comm.Iallreduce(self._mine, self._everyone, MPI.MAX)
+
+    def wait(self, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
+        """Until all have come; `meanwhile` is done between looks. BarrierError after `limit` seconds, or where some
+        came to another barrier. Waiting once more does nothing."""
+        deadline = None if limit is None else time.monotonic() + limit
+
+        def look() -> None:
+            meanwhile()
+            if deadline is not None and time.monotonic() > deadline:
+                raise BarrierError(f"{self._where()}: not every rank came within {limit:g} s")
+
+        wait([self._request], look, share=SHARE, longest=LONGEST)
+        if not np.array_equal(self._everyone, self._mine):
+            raise BarrierError(f"{self._where()}: some ranks came to another one, so they do not do the same")
+
+    def _where(self) -> str:
+        return f"rank {self._comm.Get_rank()} waits at the barrier '{self.name}'"
+
+
+def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
+    """Come and wait; see Barrier."""
+    Barrier(comm, name).wait(meanwhile, limit)
 
 
 def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:
     """Bytes from the root (who gives `data`) to all ranks of `comm`."""
     size = np.array([len(data) if data is not None else 0], np.int64)
-    wait_for(comm.Ibcast(size, root))
+    wait([comm.Ibcast(size, root)], share=SHARE, longest=LONGEST)
     buffer = np.frombuffer(bytearray(data if data is not None else int(size[0])), np.uint8)
     if len(buffer):
-        wait_for(comm.Ibcast(buffer, root))
+        wait([comm.Ibcast(buffer, root)], share=SHARE, longest=LONGEST)
     return buffer.tobytes()
 
 
@@ -45,5 +79,5 @@ def host_names(comm: MPI.Comm) -> list[str]:
     name = socket.gethostname().encode()[:NAME_BYTES]
     mine[: len(name)] = np.frombuffer(name, np.uint8)
     everyone = np.zeros((comm.Get_size(), NAME_BYTES), np.uint8)
-    wait_for(comm.Iallgather(mine, everyone))
+    wait([comm.Iallgather(mine, everyone)], share=SHARE, longest=LONGEST)
     return [bytes(row[row != 0]).decode() for row in everyone]

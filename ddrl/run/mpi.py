@@ -13,10 +13,12 @@ from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.failure import describe, report_failure
 from ddrl.run.interrupts import ignore_interrupts
-from ddrl.run.messages import broadcast, host_names, wait_for
+from ddrl.run.messages import barrier, broadcast, host_names
 from ddrl.run.wiring import HostChannels, Topology, board_name
+
+CHANNELS_STAND = "every host's channels stand"
+CHANNELS_UNUSED = "nobody needs any host's channels any more"
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,9 +40,12 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         ignore_interrupts()
         return _follow(world, broadcast(world, None)), None
     try:
+        from ddrl.run.plans import refuse_or_say
+
         preparation = prepare()
         config = preparation.config
         hosts = group_hosts(world.Get_size(), names, config.cluster.relays)
+        refuse_or_say(config, max(hosts))
         ranks = tuple(assign_roles(hosts, evaluator=config.evaluation.period > 0))
         topology = Topology(run_id, config, preparation.spec(), ranks)
         preparation.open_directory()
@@ -71,10 +76,10 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
             return _relay(world, topology, mine, channels)
         from ddrl.run.members import member_process
 
-        wait_for(world.Ibarrier())  # every host's channels stand
+        barrier(world, CHANNELS_STAND)
         return member_process(topology.run_id, mine.host, mine.rank)
     finally:
-        wait_for(world.Ibarrier())  # nobody needs any host's channels any more
+        barrier(world, CHANNELS_UNUSED)
         if channels is not None:
             channels.close()
 
@@ -84,13 +89,9 @@ def _relay(world: MPI.Comm, topology: Topology, mine: Assignment, channels: Host
 
     relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     comm = world.Create_group(world.Get_group().Incl(relays))
-    wait_for(world.Ibarrier())
-    if channels is None:
-        channels = HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
-    try:
-        return relay_process(comm, topology, mine, channels)
-    except BaseException as error:
-        report_failure(
-            channels.board, topology.run_id, mine.host, describe(error, f"rank {mine.rank} (relay of host {mine.host})")
-        )
-        return 1
+    barrier(world, CHANNELS_STAND)
+
+    def join() -> HostChannels:
+        return channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
+
+    return relay_process(comm, topology, mine, join, f"rank {mine.rank} (relay of host {mine.host})")

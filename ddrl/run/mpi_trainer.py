@@ -11,11 +11,13 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.layouts import row_dtype
+from ddrl.run.failure import JobFailed, read_failure
 from ddrl.run.final_evaluation import FinalEvaluation
 from ddrl.run.interrupts import Interrupts
 from ddrl.run.last_save import save_and_exit
 from ddrl.run.leftovers import sweep_open_mpi
-from ddrl.run.messages import wait_for
+from ddrl.run.messages import Barrier, barrier
+from ddrl.run.mpi import CHANNELS_STAND, CHANNELS_UNUSED
 from ddrl.run.preparation import Preparation
 from ddrl.run.session import Session
 from ddrl.run.wiring import HostChannels, Topology, board_name
@@ -32,20 +34,22 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
     sweep_open_mpi()
     board = Board.create(board_name(topology.run_id, 0))
     channels: HostChannels | None = None
-    standing: MPI.Request | None = None
+    standing: Barrier | None = None
+    document: dict[str, Any] | None = None
+    late_failure = ""
     try:
         channels = HostChannels.create(topology, 0, board)
-        standing = world.Ibarrier()  # every host's channels stand
+        standing = Barrier(world, CHANNELS_STAND)
         with Interrupts(escape=True) as interrupts:
             session = Session(topology, preparation.directory, channels, interrupts, resume=preparation.resume)
             try:
-                wait_for(standing)
+                standing.wait()
                 session.start()
                 reason = session.run()
                 if interrupts.escaped:
                     save_and_exit(session, topology.run_id)
                 saved = interrupts.child_saved
-                return session.finish(
+                document = session.finish(
                     reason, evaluate=FinalEvaluation(topology, session.model), saved=saved, settle=not saved
                 )
             except BaseException as error:
@@ -57,10 +61,16 @@ def lead(world: MPI.Comm, topology: Topology, preparation: Preparation) -> dict[
         board.command = Command.FAIL
         raise
     finally:
-        wait_for(world.Ibarrier() if standing is None else standing)  # (a request that has ended is false)
-        wait_for(world.Ibarrier(), lambda: _discard(channels))  # nobody needs this host's channels any more
+        (standing or Barrier(world, CHANNELS_STAND)).wait()
+        barrier(world, CHANNELS_UNUSED, lambda: _discard(channels))
+        if document is not None and board.command == Command.FAIL:  # a relay, after the session had ended
+            late_failure = read_failure(topology.run_id, 0)
         if channels is not None:
             channels.close()
+    if late_failure:
+        raise JobFailed(late_failure)
+    assert document is not None
+    return document
 
 
 def _discard(channels: HostChannels | None) -> None:

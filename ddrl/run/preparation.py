@@ -30,8 +30,6 @@ class Preparation:
         else:
             self.config = command.config()
         _require_training()
-        if self.config.cluster.codec == "xor_zstd" and find_spec("zstandard") is None:
-            raise MissingExtraError("zstandard", "codecs", "cluster.codec = xor_zstd")
         self._command = command
         self._run_id = run_id
 

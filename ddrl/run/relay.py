@@ -1,24 +1,23 @@
-"""A relay's process from start to end: the acting model goes from the root to every host, then `distribution.Relay`
+"""A relay's process from start to end: the acting model goes from the root to every host, then `distribution.relay`
 does its work.
 
-The only member that speaks MPI while the job runs.
-"""
+The only member that speaks MPI while the job runs. What fails on one relay is told to all of them (`Membership`)."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
-from ddrl.core.errors import ChannelError
 from ddrl.core.layouts import row_dtype
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.relay import Relay, readers_needed
+from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RelayFailed, RootRelay, readers_needed
 from ddrl.rollout.policy import forbid_torch
-from ddrl.run.failure import read_failure, report_failure
+from ddrl.run.failure import describe, read_failure, report_failure
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.messages import broadcast
 from ddrl.run.wiring import ActingModel, HostChannels, Topology
 from ddrl.telemetry import HostSampler
 
@@ -26,66 +25,97 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def relay_process(comm: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels) -> int:
-    """Relay until the stop protocol has ended; the process's exit status."""
-    policy = _share_policy(comm, mine, channels)
-    if policy is None:
+def relay_process(
+    comm: MPI.Comm, topology: Topology, mine: Assignment, join: Callable[[], HostChannels], where: str
+) -> int:
+    """Relay until the stop protocol has ended; the process's exit status. `join` gives this host's channels; `where`
+    names this process in messages."""
+    channels: HostChannels | None = None
+    try:
+        with Membership(comm, lambda error: describe(error, where)) as membership:
+            channels = join()
+            relay = _make_relay(membership, topology, mine, channels)
+            if relay is None:
+                return 1
+            forbid_torch()
+            sampler = HostSampler(channels.counters)
+            sampler.start()
+            try:
+                relay.run()
+            finally:
+                sampler.close()
+    except BaseException as error:
+        text = str(error) if isinstance(error, RelayFailed) else describe(error, where)
+        if channels is None:  # no board on which to report it
+            print(f"ddrl: {text}", file=sys.stderr, flush=True)
+            comm.Abort(1)
+        else:
+            report_failure(channels.board, topology.run_id, mine.host, text)
         return 1
+    channels.counters_row(mine)["ended"].set(1.0)
+    channels.board.trainer_bell.ring()
+    return 1 if channels.board.command == Command.FAIL else 0
+
+
+def _make_relay(
+    membership: Membership, topology: Topology, mine: Assignment, channels: HostChannels
+) -> RootRelay | HostRelay | None:
+    """The relay of this host; None where the job failed before there was a model."""
+    policy = _share_policy(membership, mine, channels)
+    if policy is None:
+        return None
     model, mailbox = policy
-    board = channels.board
-    ranks = topology.on_host(mine.host)
-    first = len(ranks)  # reader places of the ranks come first
-    readers = [mailbox.reader(first + index, firm=True) for index in range(readers_needed(topology.config.cluster))]
-    counters = channels.counters_row(mine)
-    root, closed_loop = mine.host == 0, topology.config.cluster.closed_loop
+    config, ranks = topology.config, topology.on_host(mine.host)
     rollouts = [channels.counters.row(row) for row, rank in enumerate(ranks) if rank.role is Role.ROLLOUT]
     using = [(row["policy_version"], row["ended"]) for row in rollouts]
-    ended = [counter for _, counter in using]
-    remote_lanes, mirrors = channels.attach_remote() if root else ([], [])
-    relay = Relay(
-        comm,
-        mailbox,
-        board,
-        topology.config.cluster,
-        counters,
-        readers=readers,
+
+    def quiet() -> bool:
+        return all(ended.value == 1.0 for _, ended in using)
+
+    def in_use(sent: int) -> bool:
+        return all(version.value >= sent or ended.value == 1.0 for version, ended in using)
+
+    local = LocalHost(
+        mailbox=mailbox,
+        # reader places of the ranks come first
+        readers=[mailbox.reader(len(ranks) + index, firm=True) for index in range(readers_needed(config.cluster))],
+        board=channels.board,
+        counters=channels.counters_row(mine),
         row_dtype=row_dtype(topology.spec),
-        lanes_up=None if root else LaneSet(channels.drained_lanes()),
-        lanes_down=remote_lanes,
-        mirrors=mirrors,
-        table=None if root else channels.counters,
-        quiet=lambda: all(counter.value == 1.0 for counter in ended),
-        confirm=(lambda sent: all(version.value >= sent or gone.value == 1.0 for version, gone in using))
-        if closed_loop
-        else None,
-        failure=lambda: read_failure(topology.run_id, mine.host),
-        on_failure=lambda text: report_failure(board, topology.run_id, mine.host, text),
         layout=model.layout,
+        quiet=quiet,
+        in_use=in_use if config.cluster.closed_loop else None,
     )
-    forbid_torch()
-    sampler = HostSampler(channels.counters)
-    sampler.start()
-    try:
-        relay.run()
-    finally:
-        sampler.close()
-    counters["ended"].set(1.0)
-    board.trainer_bell.ring()
-    return 1 if board.command == Command.FAIL else 0
+    if mine.host == 0:
+        lanes, mirrors = channels.attach_remote()
+        return RootRelay(
+            membership,
+            config,
+            local,
+            lanes=lanes,
+            mirrors=mirrors,
+            on_failure=lambda text: report_failure(channels.board, topology.run_id, mine.host, text),
+        )
+    return HostRelay(
+        membership,
+        config,
+        local,
+        lanes=LaneSet(channels.drained_lanes()),
+        table=channels.counters,
+        failure=lambda: read_failure(topology.run_id, mine.host),
+    )
 
 
-def _share_policy(comm: MPI.Comm, mine: Assignment, channels: HostChannels) -> tuple[ActingModel, Mailbox] | None:
+def _share_policy(
+    membership: Membership, mine: Assignment, channels: HostChannels
+) -> tuple[ActingModel, Mailbox] | None:
     """Hand the acting model from the root to the other relays; it and the host's mailbox, or None when the job failed
     before there was one."""
     if mine.host == 0:
-        try:
-            policy = channels.attach_policy(START_TIMEOUT)
-        except ChannelError:
-            broadcast(comm, b"")
-            raise
-        broadcast(comm, policy[0].to_bytes() if policy else b"")
+        policy = channels.attach_policy(START_TIMEOUT, membership.look)
+        membership.exchange.broadcast(policy[0].to_bytes() if policy else b"")
         return policy
-    data = broadcast(comm, None)
+    data = membership.exchange.broadcast(None)
     if not data:
         channels.board.command = Command.FAIL
         return None

@@ -15,6 +15,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.rollout.policy import ActingPolicy
 from ddrl.run.interrupts import Interrupts
 from ddrl.run.members import Evaluator, evaluation_values, make_worker, member_seed
+from ddrl.run.plans import refuse_or_say
 from ddrl.run.preparation import Preparation
 from ddrl.run.session import Reason, Session
 from ddrl.run.wiring import HostChannels, Topology, board_name
@@ -24,6 +25,7 @@ LOOK_TURNS = 64  # vector steps between looks at the clock and at signals
 
 def run_serial(preparation: Preparation, run_id: str) -> dict[str, Any]:
     """Run to the end; the summary."""
+    refuse_or_say(preparation.config, hosts=0)
     config, spec, directory = preparation.config, preparation.spec(), preparation.open_directory()
     ranks = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
     topology = Topology(run_id, config, spec, ranks)

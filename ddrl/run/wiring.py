@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -197,7 +197,7 @@ class HostChannels:
         config = self.topology.config
         readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
-            from ddrl.distribution.relay import (  # the creator alone needs it, not hundreds of rollouts
+            from ddrl.distribution.relay.core import (  # the creator alone needs it, not hundreds of rollouts
                 readers_needed,
                 slots_needed,
             )
@@ -213,11 +213,14 @@ class HostChannels:
         self.board.ready = POLICY
         return self.mailbox
 
-    def attach_policy(self, timeout: float) -> tuple[ActingModel, Mailbox] | None:
+    def attach_policy(
+        self, timeout: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> tuple[ActingModel, Mailbox] | None:
         """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout`
-        seconds."""
+        seconds. `meanwhile` is done once in LOOK_PERIOD."""
         deadline = time.monotonic() + timeout
         while not self.board.wait_ready(POLICY, LOOK_PERIOD):
+            meanwhile()
             if self.board.command not in (Command.RUN, Command.PAUSE):
                 return None
             if time.monotonic() > deadline:

@@ -71,3 +71,20 @@ def test_the_channels_load_nothing_heavy(process):
         "sys.modules])"
     )
     assert process(code).stdout.read() == "[]\n"
+
+
+def test_a_slot_gives_each_message_once_and_never_a_torn_one(name):
+    board, other = Board.create(name()), Board.attach(name())
+    assert other.wish.read() is None
+    board.wish.write(b"chain")
+    number, data = other.wish.read()
+    assert data == b"chain"
+    assert other.wish.read(number) is None
+    board.wish.write(b"")
+    assert other.wish.read(number) == (number + 1, b"")
+    assert other.plan.read() is None
+    board.wish.write(b"tree")
+    board.wish._data[0] ^= 1  # as a reader sees it while it is written
+    assert other.wish.read(number) is None
+    with pytest.raises(ValueError, match="does not fit"):
+        board.plan.write(bytes(2000))

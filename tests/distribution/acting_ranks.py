@@ -80,7 +80,8 @@ def main():
         else generator.standard_normal(shape).astype(np.float32)
     )
     policy = ActingPolicy(onnx, layout, spec)
-    host = Host(layout.nbytes, ClusterConfig(scheme="stripes", chunk_bytes=CHUNK, versions_in_flight=1), layout=layout)
+    cluster = ClusterConfig(scheme="stripes", chunk_bytes=CHUNK, versions_in_flight=1)
+    host = Host(layout.nbytes, cluster, local={"layout": layout})
     found, argmax, near_tie, published = {}, [], [], -1
     while not host.relay.finished:
         host.relay.progress()

@@ -8,9 +8,9 @@ import numpy as np
 from ranks import RANK, SIZE, Host, report
 
 from ddrl.channels.mailbox import checksum
-from ddrl.core.config import ClusterConfig
+from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.codecs import make_codec
+from ddrl.distribution.transport.codec import make_codec
 
 LAYOUT = ParameterLayout.of(
     {
@@ -38,7 +38,7 @@ def model(version):
 
 def acted_on(codec, version):
     """What hosts other than the trainer's should hold."""
-    vector, coder = model(version), make_codec(codec, LAYOUT)
+    vector, coder = model(version), make_codec(Config(cluster=ClusterConfig(codec=codec)), LAYOUT)
     if coder.lossless:
         return vector
     wire, out = np.zeros(coder.wire_bytes(0, LAYOUT.nbytes), np.uint8), np.zeros(LAYOUT.nbytes, np.uint8)
@@ -56,7 +56,7 @@ class CodedHost(Host):
 
     def __init__(self, codec, scheme, versions_in_flight):
         config = ClusterConfig(scheme=scheme, chunk_bytes=8192, versions_in_flight=versions_in_flight, codec=codec)
-        super().__init__(LAYOUT.nbytes, config, layout=LAYOUT)
+        super().__init__(LAYOUT.nbytes, config, local={"layout": LAYOUT})
         self.seen, self.published = {}, -1
 
     def publish_next(self):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from mpi4py import MPI
 
-from ddrl.distribution.links import measure_links
+from ddrl.distribution.transport.links import measure_links
 
 WORLD = MPI.COMM_WORLD
 

@@ -1,7 +1,6 @@
 """Programs that tests run under mpirun, one rank a host: `python ranks.py NAME`. Rank 0 prints one JSON line of
 findings."""
 
-import hashlib
 import json
 import sys
 
@@ -12,8 +11,8 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
-from ddrl.core.config import ClusterConfig
-from ddrl.distribution.relay import Relay, readers_needed, slots_needed
+from ddrl.core.config import ClusterConfig, Config
+from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -22,31 +21,54 @@ ROW = np.dtype(
 )
 
 
+HOSTS = []  # made by this process
+
+
 class Host:
     """Everything of one host in private memory, and its relay."""
 
-    def __init__(self, nbytes, config, *, lanes=2, capacity=64, down_capacity=64, **options):
+    def __init__(
+        self,
+        nbytes,
+        config,
+        *,
+        lanes=2,
+        capacity=64,
+        down_capacity=64,
+        tables=None,
+        local=None,
+        failure=None,
+        on_failure=None,
+        trace=False,
+    ):
+        cluster, config = config, Config(cluster=config, tables=tables or {})
         self.board = Board.create(None)
-        self.mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config) + 1)
-        self.reader = self.mailbox.reader(readers_needed(config))
+        readers = readers_needed(cluster)
+        self.mailbox = Mailbox.create(None, nbytes, slots_needed(cluster), readers + 1)
+        self.reader = self.mailbox.reader(readers)
         self.counters = Counters.create(None, 3)
         self.lanes = [Lane.create(None, ROW, capacity) for _ in range(lanes if RANK else 0)]
         self.down = [Lane.create(None, ROW, down_capacity) for _ in range(SIZE - 1 if RANK == 0 else 0)]
         self.mirrors = [Counters.create(None, 3) for _ in self.down]
-        self.relay = Relay(
-            WORLD,
+        side = LocalHost(
             self.mailbox,
+            [self.mailbox.reader(index, firm=True) for index in range(readers)],
             self.board,
-            config,
             self.counters.row(0),
-            row_dtype=ROW,
-            readers=[self.mailbox.reader(index, firm=True) for index in range(readers_needed(config))],
-            lanes_up=LaneSet(self.lanes) if RANK else None,
-            lanes_down=self.down,
-            mirrors=self.mirrors,
-            table=self.counters if RANK else None,
-            **options,
+            ROW,
+            **(local or {}),
         )
+        self.membership = Membership(WORLD)
+        HOSTS.append(self)
+        if RANK == 0:
+            self.relay = RootRelay(
+                self.membership, config, side, lanes=self.down, mirrors=self.mirrors, on_failure=on_failure, trace=trace
+            )
+        else:
+            lanes = LaneSet(self.lanes)
+            self.relay = HostRelay(
+                self.membership, config, side, lanes=lanes, table=self.counters, failure=failure, trace=trace
+            )
 
     def publish(self, version):
         self.mailbox.publish(model(version, self.mailbox.nbytes), version, [version * 0.5, 2.0])
@@ -63,6 +85,8 @@ def model(version, nbytes):
 
 
 def report(**findings):
+    for host in HOSTS:
+        host.membership.leave()
     everyone = WORLD.gather(findings)
     if RANK == 0:
         print(json.dumps(everyone), flush=True)
@@ -126,7 +150,7 @@ def traffic():
 
 def replanned():
     """The pace of models looks suspicious once: the relays measure, plan anew, and go on with the next version."""
-    from ddrl.distribution.links import PaceWatch
+    from ddrl.distribution.transport.links import PaceWatch
 
     class Suspect(PaceWatch):
         cases = 0
@@ -194,84 +218,6 @@ def flipped():
     report(sealed=sealed, problems=host.problems(), failures=host.counters.row(0)["checksum_failures"].value)
 
 
-def rows():
-    """Rows from every lane of every host while models travel, through lanes far smaller than what passes."""
-    count = int(sys.argv[2])
-    config = ClusterConfig(scheme="direct", uplink_block_bytes=4096)
-    pushed = {"done": False}
-    host = Host(1000, config, lanes=3, quiet=lambda: pushed["done"])
-    digest, left, last, broken = 0, {}, {}, 0
-    streams = [RANK * 10 + lane for lane in range(3)] if RANK else []
-    left = dict.fromkeys(streams, count)
-    out = np.empty(50, ROW)
-    received = 0
-    turn = 0
-    while not host.relay.finished:
-        host.relay.progress()
-        turn += 1
-        for lane, stream in zip(host.lanes, streams, strict=True):
-            batch = np.zeros(min(7, left[stream]), ROW)
-            if not len(batch):
-                continue
-            batch["stream"], batch["step"] = stream, count - left[stream] + np.arange(len(batch))
-            batch["payload"] = np.random.default_rng(stream + left[stream]).integers(0, 256, (len(batch), 40))
-            done = lane.push(batch, timeout=0)
-            left[stream] -= done
-            digest ^= row_digest(batch[:done])
-        pushed["done"] = not any(left.values())
-        if RANK == 0:
-            if turn % 50 == 0:
-                host.publish(turn)
-            if turn % 3 == 0:  # a trainer slower than the network
-                for lane in host.down:
-                    taken = out[: lane.pop(out)]
-                    received += len(taken)
-                    digest ^= row_digest(taken)
-                    for row in taken:
-                        broken += int(row["step"]) != last.get(int(row["stream"]), -1) + 1
-                        last[int(row["stream"])] = int(row["step"])
-            if received > count:  # stop in the middle: what the producers have left still comes
-                host.stop()
-    for lane in host.down:
-        while taken := lane.pop(out):
-            received += taken
-            digest ^= row_digest(out[:taken])
-    report(
-        received=received, digest=digest, broken=broken, problems=host.problems(), discarded=host.relay.rows_discarded
-    )
-
-
-def row_digest(batch):
-    value = 0
-    for row in batch:
-        value ^= int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little")
-    return value
-
-
-def stalled():
-    """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
-    import ddrl.distribution.relay as relay_module
-
-    relay_module.DRAIN_SECONDS = 0.2
-    host = Host(1000, ClusterConfig(scheme="direct", uplink_block_bytes=4096))
-    pushed = refused = 0
-    batch = np.zeros(16, ROW)
-    while not host.relay.finished:
-        host.relay.progress()
-        for lane in host.lanes:
-            done = lane.push(batch, timeout=0) if host.board.command == Command.RUN else 0
-            pushed += done
-            refused += host.board.command == Command.RUN and done < len(batch)
-        host.counters.row(1)["rows_dropped"].set(refused)
-        if (
-            RANK == 0
-            and all(mirror.row(1)["rows_dropped"].value > 200 for mirror in host.mirrors)
-            and host.board.command == Command.RUN
-        ):
-            host.stop()
-    report(pushed=pushed, problems=host.problems(), discarded=host.relay.rows_discarded)
-
-
 def control():
     """Board commands and values reach every host, tables come back; run() ends on STOP."""
     import threading
@@ -310,7 +256,11 @@ def failing():
     once."""
     texts = []
     host = Host(
-        1000, ClusterConfig(), quiet=lambda: False, failure=lambda: "the environment broke", on_failure=texts.append
+        1000,
+        ClusterConfig(),
+        local={"quiet": lambda: False},
+        failure=lambda: "the environment broke",
+        on_failure=texts.append,
     )
     batch = np.zeros(16, ROW)
     turns = 0
@@ -333,7 +283,7 @@ def closed():
     host = Host(
         1000,
         ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True),
-        confirm=lambda version: using["version"] >= version,
+        local={"in_use": lambda version: using["version"] >= version},
     )
     while not host.relay.finished:
         host.relay.progress()
@@ -377,8 +327,6 @@ if __name__ == "__main__":
         "traffic": traffic,
         "replanned": replanned,
         "flipped": flipped,
-        "rows": rows,
-        "stalled": stalled,
         "control": control,
         "failing": failing,
         "closed": closed,

@@ -2,7 +2,7 @@
 
 import math
 
-from ddrl.distribution.links import CROWDED_LOOK, SHARED_CPU, Links, PaceWatch
+from ddrl.distribution.transport.links import CROWDED_LOOK, SHARED_CPU, Links, PaceWatch
 
 
 def send(watch, clock, seconds, models):

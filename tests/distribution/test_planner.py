@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ddrl.core.config import ClusterConfig
+from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.distribution.plan import HEADER_BYTES
-from ddrl.distribution.planner import Choice, candidates, choose, choose_best, predict
-from ddrl.distribution.schemes import make_plan
-from ddrl.distribution.simulator import Network
+from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl.distribution.plans.planner import choose, choose_best, predict
+from ddrl.distribution.plans.scheme import Choice, Situation, candidates, make_plan
+from ddrl.distribution.plans.simulator import Network
 
 
 def unequal_network(seed):
@@ -23,8 +23,8 @@ def unequal_network(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_auto_is_within_five_percent_of_the_best_candidate_on_unequal_links(seed):
     network, nbytes = unequal_network(seed), 1_000_000
-    chosen = choose_best(network, nbytes, 1)
-    sweep = list(candidates(network, nbytes))
+    chosen = choose_best(Situation(network, nbytes))
+    sweep = list(candidates(Situation(network, nbytes)))
     hosts = len(network.up) - 1
     sweep += [
         Choice("direct", {}),
@@ -39,36 +39,46 @@ def test_auto_is_within_five_percent_of_the_best_candidate_on_unequal_links(seed
 
 def test_a_small_model_travels_whole_and_a_large_one_in_chunks():
     network = Network.equal(100, 1.25e9, latency=1e-4, message_seconds=5e-5, header_bytes=128)
-    assert choose_best(network, 2_000, 1).scheme in ("binomial", "postal")
-    assert "chunk_bytes" in choose_best(network, 20_000_000, 1, budget_seconds=2).parameters
+    assert choose_best(Situation(network, 2_000)).scheme in ("binomial", "postal")
+    assert "chunk_bytes" in choose_best(Situation(network, 20_000_000), budget_seconds=2).parameters
 
 
 def test_one_slow_host_does_not_relay():
     rates = [25e6] * 9
     rates[4] = 2.5e6
     network = Network(rates, [25e6] * 9, latency=1e-4, message_seconds=2e-5)
-    chosen = choose_best(network, 4_000_000, 2)
+    chosen = choose_best(Situation(network, 4_000_000, 2))
     egress = make_plan(chosen.scheme, 8, 4_000_000, **chosen.parameters).egress()
     assert egress[4] < 0.3 * 4_000_000
     assert chosen.seconds < 1.3 * network.bound(4_000_000)
 
 
 def test_settings_are_kept_and_impossible_ones_refused():
-    assert choose(ClusterConfig(scheme="sharded", shards=3, chunk_bytes=4096), 5, 10_000).parameters == {
-        "relays": 3,
-        "chunk_bytes": 4096,
-    }
-    assert choose_best(Network.equal(20, 1e8), 100_000, 2, relays=7).parameters["relays"] == 7
+    def chosen(hosts, tables=None, **cluster):
+        return choose(Config(cluster=ClusterConfig(**cluster), tables=tables or {}), hosts, 10_000)
+
+    assert chosen(5, scheme="sharded", shards=3, chunk_bytes=4096).parameters == {"relays": 3, "chunk_bytes": 4096}
+    assert choose_best(Situation(Network.equal(20, 1e8), 100_000, 2, shards=7)).parameters["relays"] == 7
+    for hosts, relays in ((100, 10), (298, 30), (4, 1)):
+        preset = chosen(hosts, {"cluster.sharded": {"relays": "preset"}}, scheme="sharded")
+        assert preset.parameters == {"relays": relays}
+    tree = chosen(5, {"cluster.tree": {"fanout": 3, "depth": 0}}, scheme="tree")
+    assert tree == Choice("tree", {"fanout": 3, "depth": 0})
+    assert chosen(5, {"cluster.stripes": {"fanout": 2}}, scheme="stripes").parameters == {"fanout": 2}
+    with pytest.raises(ConfigError, match=r"cluster\.tree.*fanout.*at least 1"):
+        chosen(5, {"cluster.tree": {"fanout": 0}}, scheme="tree")
+    with pytest.raises(ConfigError, match="both say how many relays"):
+        chosen(5, {"cluster.sharded": {"relays": "preset"}}, scheme="sharded", shards=2)
     with pytest.raises(ConfigError, match=r"cluster\.shards \(6\) exceeds the 5 relays"):
-        choose(ClusterConfig(scheme="sharded", shards=6), 5, 10_000)
-    with pytest.raises(ConfigError, match="must be one of auto"):
-        choose(ClusterConfig(scheme="gossip"), 5, 10_000)
+        chosen(5, scheme="sharded", shards=6)
+    with pytest.raises(ConfigError, match="known are auto"):
+        chosen(5, scheme="gossip")
 
 
 def test_where_versions_follow_one_another_auto_keeps_up_with_a_chain_and_has_few_senders_at_a_host():
     network, nbytes = Network.equal(16, 24e6, latency=1.3e-3, header_bytes=HEADER_BYTES), 1_500_000
     network = replace(network, send_cpu=1.6e-5, receive_cpu=1.6e-5, cpu_byte=1e-9, cores=2)
-    chosen = choose_best(network, nbytes, 3)
+    chosen = choose_best(Situation(network, nbytes, 3))
     chain = min(predict(Choice("chain", {"chunk_bytes": size}), network, nbytes, 3) for size in (1 << 14, 1 << 15))
     assert chosen.seconds <= 1.02 * chain
     plan = make_plan(chosen.scheme, 16, nbytes, **chosen.parameters)

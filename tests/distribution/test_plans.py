@@ -5,16 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.core.errors import PlanError
-from ddrl.distribution.plan import Plan
-from ddrl.distribution.schemes import PRESETS, SCHEMES, make_plan
+from ddrl.core import plugins
+from ddrl.core.errors import ConfigError, PlanError
+from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.plans.scheme import PACKAGE, load_scheme, make_plan, preset_relays
+
+SCHEMES = [name for name in plugins.names(PACKAGE) if hasattr(load_scheme(name), "plan")]
 
 
 @st.composite
 def requests(draw):
     hosts = draw(st.integers(0, 24))
     nbytes = draw(st.one_of(st.integers(0, 300), st.integers(0, 200_000)))
-    scheme = draw(st.sampled_from(sorted(SCHEMES)))
+    scheme = draw(st.sampled_from(SCHEMES))
     chunk = (
         draw(st.sampled_from([0, 64, 1000, 4096, 65536]))
         if nbytes < 20_000
@@ -116,8 +119,9 @@ def test_stripes_load_every_host_alike_with_few_connections(hosts):
     assert plan.connections() <= hosts * 9
 
 
-@pytest.mark.parametrize(("hosts", "relays"), sorted(PRESETS.items()))
+@pytest.mark.parametrize(("hosts", "relays"), [(100, 10), (298, 30)])
 def test_hosts_without_a_shard_receive_all_of_them_and_relays_what_they_lack(hosts, relays):
+    assert preset_relays(hosts) == relays
     plan = make_plan("sharded", hosts, 1_000_000, relays=relays)
     for host in range(1, hosts + 1):
         senders = plan.source[plan.sent_to(host)].tolist()
@@ -144,8 +148,10 @@ def test_relays_beyond_the_hosts_and_unknown_schemes_are_refused():
         make_plan("sharded", 3, 1000, relays=4)
     with pytest.raises(PlanError, match="cannot go through 0 relays"):
         make_plan("sharded", 3, 1000, relays=0)
-    with pytest.raises(PlanError, match="is not known"):
+    with pytest.raises(ConfigError, match=r"cluster\.scheme \('gossip'\): known are auto, binomial"):
         make_plan("gossip", 3, 1000)
+    with pytest.raises(PlanError, match="makes no plans of its own"):
+        make_plan("auto", 3, 1000)
     with pytest.raises(PlanError, match="fanout"):
         make_plan("binomial", 3, 1000, fanout=3)
 
@@ -155,8 +161,9 @@ def test_plans_need_no_mpi():
     import sys
 
     code = (
-        "import sys; sys.modules['mpi4py'] = None; import ddrl.distribution.schemes, ddrl.distribution.simulator, "
-        "ddrl.distribution.costs, ddrl.distribution.planner, ddrl.distribution.relay; assert 'torch' not in "
-        "sys.modules"
+        "import sys; sys.modules['mpi4py'] = None; from ddrl.core import plugins; import ddrl.distribution.relay\n"
+        "from ddrl.distribution.plans import costs, planner, scheme, simulator\n"
+        "for name in plugins.names(scheme.PACKAGE): scheme.load_scheme(name)\n"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

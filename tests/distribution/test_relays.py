@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.distribution.plan import HEADER_BYTES
+from ddrl.distribution.plans.plan import HEADER_BYTES
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -29,7 +29,7 @@ def run(ranks, *arguments, timeout=60, program="ranks.py"):
             sys.executable,
             "-m",
             "mpi4py",
-            str(Path(__file__).with_name(program)),
+            str(Path(__file__).parent / program),
             *map(str, arguments),
         ],
         capture_output=True,
@@ -115,14 +115,14 @@ def test_a_flipped_byte_is_reported_and_never_sealed():
 
 def test_each_row_arrives_once_and_in_order_through_full_lanes():
     count, ranks = 800, 3
-    everyone = run(ranks, "rows", count)
+    everyone = run(ranks, "rows", count, program="rows_ranks.py")
     assert everyone[0]["received"] == count * 3 * (ranks - 1)
     assert everyone[0]["digest"] == reduce(xor, (host["digest"] for host in everyone[1:]))
     assert everyone[0]["broken"] == everyone[0]["discarded"] == 0
 
 
 def test_a_trainer_that_never_drains_holds_producers_back_and_the_end_still_comes():
-    everyone = run(3, "stalled")
+    everyone = run(3, "stalled", program="rows_ranks.py")
     for host in everyone[1:]:
         assert (
             host["pushed"] < 2 * 64 + 2 * 64 + 64 + 3 * 4096 // 56 + 200

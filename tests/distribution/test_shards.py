@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import PlanError
 from ddrl.core.layouts import ALIGNMENT
-from ddrl.distribution.shards import (
-    HEADER,
-    Assembly,
-    cut_by_weight,
-    cut_chunks,
-    cut_evenly,
-    describe_shards,
-    write_headers,
-)
+from ddrl.distribution.plans.cuts import cut_by_weight, cut_chunks, cut_evenly
+from ddrl.distribution.transport.shards import HEADER, Assembly, describe_shards, write_headers
 
 
 def model(seed, nbytes):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.distribution import costs
-from ddrl.distribution.schemes import make_plan
-from ddrl.distribution.simulator import Network, simulate
+from ddrl.distribution.plans import costs
+from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.plans.simulator import Network, simulate
 
 RATE, MODEL = 1e6, 64 * 4000
 

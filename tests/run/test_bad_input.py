@@ -7,6 +7,7 @@ import pytest
 
 from ddrl.core.errors import MissingExtraError
 from ddrl.run.cli import parse
+from ddrl.run.plans import refuse_or_say
 from ddrl.run.preparation import Preparation
 from tests.run.launch import TINY, ddrl, mpirun
 
@@ -83,6 +84,6 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
 
 def test_a_codec_whose_package_is_missing_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    command = parse(["cartpole", "--set", "cluster.codec=xor_zstd"])
+    preparation = Preparation(parse(["cartpole", "--set", "cluster.codec=xor_zstd"]), "codec")
     with pytest.raises(MissingExtraError, match=r"ddrl\[codecs\]"):
-        Preparation(command, "codec")
+        refuse_or_say(preparation.config, hosts=0)

@@ -1,0 +1,1 @@
+"""The built-in schemes, one file each, found by name (`plans.scheme`)."""

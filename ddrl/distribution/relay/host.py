@@ -1,0 +1,114 @@
+"""The relay of every host but the trainer's: models in and on to others, this host's experience and counters up.
+
+It obeys the root: what the root's board says, this host's board says too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ddrl.channels.board import Command
+from ddrl.channels.counters import Counters
+from ddrl.channels.lane import LaneSet
+from ddrl.core.config import Config
+from ddrl.distribution.relay.control import MAX_TEXT, Finished, Goodbye, Measure, MemberFailed, Message, NewPlan, State
+from ddrl.distribution.relay.core import LocalHost, Relay
+from ddrl.distribution.relay.membership import TAG_BLOCK, TAG_TABLE, Membership
+from ddrl.distribution.relay.receiving import ModelReceiver
+from ddrl.distribution.transport.codec import make_codec
+from ddrl.distribution.transport.tables import TableSender
+from ddrl.distribution.transport.uplink import UplinkSender
+
+QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
+
+
+class HostRelay(Relay):
+    """See the module. Making one is collective over the membership.
+
+    `lanes`: this host's. `table`: this host's counters, sent up. Where this host's board says FAIL, the root gets the
+    text of `failure` and ends the job; rows not yet sent are left."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        config: Config,
+        local: LocalHost,
+        *,
+        lanes: LaneSet | None = None,
+        table: Counters | None = None,
+        failure: Callable[[], str] | None = None,
+        trace: bool = False,
+    ) -> None:
+        super().__init__(membership, config.cluster, local)
+        self._failure = failure
+        self._blocks: UplinkSender | None = None
+        if lanes is not None:
+            block, period = config.cluster.uplink_block_bytes, max(2e-3, 5e-5 * self.hosts)
+            self._blocks = UplinkSender(membership.control, TAG_BLOCK, lanes, local.row_dtype, block, period=period)
+            self._keep(self._blocks)
+        self._tables: TableSender | None = None
+        if table is not None:
+            self._tables = TableSender(membership.control, TAG_TABLE, table)
+            self._keep(self._tables)
+        codec = make_codec(config, local.layout)
+        self.models = self.receiver = ModelReceiver(membership, self._inbox, config, codec, local.in_use, trace)
+        self._root_knows_failure = self._sent_finished = False
+        self._stopped_at = 0.0
+
+    def _handle(self, rank: int, message: Message) -> None:
+        if isinstance(message, State):
+            self._obey(message)
+        elif isinstance(message, NewPlan):
+            self.receiver.adopt(message)
+        elif isinstance(message, Measure):
+            self.receiver.remeasure()
+        elif isinstance(message, Goodbye):
+            self._end()
+
+    def _obey(self, state: State) -> None:
+        self._board.values[: len(state.values)] = state.values
+        if self._board.command not in (Command(state.command), Command.FAIL):
+            self._board.command = Command(state.command)
+        self._stopping = self._stopping or state.command >= Command.STOP
+        self._root_knows_failure = self._root_knows_failure or state.command == Command.FAIL
+        self.receiver.stopping = self._stopping
+
+    def _move(self) -> bool:
+        moved = False
+        if self._blocks is not None and not self._root_knows_failure:
+            moved = self._blocks.progress(flush=self._stopping)
+        if self._tables is not None:
+            self._tables.progress()
+        self._tell_failure()
+        self._finish_up()
+        return moved
+
+    def _tell_failure(self) -> None:
+        if not self._root_knows_failure and self._board.command == Command.FAIL:
+            self._root_knows_failure = self._stopping = True
+            text = self._failure() if self._failure is not None else f"host {self.rank} failed"
+            self._post.send(0, MemberFailed(text[-MAX_TEXT:]))
+
+    def _finish_up(self) -> None:
+        if not self._stopping or self._sent_finished:
+            return
+        self._stopped_at = self._stopped_at or time.monotonic()
+        if not self._root_knows_failure:
+            if not self._local.quiet() and time.monotonic() - self._stopped_at < QUIET_SECONDS:
+                return
+            if self._blocks is not None and self._blocks.pending:
+                return
+        if self._blocks is not None and not self._blocks.idle:
+            return
+        if self._tables is not None:
+            self._count()  # the last table is exact
+            if not self._tables.finish():
+                return
+        self._sent_finished = True
+        self._post.send(0, Finished(self._blocks.rows if self._blocks else 0, self._tables.sent if self._tables else 0))
+
+    def _figures(self) -> dict[str, float]:
+        figures: dict[str, float] = {"seal_seconds": self.receiver.seal_seconds}
+        if self._blocks is not None:
+            figures["bytes_sent"], figures["rows_forwarded"] = self._blocks.bytes_sent, self._blocks.rows
+        return figures

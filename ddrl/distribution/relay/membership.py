@@ -1,0 +1,122 @@
+"""A relay among all relays: it joins, and it leaves with the others, in order or because one of them has failed.
+
+Used as a context: what is raised inside is told to every other relay, all of them withdraw what they have posted in
+MPI, and it goes on upwards. On the others `RelayFailed` is raised wherever they are, with the text of the first one, so
+that a failure at any time, while links are measured and plans are made included, ends all of them within seconds and
+leaves no memory to MPI that is freed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ddrl.core.errors import DdrlError
+from ddrl.distribution.relay.control import MAX_TEXT, Failed, Message
+from ddrl.distribution.relay.post import Post
+from ddrl.distribution.transport.requests import Exchange, Part, withdraw
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK, TAG_EXCHANGE = 1, 2, 3, 4, 5
+LOOK_PERIOD = 0.01  # s, between looks at the post while others are waited for
+
+
+class RelayFailed(DdrlError):
+    """Another relay has failed; the text is its own."""
+
+
+def describe_relay(error: BaseException) -> str:
+    """What others are told of an error, where nobody knows better words."""
+    return str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {error}"
+
+
+class Membership:
+    """Rank 0 of `comm` is the root. Making one is collective. `data` and `control` are communicators of its own."""
+
+    def __init__(self, comm: MPI.Comm, describe: Callable[[BaseException], str] = describe_relay) -> None:
+        self.rank, self.hosts = comm.rank, comm.size - 1
+        self.data, self.control = comm.Dup(), comm.Dup()
+        self._describe, self._left, self._next_look = describe, False, 0.0
+        self._unread: list[tuple[int, Message]] = []
+        self._parts: list[Part] = []
+        root = self.rank == 0
+        self.post = Post(
+            self.control,
+            TAG_UP if root else TAG_DOWN,
+            range(1, comm.size) if root else [0],
+            out_tag=TAG_DOWN if root else TAG_UP,
+        )
+        self.keep(self.post)
+        self.exchange = Exchange(self.control, self, TAG_EXCHANGE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._give_up(error)
+            return
+        try:
+            self.leave()
+        except BaseException as late:
+            self._give_up(late)
+            raise
+
+    # -- whose requests stand (`transport.requests.Guard`)
+
+    def keep(self, part: Part) -> None:
+        """`part` posts requests from now on."""
+        self._parts.append(part)
+
+    def drop(self, part: Part) -> None:
+        """All of its requests have ended."""
+        self._parts.remove(part)
+
+    def look(self) -> None:
+        """Raise RelayFailed where another relay has failed."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_PERIOD
+            self._read()
+
+    def messages(self) -> list[tuple[int, Message]]:
+        """What others have said since the last call, (rank, message). RelayFailed where one of them has failed."""
+        self._read()
+        unread, self._unread = self._unread, []
+        return unread
+
+    def _read(self) -> None:
+        for rank, message in self.post.receive():
+            if isinstance(message, Failed):
+                raise RelayFailed(message.text)
+            self._unread.append((rank, message))
+
+    # -- the end
+
+    def leave(self) -> None:
+        """In order, once every model and row has ended everywhere: wait for all others, then free what is ours."""
+        if self._left:
+            return
+        self.exchange.barrier()
+        self._left = True
+        self.post.close()
+        self.data.Free()
+        self.control.Free()
+
+    def _give_up(self, error: BaseException) -> None:
+        self.abandon(str(error) if isinstance(error, RelayFailed) else self._describe(error))
+
+    def abandon(self, text: str) -> None:
+        """Tell the others that this relay has failed, or that it has heard of one that has, and withdraw together."""
+        if self._left:
+            return
+        self._left = True
+        self.post.send_all(Failed(text[-MAX_TEXT:]))
+        if withdraw([self.data, self.control], self._parts):
+            self.data.Free()
+            self.control.Free()

@@ -1,0 +1,1 @@
+"""Running plans over MPI: the executor and what it moves, codecs, experience and tables upwards, measuring of links."""

@@ -1,0 +1,1 @@
+"""The built-in codecs, one file each, found by name (`transport.codec`)."""

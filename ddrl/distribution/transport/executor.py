@@ -1,0 +1,347 @@
+"""Running a plan over MPI, version after version, straight out of and into mailbox slots.
+
+One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Nothing
+here blocks: `progress` starts what can be started and returns. Receives of the next versions are posted ahead, so data
+never waits for a buffer. A host always sends the ready message that stands earliest, old versions before new ones, and
+keeps only a window of bytes handed to MPI, so that precedence is ours and not the socket's. A relay forwards a chunk as
+soon as it is there, but acts on a version only when all its chunks are verified. Written by the relay alone; must not
+know tensors. mpi4py objects are handed in."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddrl.core.errors import PlanError
+from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
+from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
+from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Traffic
+from ddrl.distribution.transport.packing import Packing
+from ddrl.distribution.transport.requests import Posted
+from ddrl.distribution.transport.shards import Assembly, Checksum, fill_headers, write_headers
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+WINDOW = 1 << 19  # bytes
+MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a plan runs.
+
+    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
+    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
+    records every send and arrival."""
+
+    epoch: int = 0
+    versions_in_flight: int = 2
+    window_bytes: int = 0
+    trace: bool = False
+
+
+class Executor:
+    """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
+
+    With a `coding` what travels is the coded form, in memory of its own; relays pass it on as it came."""
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        plan: Plan,
+        inbox: Inbox | None,
+        checksum: Checksum,
+        terms: Terms,
+        coding: Coding | None = None,
+    ) -> None:
+        from mpi4py import MPI
+
+        if comm.size != plan.hosts + 1:
+            raise PlanError(
+                f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
+            )
+        self.plan, self.traffic = plan, Traffic()
+        self.epoch, self.versions_in_flight = terms.epoch, terms.versions_in_flight
+        self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
+        self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, terms.trace
+        self._host = comm.rank
+        self._coding, self._variable = coding, coding is not None and not coding.codec.fixed
+        edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
+        self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
+        payload = edges[plan.first + plan.count] - edges[plan.first]  # at most, where sizes vary
+        largest = int(payload.max(initial=0)) + HEADER_BYTES
+        self._window = terms.window_bytes or max(largest, WINDOW)
+        self._share = max(largest, self._window // 4)
+        self._source: list[int] = plan.source.tolist()
+        self._target: list[int] = plan.target.tolist()
+        self._first: list[int] = plan.first.tolist()
+        self._count: list[int] = plan.count.tolist()
+        self._mine: list[int] = plan.sent_by(self._host).tolist()
+        # MPI calls a small message sent when it has copied it. Where a host serves very many, its whole turn would then
+        # stand in their sockets at once, and acknowledgements of what it receives behind it; so it asks to hear when a
+        # message has been taken, and the window holds.
+        self._isend = comm.Issend if len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT else comm.Isend
+        self._incoming: list[int] = plan.sent_to(self._host).tolist()
+        self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
+        for place, message in enumerate(self._mine):
+            for chunk in range(self._first[message], self._first[message] + self._count[message]):
+                self._waiters[chunk].append(place)
+        self._flights: dict[int, Flight] = {}
+        self._ready: list[tuple[int, int]] = []  # (sequence, place in `_mine`)
+        self._outstanding = 0
+        self._to: dict[int, int] = {}  # bytes outstanding to each target
+        self._deferred: dict[int, list[tuple[int, int]]] = {}  # ready, but their target has its share already
+        self._requests: list[Any] = []
+        self._what: list[tuple[Flight, int, bool]] = []  # (flight, message, is a send), beside `_requests`
+        self._packing = Packing(plan, self._edges, terms.versions_in_flight)
+        self._next = 0
+        if self._host and not self._incoming:
+            raise PlanError(f"plan {plan.scheme} sends nothing to host {self._host}")
+
+    def open(self) -> None:
+        """Post the first receives; from here on requests stand, so whoever calls this keeps the executor in sight."""
+        self._open_ahead()
+
+    # -- what the relay sees
+
+    @property
+    def next_sequence(self) -> int:
+        """Models started (root) or opened (others) so far."""
+        return self._next
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way on this host: every version here is over, or was only opened ahead."""
+        return all(
+            flight.assembly is not None and flight.unreceived == len(self._incoming)
+            for flight in self._flights.values()
+        )
+
+    def start(self, held: Held, base: tuple[int, Held] | None = None) -> int:
+        """Root: begin to send a version; returns its sequence number. The version is released when its last byte has
+        left.
+
+        `base`: sequence and version that every receiver holds, for a codec that takes differences; None: a whole one.
+        """
+        sequence, self._next = self._next, self._next + 1
+        data = held.data if self._coding is None else self._coding.take()
+        headers = self._packing.headers(data)
+        flight = Flight(sequence, data, headers, None, [], held=held, unsent=len(self._mine), done=True)
+        fields: dict[str, Any] = {
+            "epoch": self.epoch,
+            "sequence": sequence,
+            "version": held.version,
+            "model_checksum": held.checksum,
+            "time_ns": held.time_ns,
+            "values": held.values,
+        }
+        if self._coding is None:
+            write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
+        else:
+            fill_headers(headers, self.plan.bounds, back=sequence - base[0] if base else 0, **fields)
+            flight.encoder = Encoder(
+                self._coding, data, headers, held, base[1].share() if base else None, self._checksum
+            )
+            if self._variable:
+                flight.lengths, flight.at = flight.encoder.lengths, self._edges
+        self._flights[sequence] = flight
+        for place in range(len(self._mine)):
+            heapq.heappush(self._ready, (sequence, place))
+        self._issue()
+        self._retire(flight)
+        return sequence
+
+    def progress(self) -> bool:
+        """Move whatever can be moved, without waiting; True if anything moved."""
+        moved = self._open_ahead()
+        if self._requests:
+            indices = self._mpi.Request.Testsome(self._requests)
+            if indices:
+                moved = True
+                self._complete(indices)
+        return self._issue() or moved
+
+    def close(self) -> None:
+        """Withdraw the receives posted ahead; call it only when all versions started by the root have ended
+        everywhere."""
+        for request, (_, _, is_send) in zip(self._requests, self._what, strict=True):
+            if not is_send:
+                request.Cancel()
+        self._mpi.Request.Waitall(self._requests)
+        for flight in self._flights.values():
+            if flight.encoder is not None:
+                flight.encoder.release()
+            elif flight.held is not None:
+                flight.held.release()
+            if flight.opened is not None and not flight.done:
+                flight.opened.abandon()
+        if self._coding is not None and self._coding.bases is not None:
+            self._coding.bases.clear()
+        self._packing.free()
+        self._requests, self._what, self._flights, self._ready = [], [], {}, []
+
+    def posted(self) -> Posted:
+        """Requests that stand."""
+        receives = [request for request, what in zip(self._requests, self._what, strict=True) if not what[2]]
+        sends = [request for request, what in zip(self._requests, self._what, strict=True) if what[2]]
+        return Posted(receives, sends, [self, *self._flights.values()])
+
+    # -- receiving
+
+    def _open_ahead(self) -> bool:
+        """Keep receives posted for as many versions as the root may have on their way."""
+        if not self._host or self._inbox is None:
+            return False
+        opened_any = False
+        while (ahead := sum(not flight.done for flight in self._flights.values())) < self.versions_in_flight:
+            opened = self._inbox.open(urgent=ahead == 0)
+            if opened is None:
+                break
+            sequence, self._next = self._next, self._next + 1
+            data = opened.data if self._coding is None else self._coding.take()
+            headers = self._packing.headers(data)
+            flight = Flight(
+                sequence,
+                data,
+                headers,
+                None,
+                [self._count[message] for message in self._mine],
+                opened,
+                unsent=len(self._mine),
+                unreceived=len(self._incoming),
+            )
+            if self._coding is None:
+                flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
+            else:
+                coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence, self._checksum)
+                flight.assembly = coded
+                if self._variable:
+                    flight.lengths, flight.at = coded.lengths, coded.at
+            self._flights[sequence] = flight
+            for message in self._incoming:
+                self._requests.append(
+                    self._comm.Irecv(
+                        self._packing.memory(flight, message),
+                        self._source[message],
+                        self._packing.tag(sequence, message),
+                    )
+                )
+                self._what.append((flight, message, False))
+            opened_any = True
+        return opened_any
+
+    def _complete(self, indices: list[int]) -> None:
+        finished = [self._what[index] for index in indices]
+        for index in sorted(indices, reverse=True):
+            last_request, last_what = self._requests.pop(), self._what.pop()
+            if index < len(self._requests):
+                self._requests[index], self._what[index] = last_request, last_what
+        for flight, message, is_send in finished:
+            if is_send:
+                target, nbytes = self._target[message], self._packing.nbytes(flight, message)
+                self._outstanding -= nbytes
+                self._to[target] -= nbytes
+                for entry in self._deferred.pop(target, ()):
+                    heapq.heappush(self._ready, entry)
+                flight.unsent -= 1
+                self._note("sent", flight, message, self._target[message])
+            else:
+                self._received(flight, message)
+            self._retire(flight)
+
+    def _received(self, flight: Flight, message: int) -> None:
+        assembly = flight.assembly
+        assert assembly is not None
+        if isinstance(assembly, CodedAssembly):
+            assembly.locate(self._first[message], self._count[message])
+        self.traffic.bytes_received += self._packing.nbytes(flight, message)
+        self.traffic.messages_received += 1
+        self._note("received", flight, message, self._source[message])
+        for chunk in range(self._first[message], self._first[message] + self._count[message]):
+            for place in self._waiters[chunk]:  # first pass on, then look
+                flight.missing[place] -= 1
+                if not flight.missing[place]:
+                    heapq.heappush(self._ready, (flight.sequence, place))
+        self._issue()
+        for chunk in range(self._first[message], self._first[message] + self._count[message]):
+            healthy = not assembly.problem
+            assembly.arrived(chunk)
+            if healthy and assembly.problem:
+                assembly.problem += f", as received from host {self._source[message]}"
+        flight.unreceived -= 1
+        if not flight.unreceived:
+            self._conclude(flight, assembly)
+
+    def _conclude(self, flight: Flight, assembly: Assembly) -> None:
+        """All chunks are here: seal the version, or refuse it."""
+        header, opened = flight.headers[0], flight.opened
+        assert opened is not None
+        flight.done = True
+        seconds, found, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
+        if not assembly.problem:
+            found = assembly.model_checksum()
+        if assembly.problem:
+            self.traffic.refused += 1
+        else:
+            hold = bases is not None or (self._coding is None and flight.unsent > 0)
+            flight.held = opened.seal(assembly.version, header["values"].copy(), found, int(header["time_ns"]), hold)
+            flight.opened = opened if hold and flight.held is None else None
+            self.traffic.sealed += 1
+            seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
+        if bases is not None and isinstance(assembly, CodedAssembly):
+            if not assembly.problem:
+                bases.keep(
+                    flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon
+                )
+                flight.held = flight.opened = None
+            bases.ended(flight.sequence, assembly.back)
+        self.reports.append(Report(flight.sequence, assembly.version, assembly.problem, seconds))
+        self._note("refused" if assembly.problem else "sealed", flight, 0, self._host)
+
+    # -- sending
+
+    def _issue(self) -> bool:
+        """Hand ready messages to MPI, earliest first, while the window has room; True if any went. A slow target holds
+        up only its own."""
+        issued = False
+        while self._ready and self._outstanding < self._window:
+            sequence, place = heapq.heappop(self._ready)
+            flight, message = self._flights[sequence], self._mine[place]
+            target = self._target[message]
+            if self._to.get(target, 0) >= self._share:
+                self._deferred.setdefault(target, []).append((sequence, place))
+                continue
+            if flight.encoder is not None:
+                flight.encoder.code(self._first[message], self._count[message])
+            self._requests.append(self._packing.send(self._isend, flight, message, target))
+            nbytes = self._packing.nbytes(flight, message)
+            self._what.append((flight, message, True))
+            self._outstanding += nbytes
+            self._to[target] = self._to.get(target, 0) + nbytes
+            self.traffic.bytes_sent += nbytes
+            self.traffic.messages_sent += 1
+            self._note("send", flight, message, self._target[message])
+            issued = True
+        return issued
+
+    def _retire(self, flight: Flight) -> None:
+        """Give a version's memory back once it has ended here and its last byte has left."""
+        if not flight.done or flight.unsent or self._flights.pop(flight.sequence, None) is None:
+            return
+        if flight.encoder is not None:
+            flight.encoder.release()
+        elif flight.held is not None:
+            flight.held.release()
+        elif flight.opened is not None:
+            flight.opened.abandon()
+        if self._coding is not None:
+            self._coding.give(flight.data)
+
+    def _note(self, what: str, flight: Flight, message: int, peer: int) -> None:
+        if self._tracing:
+            self.traffic.trace.append((time.perf_counter_ns(), what, flight.sequence, message, peer))

@@ -1,0 +1,252 @@
+"""Measuring the links between relays: rates each way, latency, and what a message costs (the processor's part:
+`processor`).
+
+Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two.
+In each round every host sends to the one a certain number of places further on, which answers when it has everything; a
+host's rate each way is the best of all rounds, so a slow partner does not count against it. Nobody spins while it
+waits. Models must be at rest meanwhile."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.transport.processor import measure_processor
+from ddrl.distribution.transport.requests import COLLECTIVE_TAG, Exchange, Guard, Unguarded
+from ddrl.distribution.transport.waits import rest
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+PIECE = 1 << 15  # bytes of a message in the rounds
+ROUND_SECONDS = 0.06
+LOOK_SECONDS = 1e-3  # that a message waits for its relay to look, about
+# on one machine the kernel's packets and the looks that find nothing cost its cores about as much again as the relays'
+# own work
+SHARED_CPU = 2.0
+CROWDED, CROWDED_LOOK = (
+    12.0,
+    4e-4,
+)  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
+FEWEST, MOST = 4, 1 << 11  # pieces in a round
+ROUNDS = 12  # partners of each host, at most
+FRAME_BYTES = 40  # of TCP and IP, by packet
+PACKET_BYTES = 1448
+RECENT = 5  # models
+SLOWER = 1.5
+ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
+TAG = COLLECTIVE_TAG + 1
+
+
+@dataclass(frozen=True)
+class Links:
+    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct
+    machines below the hosts.
+
+    `message_seconds`, `byte_seconds`: of the processor, at both ends together.
+    """
+
+    up: list[float]
+    down: list[float]
+    latency: float
+    message_seconds: float
+    machines: int
+    cores: int
+    byte_seconds: float
+
+    @property
+    def least_rest(self) -> float:
+        """Seconds that each relay rests between two looks where very many share a core, so that looking does not take
+        what moving needs; else 0."""
+        sharing = len(self.up) / self.cores if self.machines == 1 else 1.0
+        return CROWDED_LOOK * sharing if sharing > CROWDED else 0.0
+
+    def network(self) -> Network:
+        """For the simulator. Hosts that stand on one machine share its cores."""
+        rates = [*self.up, *self.down[1:]]
+        middle = statistics.median(rates)
+        if max(rates) < ALIKE * middle and min(rates) > middle / ALIKE:  # what differs less is noise
+            up = down = [middle] * len(self.up)
+        else:
+            up, down = self.up, self.down
+        shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
+        message = 0.5 * self.message_seconds * (SHARED_CPU if shared else 1.0)
+        latency = self.latency + max(LOOK_SECONDS, 0.5 * self.least_rest)
+        return Network(
+            up,
+            down,
+            latency=latency,
+            send_cpu=message,
+            receive_cpu=message,
+            cpu_byte=0.5 * self.byte_seconds,
+            cores=shared,
+        )
+
+
+def measure_links(comm: MPI.Comm, guard: Guard | None = None) -> Links:
+    """Measure; every rank returns the same. `guard` sees when another relay fails meanwhile."""
+    size = comm.size
+    if size == 1:
+        return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1, 0.0)
+    guard = guard or Unguarded()
+    probe = _Probe(comm, guard)
+    latency = probe.latency()
+    pieces = FEWEST
+    up, down = np.zeros(size), np.zeros(size)
+    shifts = list(range(1, size))
+    if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
+        few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
+        shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
+    probe.round(1, FEWEST)  # opens connections and fills token buckets' debts
+    while True:  # a first look at how much fits into a round
+        seconds = float(np.median(probe.gather(probe.round(shifts[0], pieces))))
+        if seconds > 0.3 * ROUND_SECONDS or pieces >= MOST:
+            break
+        pieces = min(MOST, pieces * 4)
+    pieces = max(FEWEST, min(MOST, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
+    for shift in shifts:
+        seconds = probe.round(shift, pieces)
+        partner, rate = (comm.rank + shift) % size, pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
+        up[comm.rank], down[partner] = max(up[comm.rank], rate), max(down[partner], rate)
+    fan = probe.fan_out(pieces)
+    up, down = probe.reduce(up, np.maximum), probe.reduce(down, np.maximum)
+    up[0] = max(up[0], fan)
+    machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
+    message, byte = measure_processor(comm, float(np.median([up, down])), probe, guard)
+    probe.close()
+    return Links(up.tolist(), down.tolist(), latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte)
+
+
+def _machine() -> str:
+    """Names the machine under a host, namespaces and containers seen through."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        import platform
+
+        return platform.node()
+
+
+class _Probe(Exchange):
+    """Rounds of messages on one communicator."""
+
+    def __init__(self, comm: MPI.Comm, guard: Guard) -> None:
+        super().__init__(comm, guard)
+        self._out = np.zeros(PIECE, np.uint8)
+        self._nothing = np.zeros(1, np.uint8)
+        self._in = np.zeros((MOST, PIECE), np.uint8)
+
+    def latency(self) -> float:
+        """Half a round trip of an empty message between the root and a few hosts, the median."""
+        times: list[float] = []
+        nothing = np.zeros(1, np.uint8)
+        for host in sorted({1, self.size // 2 or 1, self.size - 1}):
+            self.barrier()
+            for turn in range(6):
+                if self.rank == 0:
+                    begun = time.perf_counter()
+                    self.wait([self.send(nothing, host, TAG)])
+                    self.wait([self.receive(nothing, host, TAG)])
+                    if turn:
+                        times.append(0.5 * (time.perf_counter() - begun))
+                elif self.rank == host:
+                    self.wait([self.receive(nothing, 0, TAG)])
+                    self.wait([self.send(nothing, 0, TAG)])
+        return float(max(self.gather(float(np.median(times)) if times else 0.0)))
+
+    def round(self, shift: int, pieces: int) -> float:
+        """Everybody sends `pieces` to the host `shift` places on; seconds until that host says that it has them all.
+
+        Timed by the sender, so that a process that is late can only make a link look slower, never faster.
+        """
+        from mpi4py import MPI
+
+        size, rank = self.size, self.rank
+        source, target = (rank - shift) % size, (rank + shift) % size
+        done = np.zeros(1, np.uint8)
+        self.barrier()
+        receives = [self.receive(self._in[index], source, TAG + 2) for index in range(pieces)]
+        answer = self.receive(done, target, TAG + 4)
+        begun = time.perf_counter()
+        sends = [self.send(self._out, target, TAG + 2) for _ in range(pieces)]
+        answered = False
+        while not answer.Test():
+            self.look()
+            if not answered and MPI.Request.Testall(receives):
+                sends.append(self.send(self._nothing, source, TAG + 4))
+                answered = True
+            rest(begun)
+        seconds = time.perf_counter() - begun
+        self.wait(receives)
+        if not answered:
+            sends.append(self.send(self._nothing, source, TAG + 4))
+        self.wait(sends)
+        return seconds
+
+    def fan_out(self, pieces: int) -> float:
+        """Rate at which the root can send to up to 8 hosts at once [bytes/s]."""
+        targets = range(1, min(9, self.size))
+        share = max(2, pieces // 4)
+        self.barrier()
+        begun = time.perf_counter()
+        if self.rank == 0:
+            self.wait([self.send(self._out, host, TAG + 3) for _ in range(share) for host in targets])
+        elif self.rank in targets:
+            self.wait([self.receive(self._in[index], 0, TAG + 3) for index in range(share)])
+        ended = time.perf_counter() - begun if self.rank in targets else 0.0
+        slowest = max(self.gather(ended))
+        return len(targets) * share * PIECE / max(slowest, 1e-9)
+
+
+class PaceWatch:
+    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the
+    machine is busy.
+
+    The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time.
+    """
+
+    def __init__(self, interval: float = 20.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._interval = clock, interval
+        self._begun: dict[int, float] = {}
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=RECENT)
+        self._rest_until = clock() + interval
+
+    def restart(self) -> None:
+        """A new plan: forget how long models took."""
+        if len(self._last) == RECENT and self.suspicious:
+            self._interval *= 2
+        self._begun.clear()
+        self._first.clear()
+        self._last.clear()
+        self._rest_until = self._clock() + self._interval
+
+    def began(self, sequence: int) -> None:
+        """A model has left."""
+        self._begun[sequence] = self._clock()
+
+    def ended(self, sequence: int) -> None:
+        """It has been confirmed everywhere."""
+        seconds = self._clock() - self._begun.pop(sequence, math.inf)
+        if len(self._first) < RECENT:
+            self._first.append(seconds)
+        else:
+            self._last.append(seconds)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the last models took half as long again as the first, and it is time to look."""
+        if len(self._last) < RECENT or self._clock() < self._rest_until:
+            return False
+        return statistics.median(self._last) > SLOWER * statistics.median(self._first)

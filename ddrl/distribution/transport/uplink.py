@@ -1,0 +1,163 @@
+"""Experience from a host's lanes to the trainer's host: rows as bytes, in blocks, each once and in order per lane.
+
+A relay's `UplinkSender` drains its host's lanes into a block and sends it in synchronous mode, two blocks at most on
+their way: a block is gone only when the root has taken it, and the root takes a host's next block only when the last
+one fits into that host's lane to the trainer. So a slow trainer fills that lane, then the blocks, then the host's
+lanes, and at last its rollouts wait: backpressure reaches them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.channels.lane import Lane, LaneSet
+from ddrl.distribution.transport.requests import Posted
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+BLOCKS = 2  # per relay, on their way
+
+
+class UplinkSender:
+    """Drains `lanes` and sends to rank 0. A block goes when a quarter of it waits, or `period` seconds after the last.
+
+    A block holds at most `block_bytes`, and no more rows than the lanes.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, tag: int, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float
+    ) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._tag, self._lanes, self._mpi, self._period = comm, tag, lanes, MPI, period
+        # No more than the lanes hold: rows that wait in blocks are as late as rows that wait in lanes.
+        rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
+        self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
+        self._requests: list[Any] = [MPI.REQUEST_NULL] * BLOCKS
+        self._enough = max(1, rows // 4)
+        self._last = 0.0
+        self.rows = self.bytes_sent = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return bool(self._mpi.Request.Testall(self._requests))
+
+    @property
+    def pending(self) -> int:
+        """Rows that wait in this host's lanes."""
+        return self._lanes.pending
+
+    def progress(self, flush: bool = False) -> bool:
+        """Send what waits, if a block is free; True if anything went."""
+        now = time.monotonic()
+        pending = self._lanes.pending
+        if not pending or (pending < self._enough and not flush and now - self._last < self._period):
+            self._mpi.Request.Testall(self._requests)
+            return False
+        for index, request in enumerate(self._requests):
+            if request.Test():
+                block = self._blocks[index]
+                rows = self._lanes.drain(block)
+                if not rows:
+                    return False
+                data = block[:rows].view(np.uint8)
+                self._requests[index] = self._comm.Issend(data, 0, self._tag)
+                self.rows += rows
+                self.bytes_sent += data.nbytes
+                self._last = now
+                return True
+        return False
+
+    def posted(self) -> Posted:
+        """Requests that stand."""
+        return Posted([], self._requests, self._blocks)
+
+    def close(self) -> None:
+        """Wait until the last block has been taken."""
+        self._mpi.Request.Waitall(self._requests)
+
+
+class UplinkReceiver:
+    """The root's end: one block at a time from each relay, rank i + 1 into `lanes[i]`, in order."""
+
+    def __init__(
+        self, comm: MPI.Comm, tag: int, lanes: Sequence[Lane], row_dtype: np.dtype[Any], block_bytes: int
+    ) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._tag, self._lanes, self._mpi = comm, tag, list(lanes), MPI
+        rows = max(1, block_bytes // row_dtype.itemsize)
+        self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
+        self._requests: list[Any] = [
+            comm.Irecv(block.view(np.uint8), index + 1, tag) for index, block in enumerate(self._blocks)
+        ]
+        self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block that found no room yet
+        self.rows = self.bytes_received = self.discarded = self.placed = 0
+
+    @property
+    def idle(self) -> bool:
+        """Every row that came stands in its lane."""
+        return not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """Rows that have come and found no room yet."""
+        return sum(len(rows) for rows in self._waiting.values())
+
+    def progress(self) -> bool:
+        """Take blocks and put rows into lanes, as far as there is room; True if anything moved."""
+        moved = False
+        statuses: list[Any] = []
+        for index, status in zip(self._mpi.Request.Testsome(self._requests, statuses) or (), statuses, strict=False):
+            length = status.Get_count(self._mpi.BYTE)
+            self.bytes_received += length
+            rows = length // self._blocks[index].dtype.itemsize
+            self.rows += rows
+            self._waiting[index] = self._blocks[index][:rows]
+            moved = True
+        for index in list(self._waiting):
+            rows, lane = self._waiting[index], self._lanes[index]
+            room = min(len(rows), lane.capacity - len(lane))
+            if room:
+                moved = True
+                placed = lane.push(rows[:room])
+                self.placed += placed
+                rows = rows[placed:]
+            if len(rows) and lane.closed:  # its consumer wants no more
+                self.discarded += len(rows)
+                rows = rows[:0]
+            if len(rows):
+                self._waiting[index] = rows
+            else:
+                self._take_next(index)
+        return moved
+
+    def discard(self) -> int:
+        """Give up rows that find no room, because nobody drains the lanes any more; returns how many, all told in
+        `discarded`."""
+        lost = self.waiting
+        self.discarded += lost
+        for index in list(self._waiting):
+            self._take_next(index)
+        return lost
+
+    def _take_next(self, index: int) -> None:
+        self._waiting.pop(index, None)
+        self._requests[index] = self._comm.Irecv(self._blocks[index].view(np.uint8), index + 1, self._tag)
+
+    def posted(self) -> Posted:
+        """Requests that stand."""
+        return Posted(self._requests, [], self._blocks)
+
+    def close(self) -> None:
+        """Withdraw the receives."""
+        for request in self._requests:
+            if request:
+                request.Cancel()
+        self._mpi.Request.Waitall(self._requests)

@@ -1,0 +1,56 @@
+"""`python -m ddrl.run` with an exception injected into one relay.
+
+`python failing_run.py WHERE HOST MOMENT_FILE ARGUMENTS`: WHERE names a place in `PLACES`. The file gets
+the time of the exception. Started under mpirun by test_failures.py."""
+
+import sys
+import time
+from pathlib import Path
+
+import ddrl
+import ddrl.run.relay as run_relay
+from ddrl.distribution.relay.core import Relay
+from ddrl.distribution.relay.membership import Membership
+from ddrl.distribution.relay.models import Models
+from ddrl.distribution.transport import links, processor
+from ddrl.distribution.transport.executor import Executor
+
+REPOSITORY = Path(__file__).parents[2]
+MESSAGES_BEFORE = 30  # that an executor has received when it fails: versions are under way then
+# of each place: its owner, its name there, and the relay's rank and whether it is time, from the first argument
+PLACES = {
+    "start": (run_relay, "_share_policy", lambda membership: membership.rank, None),
+    "measuring": (links._Probe, "round", lambda probe: probe.rank, None),
+    "processor": (processor, "_message_seconds", lambda comm: comm.rank, None),
+    "planning": (Models, "_build", lambda models: models._membership.rank, None),
+    "receiving": (
+        Executor,
+        "progress",
+        lambda executor: executor._host,
+        lambda executor: executor.traffic.messages_received + executor.traffic.messages_sent > MESSAGES_BEFORE,
+    ),
+    "running": (Relay, "_count", lambda relay: relay.rank, lambda relay: relay._local.mailbox.newest >= 3),
+    "end": (Relay, "_end", lambda relay: relay.rank, None),
+    "leaving": (Membership, "leave", lambda membership: membership.rank, None),
+}
+
+
+def inject(where, host, moment):
+    owner, name, rank_of, is_time = PLACES[where]
+    inner = getattr(owner, name)
+
+    def failing(first, *arguments, **keywords):
+        if rank_of(first) == host and (is_time is None or is_time(first)):
+            moment.write_text(repr(time.time()))
+            raise RuntimeError("injected here")
+        return inner(first, *arguments, **keywords)
+
+    setattr(owner, name, failing)
+
+
+if __name__ == "__main__":
+    assert Path(ddrl.__file__).parents[1] == REPOSITORY, f"{ddrl.__file__} is not the code under test"
+    inject(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    from ddrl.run.__main__ import main
+
+    sys.exit(main(sys.argv[4:]))

@@ -1,0 +1,44 @@
+"""Relays of emulated hosts with a scheme and a codec from outside; `python plugin_ranks.py HOP MASK`. Rank 0 prints one
+JSON line of findings."""
+
+import sys
+
+import numpy as np
+from ranks import RANK, Host, model, report
+
+from ddrl.core.config import ClusterConfig
+
+NBYTES = 5000
+
+
+def main():
+    hop, mask = int(sys.argv[1]), int(sys.argv[2])
+    cluster = ClusterConfig(scheme="outside:Hops", codec="outside:Masked")
+    host = Host(NBYTES, cluster, tables={"cluster.hops": {"hop": hop}, "cluster.masked": {"mask": mask}}, trace=True)
+    if RANK == 0:
+        host.publish(0)
+    first = None
+    while not host.relay.finished:
+        executor = host.relay.models.executor
+        if RANK and executor is not None and first is None:
+            flight = next(iter(executor._flights.values()))
+            if flight.headers["length"][0]:
+                first = int(flight.data[0])  # as it travels
+        host.relay.progress()
+        if RANK == 0 and host.relay.sender.confirms and host.relay.sender.settled:
+            host.stop()
+    pin = host.reader.pin()
+    plan = host.relay.models.executor.plan
+    report(
+        scheme=plan.scheme,
+        parameters=plan.parameters,
+        source=plan.source.tolist(),
+        whole=bool(np.array_equal(pin.data, model(0, NBYTES))),
+        first_byte=int(model(0, NBYTES)[0]),
+        travelled=first,
+        problems=host.problems(),
+    )
+
+
+if __name__ == "__main__":
+    main()
