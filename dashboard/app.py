@@ -24,6 +24,7 @@ a:focus-visible, button:focus-visible { outline: 2px solid currentColor !importa
 [data-testid=stSidebarNav] li:first-child { display: none; }
 </style>""")
 
+watch.read_address()
 pages = [
     st.Page(path, title=path.stem.partition("_")[2].capitalize(), url_path=path.stem.partition("_")[2])
     for path in sorted((Path(__file__).parent / "pages").glob("*.py"))

@@ -82,13 +82,26 @@ def show(names: list[str]) -> None:
     st.rerun()
 
 
+def read_address() -> None:
+    """Take what the address says, once: the pages' own moves drop it, and every page writes it anew."""
+    state, query = st.session_state, st.query_params
+    if "read" in state:
+        return
+    state["read"] = True
+    if "run" in query:
+        state["names"] = query.get_all("run")
+    if query.get("x") in AXES:
+        state["x"] = query["x"]
+    with contextlib.suppress(KeyError, ValueError):
+        state["smoothing"] = min(max(float(query["smoothing"]), 0.0), 0.99)
+    state["log"] = query.get("log") == "1"
+
+
 def _choose(names: list[str]) -> None:
     """The chosen runs: those of the address, those that the user chose, else the newest, which a newer one replaces."""
     state = st.session_state
-    if "newest" not in state and "run" in st.query_params:
-        state["names"] = [name for name in st.query_params.get_all("run") if name in names]
     chosen, newest = state.get("names", []), names[:1]
-    followed = chosen == [state.get("newest")] or not chosen  # a comparison, or an older run, stays chosen
+    followed = not chosen or chosen == [state.get("newest")]  # a comparison, or an older run, stays chosen
     if "wanted names" in state:
         chosen = state.pop("wanted names")
     elif followed and state.get("follow", True):
@@ -100,14 +113,9 @@ def _choose(names: list[str]) -> None:
 def choose_runs(*, curves: bool = False) -> None:
     """The sidebar: folder, runs to show, and where a page has them (`curves`) what its curves look like. All of it is
     part of the page's address."""
-    state, query = st.session_state, st.query_params
-    for name, default in (("x", "env_steps"), ("smoothing", 0.0), ("log", False)):  # pages without them keep them
-        if name not in state and name in query:
-            with contextlib.suppress(ValueError):
-                state[name] = type(default)(float(query[name])) if name != "x" else query[name]
-        state[name] = state.get(name, default)
-    if state["x"] not in AXES:
-        state["x"] = "env_steps"
+    state = st.session_state
+    for name, default in (("x", "env_steps"), ("smoothing", 0.0), ("log", False)):
+        state[name] = state.get(name, default)  # a page without its widget keeps it so
     with st.sidebar:
         st.text_input(
             "Runs folder",
@@ -140,7 +148,7 @@ def choose_runs(*, curves: bool = False) -> None:
         _look_for_runs(tuple(names), tuple(run_status(path).state for path in state["paths"]))
         with st.expander("A run on another machine"):
             st.markdown(REMOTE)
-    query.from_dict(
+    st.query_params.from_dict(
         {"run": state["names"], "x": state["x"], "smoothing": f"{state['smoothing']:g}", "log": str(int(state["log"]))}
     )
 

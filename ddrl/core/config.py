@@ -301,7 +301,7 @@ class TelemetryConfig:
     bind: str = setting(
         "127.0.0.1",
         "address",
-        "Where those sockets listen; beyond loopback they are encrypted with keys kept in RUN/keys.",
+        "Where those sockets listen. Commands always need the keys in RUN/keys; beyond loopback the records do too.",
     )
     live_port: int = setting(0, "port", "Port of the records; 0: a free one, written to RUN/live.json.", ge=0, le=65535)
     control_port: int = setting(

@@ -106,8 +106,8 @@ def series_over(
     bottoms = [float(np.nanmin(table[name])) for table in runs.values() if np.isfinite(table[name]).any()]
     if log:
         figure.update_yaxes(type="log")
-    elif tops and max(tops) > DIVERGED * float(np.median(tops)) > 0 <= min(bottoms):
-        top = 1.2 * max(value for value in tops if value <= DIVERGED * float(np.median(tops)))
+    elif tops and max(tops) > DIVERGED * sorted(tops)[(len(tops) - 1) // 2] > 0 <= min(bottoms):
+        top = 1.2 * max(value for value in tops if value <= DIVERGED * sorted(tops)[(len(tops) - 1) // 2])
         figure.update_yaxes(range=[0, top])
         figure.add_annotation(
             text="a run leaves the picture above", x=1, y=1, xref="paper", yref="paper", showarrow=False, yanchor="top"
@@ -190,6 +190,7 @@ _SHARES = (
 
 def trainer_time(table: Table, *, height: int = 260) -> go.Figure:
     """Where the trainer's time goes, stacked shares of wall time. `table`: Run.series() with the *_share series."""
+    reported = np.isfinite([table[name] for name, _ in _SHARES]).any(axis=0)  # nothing is, once the run was stopped
     x, label = minutes(table["wall_seconds"])
     figure = new_figure("The trainer's time", label, "share of wall time", height=height)
     patterns = ("", "/", ".", "x", "-", "\\", "|")
@@ -202,8 +203,8 @@ def trainer_time(table: Table, *, height: int = 260) -> go.Figure:
         color = COLORS[index]
         pattern = {"shape": patterns[index], "fgcolor": color, "size": 6, "solidity": 0.25} if patterns[index] else None
         figure.add_scatter(
-            x=x,
-            y=np.nan_to_num(values),
+            x=x[reported],
+            y=np.nan_to_num(values[reported]),
             name=words,
             mode="lines",
             stackgroup="shares",

@@ -157,9 +157,11 @@ def recording_rates(table: Table, *, height: int = 260) -> go.Figure:
     figure = new_figure("Recorded and learned from", label, "transitions / s", height=height)
     if len(table) < 2:
         return say_nothing_yet(figure, "no records yet")
+    # What is drained after the stop is no speed.
+    going = np.isfinite(table["learn_share"][1:]) if "learn_share" in table.columns else np.ones(len(x) - 1, bool)
     seen: list[NDArray[np.float64]] = []
     for index, (name, words) in enumerate((("rows_recorded", "recorded"), ("samples", "learned from"))):
-        values = rates(table[name], table["wall_seconds"])
+        values = np.where(going, rates(table[name], table["wall_seconds"]), np.nan)
         seen.append(values[np.isfinite(values) & (values > 0)])
         add_line(figure, x[1:], values, words, index)
     most, least = (

@@ -264,7 +264,8 @@ class SeriesWindow:
             self._moments.popleft()
         before = self._moments[0][0] if self._moments and not self._frozen else None
         self._moments.append((moment, held))
-        window = _Window(self.config, moment, before, sum(past for _, past in self._moments) / len(self._moments))
+        share_held = NAN if self._frozen else sum(past for _, past in self._moments) / len(self._moments)
+        window = _Window(self.config, moment, before, share_held)
         values = {
             across.name or metric.name: window.across(metric, across)
             for metric in self.metrics

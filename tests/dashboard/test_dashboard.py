@@ -355,7 +355,7 @@ def test_a_page_is_one_file_as_the_documentation_writes_it(tmp_path, browser):
         r"```python\n( *\"\"\"Subject.*?)```", (ROOT / "docs" / "telemetry.md").read_text(), re.DOTALL
     )
     shutil.copytree(ROOT / "dashboard", tmp_path / "dashboard", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "dashboard" / "pages" / "07_subject.py").write_text(textwrap.dedent(example))
+    (tmp_path / "dashboard" / "pages" / "08_subject.py").write_text(textwrap.dedent(example))
     with dashboard_of(tmp_path, tmp_path / "dashboard" / "app.py") as url, LiveRun(tmp_path / "runs" / "alpha"):
         browser.open(url)
         browser.wait_for("alpha", "running", "Updates / s")

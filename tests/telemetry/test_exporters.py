@@ -168,3 +168,41 @@ def test_gpus_are_read_through_nvml_into_the_row_of_the_hosts_relay(monkeypatch)
     assert found == [0.7, 2e9, 16e9]
     assert np.isnan(cells.values[0]).all()
     assert nvml.ended
+
+
+def test_an_nvml_question_without_an_answer_stops_neither_the_other_gpus_nor_the_processors(monkeypatch):
+    class NVMLError(Exception):
+        pass
+
+    def refuse(device):
+        raise NVMLError("Not Supported")
+
+    def of_second(value):
+        return lambda device: value if device else refuse(device)
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: refuse(0),
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=of_second(SimpleNamespace(gpu=90)),
+        nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=2e9, total=8e9),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    cells, reports = Cells(1), []
+    cells.values[0, COLUMNS.index("pid")] = os.getpid()
+    with HostSampler(cells, period=1000.0, report=reports.append) as sampler:
+        sampler.sample()
+        names = ("gpu0_utilization", "gpu0_memory", "gpu1_utilization", "gpu1_memory", "gpu_utilization")
+        values = [cells.values[0, COLUMNS.index(name)] for name in names]
+        assert np.isnan(values[0])
+        assert values[1:] == [0.25, 0.9, 0.25, 0.9]
+        assert reports == []
+        nvml.nvmlDeviceGetMemoryInfo = lambda device: 1 / 0  # no error of NVML's: a source that is broken
+        cells.values[0, COLUMNS.index("cpu_seconds")] = NAN
+        sampler.sample()
+        sampler.sample()
+        assert cells.values[0, COLUMNS.index("cpu_seconds")] > 0
+        assert len(reports) == 1
+        assert "ZeroDivisionError" in reports[0]
