@@ -42,7 +42,7 @@ if page.url_path:
     for candidate in pages:
         if candidate.url_path == wanted != page.url_path:
             st.switch_page(candidate)
-    watch.choose_runs(curves=page.url_path == "overview")
+    watch.choose_runs(with_curves=page.url_path == "overview")
     if watch.selection() or page.url_path == "runs":
         if watch.selection():
             watch.headline()

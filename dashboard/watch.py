@@ -90,11 +90,17 @@ def read_address() -> None:
     state["read"] = True
     if "run" in query:
         state["names"] = query.get_all("run")
+    kept = curves()
     if query.get("x") in AXES:
-        state["x"] = query["x"]
+        kept["x"] = query["x"]
     with contextlib.suppress(KeyError, ValueError):
-        state["smoothing"] = min(max(float(query["smoothing"]), 0.0), 0.99)
-    state["log"] = query.get("log") == "1"
+        kept["smoothing"] = min(max(float(query["smoothing"]), 0.0), 0.99)
+    kept["log"] = query.get("log") == "1"
+
+
+def curves() -> dict[str, Any]:
+    """What curves look like: x, smoothing, log. Kept apart from the widgets, whose values end with their page."""
+    return st.session_state.setdefault("curves", {"x": "env_steps", "smoothing": 0.0, "log": False})
 
 
 def _choose(names: list[str]) -> None:
@@ -110,12 +116,10 @@ def _choose(names: list[str]) -> None:
     state["newest"] = newest[0] if newest else None
 
 
-def choose_runs(*, curves: bool = False) -> None:
-    """The sidebar: folder, runs to show, and where a page has them (`curves`) what its curves look like. All of it is
-    part of the page's address."""
+def choose_runs(*, with_curves: bool = False) -> None:
+    """The sidebar: folder, runs to show, and where a page has them (`with_curves`) what its curves look like. All
+    of it is part of the page's address."""
     state = st.session_state
-    for name, default in (("x", "env_steps"), ("smoothing", 0.0), ("log", False)):
-        state[name] = state.get(name, default)  # a page without its widget keeps it so
     with st.sidebar:
         st.text_input(
             "Runs folder",
@@ -140,16 +144,20 @@ def choose_runs(*, curves: bool = False) -> None:
             key="follow",
             help="While the newest run alone is chosen; a comparison stays.",
         )
-        if curves:
+        kept = curves()
+        if with_curves:
+            for name, value in kept.items():
+                state.setdefault(name, value)
             st.radio("Charts over", list(AXES), key="x", horizontal=True, format_func=AXES.__getitem__)
             st.slider("Smoothing", 0.0, 0.99, key="smoothing", step=0.01)
             st.toggle("Logarithmic scale", key="log")
+            kept.update({name: state[name] for name in kept})
         state["paths"] = [by_name[name] for name in state["names"]]
         _look_for_runs(tuple(names), tuple(run_status(path).state for path in state["paths"]))
         with st.expander("A run on another machine"):
             st.markdown(REMOTE)
     st.query_params.from_dict(
-        {"run": state["names"], "x": state["x"], "smoothing": f"{state['smoothing']:g}", "log": str(int(state["log"]))}
+        {"run": state["names"], "x": kept["x"], "smoothing": f"{kept['smoothing']:g}", "log": str(int(kept["log"]))}
     )
 
 
@@ -169,11 +177,6 @@ def selection() -> list[Path]:
         st.session_state["wanted page"] = urlsplit(str(st.context.url or "")).path.rstrip("/").rpartition("/")[2]
         st.switch_page("app.py")
     return st.session_state["paths"]
-
-
-def x_axis() -> str:
-    """What charts are drawn over."""
-    return st.session_state.get("x", "env_steps")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def figures(runs: watch.Runs) -> None:
 
 def charts(runs: watch.Runs) -> None:
     """Return, and the series that tell why; runs that differ in their seed alone are one curve."""
-    x, smoothing, log = watch.x_axis(), st.session_state.get("smoothing", 0.0), st.session_state.get("log", False)
+    x, smoothing, log = watch.curves().values()
     figures = list(dict.fromkeys(name for run in runs.values() for name in run.figures))
     rows = [
         ("loss", *figures, "grad_norm"),

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 import watch
@@ -26,6 +27,8 @@ def health(runs: watch.Runs) -> None:
     else:
         over = "are alive" if run.status.goes_on else "had reported when the last record was written"
         st.caption(f"All {len(table['rank'])} ranks {over}.")
+    if not run.status.goes_on:
+        table["health"] = np.where(table["health"] == "alive", "reported", table["health"])
     left, right = st.columns([3, 2])
     left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
     watch.chart(right, plots.heartbeat_ages(latest, now, height=420), "beats")
