@@ -15,7 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 RECENT = 1 << 15  # [samples] window of the live percentiles
-NOTED = 1 << 13  # [samples] noted before they are counted
+PENDING = 1 << 13  # [samples] kept before they are counted
+
+
+class Recent:
+    """The newest values of a series that never ends, for percentiles of the moment."""
+
+    def __init__(self) -> None:
+        self._values = np.full(RECENT, -1, np.int64)
+        self._next = 0
+
+    def add(self, values: NDArray[np.int64]) -> None:
+        """Append values [n], at least 0."""
+        newest = values[-RECENT:]
+        self._values[(self._next + np.arange(len(newest))) % RECENT] = newest
+        self._next = (self._next + len(newest)) % RECENT
+
+    def percentile(self, percentile: float) -> float:
+        """NaN before the first value."""
+        present = self._values[self._values >= 0]
+        return float(np.percentile(present, percentile)) if len(present) else float("nan")
 
 
 class LagMeter:
@@ -23,14 +42,13 @@ class LagMeter:
 
     def __init__(self, newest: int = -1) -> None:
         """`newest`: the last version of the run this one resumes; such versions count as published now."""
+        self.consumption, self.arrival = Recent(), Recent()  # [versions], of samples and of rows
         self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
-        self._recent = np.full(RECENT, -1, np.int64)
-        self._next = 0
         self._acted, self._newest = (
-            np.zeros(NOTED, np.int64),
-            np.zeros(NOTED, np.int64),
-        )  # noted, not counted yet: [:_held]
-        self._held = 0
+            np.zeros(PENDING, np.int64),
+            np.zeros(PENDING, np.int64),
+        )  # not counted yet: [:_pending]
+        self._pending = 0
         self._consumed = 0
         self._arrived = 0
         self._in_flight_sum = 0.0
@@ -38,7 +56,7 @@ class LagMeter:
         self._publish_time = np.full(max(1024, newest + 1), time.monotonic())
 
     def published(self, version: int) -> None:
-        """Note when a version was published."""
+        """A version is published now."""
         if version >= len(self._publish_time):
             self._publish_time = np.concatenate([self._publish_time, np.zeros(max(len(self._publish_time), version))])
         self._publish_time[version] = time.monotonic()
@@ -46,43 +64,41 @@ class LagMeter:
     def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
         """Rows reached the trainer: [n] versions that acted."""
         if len(acted):
+            lag = np.maximum(newest - acted.astype(np.int64), 0)
+            self.arrival.add(lag)
             self._arrived += len(acted)
-            self._in_flight_sum += float(np.maximum(newest - acted.astype(np.int64), 0).sum())
+            self._in_flight_sum += float(lag.sum())
 
     def consumed(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Samples were learned from: [B] versions that acted. Only notes them: counting waits until there are many,
-        which costs a tenth."""
+        """Samples were learned from: [B] versions that acted. They are counted later, many at once, which costs a tenth."""
         count = len(acted)
-        if self._held + count > len(self._acted):
+        if self._pending + count > len(self._acted):
             self._settle()
             if count > len(self._acted):
                 self._acted, self._newest = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        end = self._held + count
-        self._acted[self._held : end] = acted
-        self._newest[self._held : end] = newest
-        self._held = end
+        end = self._pending + count
+        self._acted[self._pending : end] = acted
+        self._newest[self._pending : end] = newest
+        self._pending = end
         self._seconds_sum += count * time.monotonic()
 
     def _settle(self) -> None:
-        """Count what was noted."""
-        versions = self._acted[: self._held]
-        lag = np.maximum(self._newest[: self._held] - versions, 0)
+        """Count what is pending."""
+        versions = self._acted[: self._pending]
+        lag = np.maximum(self._newest[: self._pending] - versions, 0)
         counts = np.bincount(lag)
         if len(counts) > len(self._histogram):
             self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
         self._histogram[: len(counts)] += counts
-        newest = lag[-RECENT:]
-        self._recent[(self._next + np.arange(len(newest))) % RECENT] = newest
-        self._next = (self._next + len(newest)) % RECENT
-        self._consumed += self._held
+        self.consumption.add(lag)
+        self._consumed += self._pending
         self._seconds_sum -= float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
-        self._held = 0
+        self._pending = 0
 
     def recent(self, percentile: float) -> float:
         """Percentile of the newest samples' lag [versions]; NaN before the first."""
         self._settle()
-        seen = self._recent[self._recent >= 0]
-        return float(np.percentile(seen, percentile)) if len(seen) else float("nan")
+        return self.consumption.percentile(percentile)
 
     def summary(self) -> dict[str, Any]:
         """Percentiles over the whole run [versions], and mean parts."""

@@ -287,6 +287,7 @@ class Task:
             env_steps=state.env_steps,
             updates=state.updates,
             reason=self.reason.value,
+            best=self.best.evaluation.to_json() if self.best.evaluation is not None else None,
         )
         self._close()
         write_json(self.directory.summary, document)

@@ -36,7 +36,7 @@ COUNTERS = (
     *("env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "policy_version"),
     *("loss", "grad_norm"),
     *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds"),
-    *("lag_p50", "lag_p99", "rollout_wait", "epsilon", "heartbeat"),
+    *("lag_p50", "lag_p99", "arrival_lag_p50", "arrival_lag_p99", "rollout_wait", "epsilon", "heartbeat"),
 )
 
 
@@ -265,7 +265,8 @@ class Training:
     def report(self) -> None:
         """Store the slow figures: called a few times a second, not in the hot loop."""
         self._count["heartbeat"].set(time.time())
-        self._count["lag_p50"].set(self.lag.recent(50))
-        self._count["lag_p99"].set(self.lag.recent(99))
+        for percentile in (50, 99):
+            self._count[f"lag_p{percentile}"].set(self.lag.recent(percentile))
+            self._count[f"arrival_lag_p{percentile}"].set(self.lag.arrival.percentile(percentile))
         for name, value in self.source.figures().items():
             self._count[name].set(value)

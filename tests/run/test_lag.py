@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ddrl.run.lag import NOTED, RECENT, LagMeter
+from ddrl.run.lag import PENDING, RECENT, LagMeter
 
 
 def consume(meter: LagMeter, batches: int, size: int, seed: int = 0) -> np.ndarray:
@@ -20,7 +20,7 @@ def consume(meter: LagMeter, batches: int, size: int, seed: int = 0) -> np.ndarr
     return np.concatenate(lags)
 
 
-@pytest.mark.parametrize(("batches", "size"), [(7, 3), (3000, 32), (5, NOTED + 1), (3, 2 * RECENT + 5)])
+@pytest.mark.parametrize(("batches", "size"), [(7, 3), (3000, 32), (5, PENDING + 1), (3, 2 * RECENT + 5)])
 def test_percentiles_and_means_are_those_of_all_samples(batches: int, size: int) -> None:
     meter = LagMeter(0)
     lags = consume(meter, batches, size)
@@ -63,5 +63,7 @@ def test_versions_on_their_way_and_in_replay_are_told_apart() -> None:
         meter.published(version)
     meter.arrived(np.full(4, 2, np.uint64), newest=5)  # three versions old when it arrives
     meter.consumed(np.full(4, 2, np.uint64), 10)
+    assert meter.arrival.percentile(50) == 3
+    assert meter.recent(50) == 8
     assert meter.summary()["mean_in_flight"] == 3
     assert meter.summary()["mean_in_queue"] == 5
