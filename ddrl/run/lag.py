@@ -44,11 +44,8 @@ class LagMeter:
         """`newest`: the last version of the run this one resumes; such versions count as published now."""
         self.consumption, self.arrival = Recent(), Recent()  # [versions], of samples and of rows
         self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
-        self._acted, self._newest = (
-            np.zeros(PENDING, np.int64),
-            np.zeros(PENDING, np.int64),
-        )  # not counted yet: [:_pending]
-        self._pending = 0
+        self._acted, self._newest = np.zeros(PENDING, np.int64), np.zeros(PENDING, np.int64)
+        self._pending = 0  # how many of them are not counted yet
         self._consumed = 0
         self._arrived = 0
         self._in_flight_sum = 0.0
@@ -70,30 +67,13 @@ class LagMeter:
             self._in_flight_sum += float(lag.sum())
 
     def consumed(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Samples were learned from: [B] versions that acted. They are counted later, many at once, which costs a tenth."""
+        """Samples were learned from: [B] versions that acted. Counting many at once costs a tenth."""
         count = len(acted)
         if self._pending + count > len(self._acted):
             self._settle()
             if count > len(self._acted):
-                self._acted, self._newest = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        end = self._pending + count
-        self._acted[self._pending : end] = acted
-        self._newest[self._pending : end] = newest
-        self._pending = end
-        self._seconds_sum += count * time.monotonic()
-
-    def _settle(self) -> None:
-        """Count what is pending."""
-        versions = self._acted[: self._pending]
-        lag = np.maximum(self._newest[: self._pending] - versions, 0)
-        counts = np.bincount(lag)
-        if len(counts) > len(self._histogram):
-            self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
-        self._histogram[: len(counts)] += counts
-        self.consumption.add(lag)
-        self._consumed += self._pending
-        self._seconds_sum -= float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
-        self._pending = 0
+                self._acted, self._newest = np.zeros(PENDING, np.int64), np.zeros(PENDING, np.int64)
+        self._pending = 0  # how many of them are not counted yet
 
     def recent(self, percentile: float) -> float:
         """Percentile of the newest samples' lag [versions]; NaN before the first."""

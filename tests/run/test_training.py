@@ -13,8 +13,10 @@ from ddrl.channels.board import Board
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, LearnerConfig, RolloutConfig, RunConfig
 from ddrl.core.messages import VersionStamp
+from ddrl.core.metrics import Metric, columns
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.training import LiveSettings, Move, TrainerEnds, Training, TrainingState
@@ -45,7 +47,13 @@ class FakeSource:
 
     def sample(self) -> Any:
         self.drawn += 1
-        return SimpleNamespace(count=4, policy_version=np.zeros(4, np.uint64), number=self.drawn)
+        return SimpleNamespace(number=self.drawn)
+
+    def count(self, batch: Any) -> int:
+        return 4
+
+    def versions(self, batch: Any) -> np.ndarray:
+        return np.zeros(4, np.uint64)
 
     def learned(self, batch: Any, priority: Any) -> None:
         self.written_back.append((batch.number, priority))
@@ -61,7 +69,7 @@ class FakeLearner:
     """Two parts, the second of which is updated at every other draw."""
 
     parts = ("critic", "actor")
-    figures = ()
+    declaration = Declaration("fake", "epsilon_greedy", figures=(Metric("entropy", "gauge", "", ""),))
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -71,21 +79,28 @@ class FakeLearner:
     def prepare(self, source: FakeSource) -> Any:
         yield source.sample()
 
-    def gradient(self, batch: Any, part: str, *, statistics: bool) -> Any:
+    def gradient(self, batch: Any, part: str, statistics: bool) -> Any:
         self.calls.append(("gradient", part))
         if part == "actor" and batch.number % 2:
             return None
-        return SimpleNamespace(part=part, priority=batch.number * 10 if part == "critic" else None, figures={})
+        return SimpleNamespace(part=part, priority=batch.number * 10, statistics=statistics)
 
-    def apply(self, gradient: Any) -> None:
+    def apply(self, gradient: Any) -> float:
         self.calls.append(("apply", gradient.part))
+        return 1.0
+
+    def outcome(self, steps: list[tuple[Any, float]]) -> Any:
+        first = steps[0][0]
+        figures = {"loss": 0.5, "entropy": 0.25, "actor_loss": 9.0} if first.statistics else {}
+        return SimpleNamespace(priority=first.priority, figures=figures)
 
     def anneal(self, progress: float) -> None:
         self.progress.append(progress)
         self.lr = 1.0 - progress
 
-    def acting_vector(self) -> np.ndarray:
-        return np.full(NBYTES, len(self.calls) % 256, np.uint8)
+    @property
+    def parameters(self) -> Any:
+        return SimpleNamespace(host_view=lambda: np.full(NBYTES, len(self.calls) % 256, np.uint8))
 
 
 def make(**changes: Any) -> tuple[Training, FakeLearner, FakeSource, Lane, Mailbox]:
@@ -95,7 +110,7 @@ def make(**changes: Any) -> tuple[Training, FakeLearner, FakeSource, Lane, Mailb
         rollout=RolloutConfig(epsilon_start=1.0, epsilon_end=0.5, epsilon_decay_steps=10),
     )
     lane, mailbox = Lane.create(None, SCHEMA.dtype, 256), Mailbox.create(None, NBYTES, 3, 2)
-    counters = Counters.create(None, 1)
+    counters = Counters.create(None, 1, columns(FakeLearner.declaration.figures))
     ends = TrainerEnds(LaneSet([lane]), mailbox, Board.create(None), counters.row(0), SCHEMA.dtype)
     learner, source = FakeLearner(), FakeSource()
     return (
@@ -199,3 +214,11 @@ def test_a_mailbox_without_a_free_slot_puts_a_publish_off() -> None:
     readers[0].unpin()
     training.publish()
     assert training.state.policy_version == mailbox.newest == 3
+
+
+def test_figures_are_stored_by_name_where_the_algorithm_declares_them() -> None:
+    training, _, _, lane, _ = make()
+    push(lane, 1)
+    cycle(training)
+    assert training.ends.counters["loss"].value == 0.5
+    assert training.ends.counters["entropy"].value == 0.25
