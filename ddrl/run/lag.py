@@ -72,8 +72,25 @@ class LagMeter:
         if self._pending + count > len(self._acted):
             self._settle()
             if count > len(self._acted):
-                self._acted, self._newest = np.zeros(PENDING, np.int64), np.zeros(PENDING, np.int64)
-        self._pending = 0  # how many of them are not counted yet
+                self._acted, self._newest = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        end = self._pending + count
+        self._acted[self._pending : end] = acted
+        self._newest[self._pending : end] = newest
+        self._pending = end
+        self._seconds_sum += count * time.monotonic()
+
+    def _settle(self) -> None:
+        """Count what is pending."""
+        versions = self._acted[: self._pending]
+        lag = np.maximum(self._newest[: self._pending] - versions, 0)
+        counts = np.bincount(lag)
+        if len(counts) > len(self._histogram):
+            self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
+        self._histogram[: len(counts)] += counts
+        self.consumption.add(lag)
+        self._consumed += self._pending
+        self._seconds_sum -= float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
+        self._pending = 0
 
     def recent(self, percentile: float) -> float:
         """Percentile of the newest samples' lag [versions]; NaN before the first."""
