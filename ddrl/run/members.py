@@ -80,7 +80,7 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
     )
     reader = mailbox.reader(topology.row_of(assignment))
     recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
-    policy = ActingPolicy(model, outputs=recorded, seed=seed)
+    policy = ActingPolicy(model, outputs=recorded, seed=seed, flush_denormals=True)
     place = Place(assignment.index, topology.rollouts, seed)
     return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
 
@@ -90,7 +90,7 @@ class Evaluator:
 
     def __init__(self, config: Config, model: ActingModel) -> None:
         self._config = config
-        self._policy = ActingPolicy(model, outputs=())
+        self._policy = ActingPolicy(model, outputs=(), flush_denormals=True)
         most = max(config.evaluation.episodes, config.evaluation.confirm_episodes, 1)
         self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
         self._turn = 0

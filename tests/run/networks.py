@@ -33,3 +33,12 @@ class Dropout(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return self.layers(observation)
+
+
+class FlushesDenormals(Linear):
+    """Refuses to learn where denormal numbers are computed with."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if self.training and float(torch.full((1,), 1e-39) * 0.5) != 0.0:
+            raise FloatingPointError("denormal numbers are not flushed to zero")
+        return self.layer(observation)

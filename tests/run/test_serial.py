@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.run.launch import TINY, ddrl, segments_of, summary
+from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 
 
 def run(folder: Path, seed: int, *more: str) -> None:
@@ -80,3 +80,11 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(first, tmp_pat
     assert learned(newest(resumed)) == learned(newest(first))
     assert recorded(newest(resumed)) == recorded(newest(first))
     assert json.loads((resumed / "summary.json").read_text())["updates"] == summary(first)["updates"]
+
+
+@pytest.mark.parametrize("mode", [["--serial"], []], ids=["serial", "local"])
+def test_updates_compute_without_denormal_numbers(mode, tmp_path):
+    wanted = settings("learner.network=tests.run.networks:FlushesDenormals", f"run.dir={tmp_path / 'run'}")
+    done = ddrl(*mode, *TINY, *wanted, *settings("run.max_env_steps=600"))
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["updates"] > 10

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddrl.run.members import Evaluator
-from ddrl.run.process import Interrupts, set_torch_threads, spare_collector
+from ddrl.run.process import Interrupts, flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.task import Outcome, Reason, Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
@@ -22,6 +22,7 @@ def drive(
     try:
         set_torch_threads(task.config.learner.threads)
         spare_collector()
+        flush_denormals()
         task.start()
         while (outcome := task.turn()) is not Outcome.DONE:
             if interrupts.requested:

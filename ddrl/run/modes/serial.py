@@ -15,7 +15,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts, set_torch_threads, spare_collector
+from ddrl.run.process import Interrupts, flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
 
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
@@ -102,6 +102,7 @@ def run_serial(preparation: Preparation) -> dict[str, Any]:
     with Interrupts() as interrupts:
         run = SerialRun(preparation)
         spare_collector()
+        flush_denormals()
         try:
             while (outcome := run.turn()) is not Outcome.DONE:
                 if interrupts.requested:
@@ -120,6 +121,7 @@ def run_in_turns(preparations: Sequence[Preparation]) -> list[dict[str, Any]]:
     summaries: dict[int, dict[str, Any]] = {}
     try:
         runs += map(SerialRun, preparations)
+        flush_denormals()
         while len(summaries) < len(runs):
             for index, run in enumerate(runs):
                 if index not in summaries and run.turn() is Outcome.DONE:
