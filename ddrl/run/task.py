@@ -26,11 +26,10 @@ from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.failure import JobFailed, describe, read_failure
 from ddrl.run.host import HostChannels
-from ddrl.run.plans import PlanWatch
-from ddrl.run.steering import Steering
+from ddrl.run.observers import Observers
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
-from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
+from ddrl.telemetry import summarize
 
 if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from ddrl.run.members import Evaluator
 
 LEARNER = "learner.safetensors"
-LAW_PERIOD = 10.0  # [s] between snapshots of the selector's law, whose cost grows with replay
-LAW_POINTS = 512
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
 SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
 
@@ -109,25 +106,10 @@ class Task:
         self._newest_result = -1
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
         self._base = base
-        self.recorder = Recorder(
-            records.directory.path,
-            self.tables,
-            config,
-            figures=topology.declaration.figures,
-            base=base or None,
-            sinks=[ProgressLine(config)],
-        )
-        self._plans = PlanWatch(topology, channels, self.model.layout.nbytes, self.recorder.record_event)
-        self.steering = Steering(self.training, self.checkpoint, self._plans.ask)
-        self._control = None
-        if config.telemetry.live:
-            self._control = ControlServer(
-                records.directory.path, config, self.steering.handlers(), self.recorder.record_event
-            )
-        self._sampler = None
-        if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
-            self._sampler = HostSampler(channels.counters)
-        self._next_law = self._next_look = 0.0
+        nbytes = self.model.layout.nbytes
+        self.observers = Observers(records.directory, channels, self.training, nbytes, self.checkpoint, base or None)
+        self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
+        self._next_look = 0.0
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -135,11 +117,7 @@ class Task:
         """Publish the first version and open the gates."""
         self.training.publish()
         self.training.report()
-        self.steering.restore()
-        if self._sampler is not None:
-            self._sampler.start()
-        state = self.training.state
-        self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
+        self.observers.start()
 
     def turn(self) -> Outcome:
         """Make the next move, or none while the run is paused; between two draws also `attend`."""
@@ -167,8 +145,8 @@ class Task:
 
     def wait(self, timeout: float) -> None:
         """Sleep after an idle turn until there may be something to do, at most `timeout` [s]."""
-        if self.steering.paused and self._control is not None:
-            self._control.wait(timeout)
+        if self.steering.paused:
+            self.observers.wait(timeout)
         else:
             self.training.wait(timeout)
 
@@ -177,10 +155,7 @@ class Task:
         self.training.report()
         if self.board.command == Command.FAIL:
             raise JobFailed(read_failure(self.topology.run_id, 0))
-        if self._control is not None:
-            self._control.poll()
-        self._record_law()
-        self._plans.look()
+        self.observers.look()
         self._watch()
         self._read_evaluations()
         run, state = self.config.run, self.training.state
@@ -196,15 +171,7 @@ class Task:
 
     def accept(self, evaluation: Evaluation, vector: np.ndarray) -> None:
         """Record an evaluation of the acting parameters `vector`; the best policy so far is kept on disk."""
-        played = evaluation.played
-        self.recorder.record_evaluation(
-            played.mean,
-            played.std,
-            played.episodes,
-            env_steps=evaluation.env_steps,
-            updates=self.training.state.updates,
-            policy_version=evaluation.policy_version,
-        )
+        self.observers.record_evaluation(evaluation)
         self.best.consider(evaluation, vector)
 
     def _read_evaluations(self) -> None:
@@ -246,7 +213,7 @@ class Task:
         path = write_checkpoint(self.directory.checkpoints, steps, state, write, self.config.run.keep_checkpoints)
         self._next_checkpoint = self._checkpoint_after(steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
-        self.recorder.record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)
+        self._record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)
         return path
 
     def _checkpoint_after(self, env_steps: int) -> float:
@@ -265,7 +232,7 @@ class Task:
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
         self.board.command = Command.STOP
-        self.recorder.record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
+        self._record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
         if settle:
             self._settle()
         training, config = self.training, self.config.evaluation
@@ -277,9 +244,9 @@ class Task:
             self._judge(evaluator())
         self.best.save_unjudged(self.acting_vector())
         state = training.state
-        self.recorder.record_event("end", self.reason.value, env_steps=state.env_steps)
+        self._record_event("end", self.reason.value, env_steps=state.env_steps)
         document = summarize(
-            self.tables(),
+            self.observers.tables(),
             wall_seconds=training.seconds,
             evaluation=None if self.best.evaluation is None else self.best.evaluation.best,
             base=self._base,
@@ -289,7 +256,7 @@ class Task:
             reason=self.reason.value,
             best=self.best.evaluation.to_json() if self.best.evaluation is not None else None,
         )
-        self._close()
+        self.observers.close()
         write_json(self.directory.summary, document)
         return document
 
@@ -331,35 +298,8 @@ class Task:
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
-        self.recorder.record_event("error", text, rank=0)
-        self._close()
-
-    def forget_sockets(self) -> None:
-        """In a copy of the process (`process.leave_process_group`): sockets and threads belong to the original."""
-        self._control = self._sampler = None
-
-    def _close(self) -> None:
-        for part in (self._control, self._sampler, self.recorder):
-            if part is not None:
-                part.close()
-
-    # -- figures -------------------------------------------------------------------------------------------------------
-
-    def _record_law(self) -> None:
-        """How probable the picks are, by rank: what the dashboard's replay page draws."""
-        now = time.monotonic()
-        if now < self._next_law:
-            return
-        self._next_law = now + LAW_PERIOD
-        law = self.training.source.law()
-        if law is not None and len(law):
-            law = np.sort(law)[::-1]
-            points = np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)
-            self.recorder.record_snapshot("replay", law=law[points])
-
-    def tables(self) -> np.ndarray:
-        """The counters of all processes on all hosts [ranks, columns]."""
-        return np.concatenate([self.channels.counters.table(), *(mirror.table() for mirror in self.channels.mirrors)])
+        self._record_event("error", text, rank=0)
+        self.observers.close()
 
 
 def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:

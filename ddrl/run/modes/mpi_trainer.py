@@ -74,7 +74,7 @@ def _save_in_a_copy(task: Task) -> bool:
         return ended_well(child)
     status = 1
     try:
-        task.forget_sockets()
+        task.observers.forget_sockets()
         task.finish(settle=False)
         unlink_run(task.topology.run_id)  # nobody else will: the ranks are being killed
         _tell(f"saved; go on: python -m ddrl.run --resume {task.directory.path}")
