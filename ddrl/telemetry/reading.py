@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
 from ddrl.telemetry.directory import read_config
-from ddrl.telemetry.opening import APPLICATION_ID, FANOUT, SCHEMA_VERSION, quoted
+from ddrl.telemetry.opening import APPLICATION_ID, SCHEMA_VERSION, quoted
 from ddrl.telemetry.series import SERIES, Series
 from ddrl.telemetry.status import State, Status, run_status
-from ddrl.telemetry.store import FILE_NAME, LEVELS, unpack_table
+from ddrl.telemetry.store import FILE_NAME, spans, unpack_table
 
 if TYPE_CHECKING:
     import pandas
@@ -194,7 +194,7 @@ class Run:
         rows: list[tuple[Any, ...]] = []
         with self._plainly(), self._snapshot():
             end = self._last_tick() + 1
-            for level, begin, stop in _spans(since, end, points):
+            for level, begin, stop in spans(since, end, points):
                 rows += self._db.execute(select + " ORDER BY tick", (level, begin, stop)).fetchall()
         with self._plainly():
             data = np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(wanted))
@@ -327,26 +327,6 @@ class Run:
             raise RunDirError(
                 f"{self.path / FILE_NAME} cannot be read ({error}): it is half-written, damaged, or being deleted"
             ) from None
-
-
-def _spans(since: int, end: int, points: int | None) -> list[tuple[int, int, int]]:
-    """(level, first tick, end tick) whose rows together cover [since, end) in about `points` rows: coarse, then the
-    finer rest."""
-    level = 0
-    if points is not None:
-        while level < LEVELS - 1 and (end - since) > points * FANOUT**level:
-            level += 1
-    spans: list[tuple[int, int, int]] = []
-    begin = since - since % FANOUT**level
-    while begin < end or level > 0:
-        stop = end - end % FANOUT**level
-        if stop > begin:
-            spans.append((level, begin, stop))
-            begin = stop
-        if level == 0:
-            break
-        level -= 1
-    return spans
 
 
 def _quoted(path: Path) -> str:

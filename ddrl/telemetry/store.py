@@ -183,3 +183,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def spans(since: int, end: int, points: int | None) -> list[tuple[int, int, int]]:
+    """(level, first tick, end tick) whose rows together cover [since, end) in about `points` rows: coarse, then the
+    finer rest."""
+    level = 0
+    if points is not None:
+        while level < LEVELS - 1 and (end - since) > points * FANOUT**level:
+            level += 1
+    spans: list[tuple[int, int, int]] = []
+    begin = since - since % FANOUT**level
+    while begin < end or level > 0:
+        stop = end - end % FANOUT**level
+        if stop > begin:
+            spans.append((level, begin, stop))
+            begin = stop
+        if level == 0:
+            break
+        level -= 1
+    return spans
