@@ -178,13 +178,13 @@ class MarketDay:
         ecpm = np.exp(rng.standard_normal((total, slots), np.float32) * np.float32(config.ecpm_sigma))
         ecpm *= (config.ecpm * self.price[window]).astype(np.float32)[cell // (GENDERS * config.ages), None]
         bid_ad = config.contracts + 1 + np.arange(slots) + slots * rng.integers(0, 500, (total, slots))
-        if config.extra_bids:
-            absent = np.arange(slots) >= config.bids + rng.integers(0, config.extra_bids + 1, total)[:, None]
-            ecpm[absent], bid_ad[absent] = 0, 0
         mean = self.ctr_mean[window]
         ctr = _beta(rng, mean * config.ctr_count, (1 - mean) * config.ctr_count, (total, config.contracts))
         few = np.full(slots, config.ctr * config.ctr_count)
         bid_ctr = _beta(rng, few, config.ctr_count - few, (total, slots))
+        if config.extra_bids:
+            absent = np.arange(slots) >= config.bids + rng.integers(0, config.extra_bids + 1, total)[:, None]
+            ecpm[absent], bid_ad[absent], bid_ctr[absent] = 0, 0, 0
         eligible = market.contracts.eligible[cell]
         if config.filtered:
             eligible &= rng.random(eligible.shape, np.float32) >= config.filtered

@@ -102,10 +102,10 @@ def solve_dual(
     """The program in its dual, to a certified `gap`; starts from `alpha` [C] where given.
 
     Each round runs at most `sweeps` sweeps of exact coordinate descent, then finds a feasible plan: requests with a
-    clear margin take what the duals say, the program of the rest (at first 3000 requests) is solved by HiGHS, whose
+    clear margin take what the duals say, the program of the rest (at first 500 requests) is solved by HiGHS, whose
     duals begin the next round. Raises EnvError where `rounds` rounds do not reach the gap."""
     descent = _Descent(problem, np.zeros(len(problem.demand)) if alpha is None else alpha)
-    best, free = None, 3000
+    best, free = None, 500
     for _ in range(rounds):
         descent.run(sweeps)
         lower, alpha, beta = _round(problem, descent.alpha, descent.beta, free)
@@ -117,7 +117,7 @@ def solve_dual(
         best = replace(best, lower=max(best.lower, lower))
         if best.gap <= gap:
             return best
-        descent, free = _Descent(problem, best.alpha, best.beta), free * 3 // 2
+        descent, free = _Descent(problem, best.alpha, best.beta), free * 3
     assert best is not None
     raise EnvError(f"the dual of {len(problem.bid)} requests stands at a gap of {best.gap:.1e}, above {gap:.1e}")
 
@@ -153,7 +153,7 @@ class _Descent:
         problem = self.problem
         return problem.value + problem.rate * self.alpha[problem.column] - self.beta[problem.column]
 
-    def run(self, sweeps: int, tolerance: float = 1e-6) -> None:
+    def run(self, sweeps: int, tolerance: float = 1e-5) -> None:
         """At most `sweeps` sweeps; ends once no dual moves by `tolerance` of its penalty."""
         scale = np.maximum(self.problem.penalty, 1e-12)
         for _ in range(sweeps):

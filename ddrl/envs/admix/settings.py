@@ -44,7 +44,7 @@ class MarketConfig:
         0.05, "", "Probability that a filter takes a targeted contract out of a queue.", ge=0, le=1
     )
     drift: float = setting(0.3, "", "Standard deviation of the slow log-space levels of supply and prices.", ge=0)
-    drift_days: float = setting(1.0, "days", "Time in which a level's correlation falls to 1/e.", gt=0)
+    drift_days: float = setting(5.0, "days", "Time in which a level's correlation falls to 1/e.", gt=0)
     noise: float = setting(0.05, "", "Standard deviation of the log-space levels that are new in each window.", ge=0)
     billed: float = setting(1.0, "", "Mean rate from shown to billed; 1: every impression counts.", gt=0, le=1)
     billed_spread: float = setting(0.0, "", "Standard deviation over contracts of the logit of the billed rate.", ge=0)

@@ -76,7 +76,7 @@ def test_demand_lies_within_its_share_of_the_supply():
 
 
 def test_drift_moves_supply_prices_and_click_rates_slowly_and_none_stands_still_without_noise():
-    config = replace(SMALL, windows=48, noise=0.0, drift=0.6)
+    config = replace(SMALL, windows=48, noise=0.0, drift=0.6, drift_days=1.0)
     still, moving = Market(replace(config, drift=0.0)).day(2), Market(config).day(2)
     for name in ("price", "ctr_mean"):
         assert np.ptp(getattr(still, name), 0).max() < 1e-12
@@ -91,7 +91,7 @@ def test_drift_moves_supply_prices_and_click_rates_slowly_and_none_stands_still_
 
 
 def test_a_day_begins_where_the_day_before_it_ended():
-    market = Market(replace(SMALL, drift=0.6, noise=0))
+    market = Market(replace(SMALL, drift=0.6, noise=0, drift_days=1.0))
     first, second = market.day(7, 0)._levels, market.day(7, 1)._levels
     assert np.abs(second[0] - first[-1]).mean() < 0.7 * np.abs(second[0] - market.day(8, 0)._levels[-1]).mean()
 
