@@ -1,6 +1,6 @@
 """Ad mixing: how near to the hindsight optimum each baseline comes, over drift, feedback delay and billed rate.
 
-    python -m benchmarks.admix [--short] [--part PART] [--days N] [--baseline NAME] [--json FILE]
+    python -m benchmarks.admix [--short] [--part PART] [--cell TEXT] [--days N] [--baseline NAME] [--json FILE]
 
 Parts:
   speed        requests/s of the vectorized environment with random scores on one pinned core, n = 64 and n = 1
@@ -98,11 +98,14 @@ def interval(scores: list[float]) -> float:
     return float(stats.t.ppf(0.975, len(scores) - 1) * np.std(scores, ddof=1) / np.sqrt(len(scores)))
 
 
-def run_cells(part: str, short: bool, setup: Setup, baselines: list[str], figures: dict[str, Any], path: Path) -> None:
-    """Play every cell of a part, saving after each; what stands in `figures` with the same setup is kept."""
+def run_cells(
+    part: str, short: bool, setup: Setup, baselines: list[str], wanted: str, figures: dict[str, Any], path: Path
+) -> None:
+    """Play the cells of a part whose name holds `wanted`, saving after each; what stands in `figures` with the same
+    setup is kept."""
     held = figures.setdefault(part, {})
     ready: tuple[MarketConfig, Case, list[Case]] | None = None
-    for name, config, delay in CELLS[part](short):
+    for name, config, delay in (cell for cell in CELLS[part](short) if wanted in cell[0]):
         cell = held.get(name, {})
         if cell.get("setup") != asdict(setup) or cell.get("market") != asdict(config):
             cell = {"setup": asdict(setup), "market": asdict(config), "baselines": {}}
@@ -193,6 +196,8 @@ def main() -> None:
     parser = arguments("admix", __doc__ or "")
     parser.add_argument("--part", action="append", choices=["speed", "optimum", *CELLS], help="only these parts")
     parser.add_argument("--days", type=int, default=0, help="days reported a cell (default 20; 10 in orientation)")
+    parser.add_argument("--tuning-days", type=int, default=0, help="days each baseline is tuned on (default 5)")
+    parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
     parser.add_argument("--baseline", action="append", metavar="NAME", help="only these (default: all built-in ones)")
     options = parser.parse_args()
     baselines = options.baseline or list(plugins.names(PACKAGE))
@@ -205,8 +210,9 @@ def main() -> None:
             small = part == "orientation"
             days = options.days or (5 if options.short else 10 if small else 20)
             period = 2 if small else 5 if options.short else 20
-            setup = Setup(days, 3 if options.short else 5, period, own_counts=not small)
-            run_cells(part, options.short, setup, baselines, figures, options.json)
+            tuning_days = options.tuning_days or (3 if options.short else 5)
+            setup = Setup(days, tuning_days, period, own_counts=not small)
+            run_cells(part, options.short, setup, baselines, options.cell, figures, options.json)
         else:
             figures[part] = {"short": options.short, **(speed if part == "speed" else optimum)(options.short)}
             save(options.json, figures)

@@ -13,7 +13,7 @@ from ddrl.core.errors import ConfigError, EnvError
 from ddrl.envs.admix import Inventory, Market, MarketConfig
 from ddrl.envs.admix.baselines.pid import Pid
 from ddrl.envs.admix.baselines.resolving_lp import ResolvingLp
-from ddrl.envs.admix.replay import Decision, Feedback, Outlook, replay
+from ddrl.envs.admix.replay import Decision, Feedback, Outlook
 from ddrl.envs.admix.scoring import PACKAGE, SAMPLE, Case, candidates, forecast_sample, load, tune
 from tests.envs.admix.days import SMALL, HandDay, contracts, hand_env, market_env, requests
 
