@@ -18,6 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
+from ddrl.envs.admix.joint import arrays_of
 from ddrl.envs.admix.logs.day import open_log
 from ddrl.envs.admix.market import Market
 from ddrl.envs.admix.settings import MarketConfig, PlayConfig
@@ -53,10 +54,12 @@ class AdmixEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         """Take over a vector of one environment."""
         assert vector.num_envs == 1
         self.vector, self._over = vector, False
+        self._arrays = arrays_of(vector.spec)
         self.observation_space = spaces.Dict(
-            {name: _box(array.shape, array.dtype) for name, array in vector.spec.fields}
+            {name: _box(array.shape, array.dtype) for name, array in self._arrays.items()}
         )
-        self.action_space = spaces.Box(0.0, vector.spec.action_high, vector.spec.action.shape, np.float32)
+        low, high = (np.array(bound, np.float32) for bound in (vector.spec.action_low, vector.spec.action_high))
+        self.action_space = spaces.Box(low, high, dtype=np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -79,7 +82,7 @@ class AdmixEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         return self._named(step.observation), float(step.reward[0]), *ends, info
 
     def _named(self, state: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        return {name: np.asarray(state[name][0]) for name, _ in self.vector.spec.fields}
+        return {name: np.asarray(state[name][0]) for name in self._arrays}
 
 
 def generated_env(**settings: Any) -> AdmixEnv:

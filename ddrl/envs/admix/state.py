@@ -1,7 +1,7 @@
 """The state that a policy sees (fields chosen by settings), written into one structured array [n].
 
 `ad` [n, Q, fields], `ad_id` [n, Q], `queue_mask` [n, Q], `slot_id` [n], `overall` [n, fields], `traffic` [n, one-hot].
-Contract j stands in queue slot j, bid b in slot C + b, unless the queue is shuffled.
+Contract j stands in queue slot j, bid b in slot C + b, unless the queue is shuffled. What the mask leaves out is 0.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.specs import ArraySpec
 from ddrl.envs.admix.contracts import GENDERS, Contracts
 from ddrl.envs.admix.delivery import Delivery
+from ddrl.envs.admix.joint import Field
 from ddrl.envs.admix.settings import PlayConfig
 
 MAX_PACE = 4.0
@@ -32,20 +32,19 @@ class StateWriter:
         self._all = np.arange(count)
 
     @property
-    def fields(self) -> tuple[tuple[str, ArraySpec], ...]:
-        """Named arrays of one observation."""
-        queue = self.contracts.count + self._bids
-        named = [("queue_mask", ArraySpec((queue,), "bool"))]
+    def fields(self) -> tuple[Field, ...]:
+        """Named arrays of one observation, without the queue's mask."""
+        queue, named = self.contracts.count + self._bids, []
         if self._ids:
-            named.append(("ad_id", ArraySpec((queue,), "int32")))
+            named.append(Field("ad_id", (queue,), "int32", ("queue",)))
         if self._slots:
-            named.append(("slot_id", ArraySpec((), "int32")))
+            named.append(Field("slot_id", (), "int32", ()))
         if self._ad_fields:
-            named.append(("ad", ArraySpec((queue, len(self._ad_fields)), "float32")))
+            named.append(Field("ad", (queue, len(self._ad_fields)), "float32", ("queue", "")))
         if self._overall_fields:
-            named.append(("overall", ArraySpec((len(self._overall_fields),), "float32")))
+            named.append(Field("overall", (len(self._overall_fields),), "float32", ("",)))
         if self._traffic_fields:
-            named.append(("traffic", ArraySpec((sum(self._sizes[name] for name in self._traffic_fields),), "float32")))
+            named.append(Field("traffic", (sum(self._sizes[name] for name in self._traffic_fields),), "float32", ("",)))
         return tuple(named)
 
     def prepare(self, dtype: np.dtype[Any], required: NDArray[np.float64], theta: NDArray[np.float64]) -> None:
@@ -102,7 +101,12 @@ class StateWriter:
             state["overall"][:, index] = overall[name]
         if self._traffic_fields:
             self._write_traffic(request["cell"], has_request)
-        return state.copy()
+        written = state.copy()
+        if self._ids:
+            written["ad_id"] *= mask
+        if self._ad_fields:
+            written["ad"] *= mask[:, :, None]
+        return written
 
     def _write_traffic(self, cell: NDArray[np.int64], has_request: NDArray[np.bool_]) -> None:
         ages = self._sizes["age"]

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import ArraySpec
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Day, Feed
-from ddrl.envs.admix.joint import AdmixStep, QueueSpec
+from ddrl.envs.admix.joint import AdmixStep, dtype_of, make_spec, make_step
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
 
@@ -44,8 +43,8 @@ class AdmixVectorEnv:
         self._writer = StateWriter(count, self.contracts, bids, play)
         actions = self.queue if play.mode == "all" else self._contracts
         high = 1000 * (float(self.contracts.penalty.max()) + click_value)
-        self.spec = QueueSpec("ddrl/AdMixing-v0", self._writer.fields, ArraySpec((actions,), "float32"), high)
-        self._dtype = self.spec.dtype
+        self.spec = make_spec(self._writer.fields, self.queue, actions, high)
+        self._dtype = dtype_of(self.spec)
         self._delay = round(play.delay * first.inventory.requests)
         self._all = np.arange(count)
         self.rate = np.full((count, self._contracts), play.rate)
@@ -112,7 +111,7 @@ class AdmixVectorEnv:
         self._charged += growth
         raw = weight * revenue - self.play.shortfall_weight * growth
         reward = (self.play.reward_scale * raw).astype(np.float32)
-        return AdmixStep.of(columns, observation, reward, terminated, truncated, raw)
+        return make_step(columns, observation, reward, terminated, truncated, raw)
 
     def control(self, rate: NDArray[np.float64] | None = None, theta: NDArray[np.float64] | None = None) -> None:
         """Set the play-control probabilities of contracts, [C] or [N, C], from the next request on."""

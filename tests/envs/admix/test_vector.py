@@ -255,10 +255,8 @@ def test_permuting_the_queue_permutes_the_scores_and_changes_nothing_else(mode):
 
 def test_shuffled_places_are_all_taken():
     env = market_env(1, shuffle=True, mode="all")
-    places = {
-        int(np.flatnonzero(step.observation["ad_id"][0] == 1)[0])
-        for step in play(env, lambda s: np.zeros((1, env.queue)), 400)
-    }
+    steps = play(env, lambda s: np.zeros((1, env.queue)), 400)
+    places = {place for step in steps for place in np.flatnonzero(step.observation["ad_id"][0] == 1).tolist()}
     assert len(places) > env.queue // 2
 
 
@@ -298,13 +296,22 @@ def test_the_state_holds_what_its_names_say():
 def test_any_subset_of_the_state_may_be_chosen():
     env = market_env(2, ad_fields=("pace", "value"), overall_fields=(), traffic_fields=("age",))
     state = env.reset(1)
-    assert state.dtype.names == ("queue_mask", "ad", "traffic")
+    assert set(state.dtype.names) == {"queue_mask", "ad", "traffic"}
     assert state["ad"].shape == (2, 12, 2)
     assert state["traffic"].shape == (2, 3)
     whole = market_env(2).reset(1)
     assert np.array_equal(state["ad"][..., 1], whole["ad"][..., PlayConfig().ad_fields[2:].index("value")])
     with pytest.raises(ConfigError, match=r"play\.ad_fields"):
         PlayConfig(ad_fields=("speed",))
+
+
+def test_what_the_mask_leaves_out_is_zero():
+    for step in play(market_env(3, rate=0.5, shuffle=True), lambda s: np.full((3, 6), 5.0), 50):
+        out = ~step.observation["queue_mask"]
+        assert out.any()
+        assert not step.observation["ad"][out].any()
+        assert not step.observation["ad_id"][out].any()
+        assert step.observation["ad_id"][~out].all()
 
 
 def test_states_belong_to_the_caller():
