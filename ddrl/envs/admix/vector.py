@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
+from ddrl.core.specs import EnvStep
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Day, Feed
-from ddrl.envs.admix.joint import AdmixStep, dtype_of, make_spec, make_step
+from ddrl.envs.admix.joint import dtype_of, make_spec, make_step
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
 
@@ -74,7 +75,7 @@ class AdmixVectorEnv:
         self._first_window = self._window.copy()
         return self._observe()
 
-    def step(self, action: NDArray[Any]) -> AdmixStep:
+    def step(self, action: NDArray[Any]) -> EnvStep:
         """Take `action` [N, Q] or [N, C], the scores of the queue as it was observed; EnvError for NaN in a place of
         the mask."""
         if not self._started:

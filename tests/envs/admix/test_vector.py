@@ -144,10 +144,11 @@ def test_theta_of_the_graph_is_what_play_control_uses():
     assert not np.allclose(market.day(1).inventory.split(), market.day(1).inventory.water())
 
 
-def test_support_lets_late_or_fresh_contracts_in_whatever_rate_says():
+def test_support_lets_late_or_fresh_contracts_in_and_play_whatever_rate_and_theta_say():
     day = HandDay(contracts([100, 100], cap=1e7), requests([[1.0]] * 1000, np.full((1000, 2), 0.1)))
     for support, expected in (("off", 0), ("late", 75), ("fresh", 25)):
         env = hand_env(day, rate=0.0, support=support, support_gap=0.25)
+        env.control(theta=np.zeros(2))
         play(env, first_contract, 999)
         # late: contract 1 keeps a quarter of its demand behind what is due; fresh: it gets a quarter and no more
         assert abs(env.delivery.shown[0, 0] - expected) <= 1
