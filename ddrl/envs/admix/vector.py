@@ -273,7 +273,7 @@ class AdmixVectorEnv:
         )  # fmt: skip
         if self._order is not None:
             for name in ("queue_mask", "ad_id", "ad"):
-                if name in state.dtype.names:
+                if name in (state.dtype.names or ()):
                     values = state[name]
                     order = self._order if values.ndim == 2 else self._order[:, :, None]
                     state[name] = np.take_along_axis(values, order, 1)

@@ -71,6 +71,31 @@ def test_a_replay_and_the_environment_come_to_the_same_day(one_uncertain, period
     assert (outcome.shown[0] == one.contracts.cap).any()
 
 
+class Fixed:
+    """The same decision in every block."""
+
+    name, grid = "fixed", {}
+
+    def __init__(self, outlook, settings):
+        self._decision = settings
+
+    def decide(self, feedback):
+        return self._decision
+
+
+def test_the_cap_is_reached_at_its_request_within_a_block():
+    day = HandDay(contracts([9, 9], cap=3), requests([[1.0]] * 10, [[0.2, 0.1]] * 10))
+    outcome = Case.of([day], [day], 0.1).play(Fixed, Decision(np.ones((1, 2))), period=10)
+    assert outcome.slots[0].tolist() == [0, 0, 0, 1, 1, 1, -1, -1, -1, -1]
+
+
+def test_theta_of_a_decision_is_a_frequency():
+    day = HandDay(contracts([1e6, 1e6], cap=1e7), requests([[1.0]] * 4000, [[0.2, 0.1]] * 4000))
+    decision = Decision(np.ones((1, 2)), np.array([[0.3, 0.5]]))
+    shown = Case.of([day], [day], 0.1).play(Fixed, decision, period=16).shown[0] / 4000
+    assert np.abs(shown - [0.3, 0.7 * 0.5]).max() < 4 * np.sqrt(0.25 / 4000)  # the second where the first does not play
+
+
 def test_feedback_is_what_the_environment_knows():
     booked = contracts([10], cap=100, billed_rate=0.5)
     billing = np.where(np.arange(10) % 2, 0.9, 0.1)

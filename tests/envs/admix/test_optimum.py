@@ -86,6 +86,16 @@ def test_a_gap_that_is_not_reached_is_an_error():
         solve_dual(problem(SMALL), -1.0, sweeps=1, rounds=1)
 
 
+def test_further_rounds_close_what_the_first_leaves():
+    whole = problem(replace(SMALL, requests=8000))
+    gain = solve_dual(whole).lower - whole.bid_only
+    with pytest.raises(EnvError, match="stands at a gap of"):
+        solve_dual(whole, 1e-9, sweeps=1, rounds=1)
+    best = solve_dual(whole, 1e-9, sweeps=1, rounds=8)
+    assert best.gap <= 1e-9
+    assert best.lower == pytest.approx(solve_lp(whole).lower, abs=1e-6 * gain)
+
+
 def test_days_without_bids_contracts_or_pairs_have_an_optimum():
     booked = contracts([3], penalty=0.01)
     nothing = requests(np.zeros((2, 1)), np.zeros((2, 1)), eligible=np.zeros((2, 1)))
