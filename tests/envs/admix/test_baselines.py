@@ -162,9 +162,8 @@ def test_delay_hurts_pacing_where_own_counts_are_hidden_and_billing_only_where_i
         for own in (True, False)
     }
     assert at[0.0, True] == at[0.0, False]
-    assert at[0.2, True] == pytest.approx(
-        at[0.0, True], abs=1e-9
-    )  # billing is certain: counting what one shows suffices
+    # billing is certain: counting what one shows suffices
+    assert at[0.2, True] == pytest.approx(at[0.0, True], abs=1e-9)
     assert at[0.2, False] < at[0.0, False] - 0.01
 
 
@@ -195,6 +194,16 @@ def test_pid_steps_as_a_hand_computes():
     # then error .05: the integral has .1 * .1 from the first step
     assert player.decide(feedback(0.2, 0.15, 0.2)).bonus[0, 0] == pytest.approx(0.01 * (0.5 + 0.1 + 0.04))
     assert player.decide(feedback(0.9, 0.0, 0.3)).bonus[0, 0] == pytest.approx(0.01)  # never above the penalty
+
+
+def test_the_integral_of_pid_does_not_wind_up_and_its_derivative_is_smoothed():
+    player = Pid(outlook(), Pid.Settings(kp=2.0, ki=4.0, kd=0.0))
+    for step in range(1, 9):
+        player.decide(feedback(0.1 * step + 0.4, 0.0, 0.1 * step))  # far behind: alpha is at the penalty all the while
+    assert player.decide(feedback(0.9, 0.9, 0.9)).bonus[0, 0] == pytest.approx(0.01 * 0.5)
+    player = Pid(outlook(), Pid.Settings(kp=0.0, ki=0.0, kd=0.3))
+    # the error rises by .1 in a tenth of a day: a slope of 1, of which 1 - exp(-5) is taken over
+    assert player.decide(feedback(0.1, 0.0, 0.1)).bonus[0, 0] == pytest.approx(0.01 * (0.5 + 0.3 * (1 - np.exp(-5))))
 
 
 def test_dual_descent_and_adaptive_pacing_step_as_a_hand_computes():
