@@ -60,6 +60,11 @@ class MarketConfig:
             raise ConfigError(
                 f"market.demand_low ({self.demand_low}) exceeds market.demand_high ({self.demand_high}): lower it"
             )
+        if self.billed == 1 and (self.billed_spread or self.billed_drift):
+            raise ConfigError(
+                "market.billed = 1 counts every impression: billed_spread and billed_drift have no effect; set billed "
+                "below 1, or both to 0"
+            )
 
     @property
     def max_bids(self) -> int:

@@ -152,6 +152,7 @@ def test_a_contract_without_supply_is_due_by_the_whole_days_curve():
     [
         ({"demand_low": 0.95}, "market.demand_low .* exceeds market.demand_high"),
         ({"requests": 0}, "market.requests .* at least 1"),
+        ({"billed_drift": 0.1}, "billed_spread and billed_drift have no effect"),
         ({"billed": 1.5}, "market.billed .* at most 1"),
     ],
 )

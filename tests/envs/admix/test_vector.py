@@ -97,6 +97,16 @@ def test_an_empty_queue_shows_nothing_and_is_counted():
     assert env.events == {"requests": 3, "empty_queues": 1, "contract_shown": 1, "bid_shown": 1, "billed": 1}
 
 
+@pytest.mark.parametrize("mode", ["all", "contracts"])
+def test_a_market_without_bids_shows_contracts_or_nothing(mode):
+    env = market_env(2, replace(SMALL, bids=0, extra_bids=0), mode=mode)
+    shown = [step.columns["chosen"] for step in play(env, lambda state: np.ones((2, 6)), 200)]
+    assert env.events["bid_shown"] == 0
+    assert env.events["empty_queues"] + env.events["contract_shown"] == 400
+    assert set(np.unique(shown).tolist()) <= set(range(-1, 6))
+    assert env.events["contract_shown"] > 100
+
+
 def test_no_ad_is_shown_beyond_its_cap():
     env = market_env(4, replace(SMALL, cap=1.0))
     state = env.reset(1)

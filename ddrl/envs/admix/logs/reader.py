@@ -38,12 +38,13 @@ class Reader:
 
     def requests(self) -> Iterator[Requests]:
         """The requests of the log with the exposures that join them, in parts that lie within one window each."""
-        exposures, order = _Exposures(self), _Order()
+        exposures, order, last_time = _Exposures(self), _Order(), 0.0
         for table in stream(self.folder / "track_log.parquet", TRACK):
             kept = self.keep(table, self._broken_requests(table, order))
             if not kept.any():
                 continue
-            requests = self._convert(table, kept, exposures)
+            requests = self._convert(table, kept, exposures, last_time)
+            last_time = float(requests.time[-1])
             cuts = np.flatnonzero(np.diff(requests.window)) + 1
             for begin, end in zip([0, *cuts], [*cuts, len(requests)], strict=True):
                 yield requests.part(int(begin), int(end))
@@ -100,7 +101,7 @@ class Reader:
             "ad names one contract twice": any_entry(twice),
         }
 
-    def _convert(self, table: Table, kept: Mask, exposures: _Exposures) -> Requests:
+    def _convert(self, table: Table, kept: Mask, exposures: _Exposures, last_time: float) -> Requests:
         values, rows = table.values, np.flatnonzero(kept)
         k, count, slots = len(rows), self._contracts.count, self._bids
         number = np.cumsum(kept) - 1
@@ -119,8 +120,9 @@ class Reader:
         bid_ctr[at, place] = values["ctr"][bids]
         self.counts["empty queues"] += int((~eligible.any(1) & ~(ecpm > 0).any(1)).sum())
         ids, time = values["request_id"][rows], values["time"][rows]
-        if (np.diff(time) < 0).any():
-            row = int(rows[np.flatnonzero(np.diff(time) < 0)[0] + 1])
+        falls = np.diff(time, prepend=last_time) < 0
+        if falls.any():
+            row = int(rows[np.flatnonzero(falls)[0]])
             raise EnvError(f"{table.path}: row {table.first_row + row}: time falls; order requests by time")
         ad, kind, billed = exposures.join(ids)
         shown_bid = (kind == BID)[:, None] & (bid_ad == ad[:, None]) & (ecpm > 0)
