@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.specs import ArraySpec, Column, EnvStep
+from ddrl.core.specs import ArraySpec, Column, EnvSpec, EnvStep
 
 ENV_ID = "ddrl/AdMixing-v0"
 COLUMNS = (
@@ -34,45 +34,27 @@ class Field:
     axes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class QueueSpec:
-    """What one ad-mixing environment gives and takes; scores lie in [action_low, action_high], eCPM units."""
-
-    env_id: str
-    fields: tuple[tuple[str, ArraySpec], ...]
-    action: ArraySpec
-    action_low: tuple[float, ...]
-    action_high: tuple[float, ...]
-    columns: tuple[Column, ...] = COLUMNS
-    num_actions: int = 0
-
-
-class AdmixStep(EnvStep):
-    """An EnvStep that also brings columns by name [N]."""
-
-    columns: Mapping[str, NDArray[Any]]
-
-
-def make_spec(fields: tuple[Field, ...], queue: int, actions: int, highest_score: float) -> QueueSpec:
+def make_spec(fields: tuple[Field, ...], queue: int, actions: int, highest_score: float) -> EnvSpec:
     """The spec of environments with these named arrays, `queue` places and `actions` scores."""
-    arrays = {each.name: ArraySpec(each.shape, each.dtype) for each in fields}
-    arrays["queue_mask"] = ArraySpec((queue,), "bool")
-    action = ArraySpec((actions,), "float32")
-    return QueueSpec(ENV_ID, tuple(arrays.items()), action, (0.0,) * actions, (highest_score,) * actions)
+    arrays = {"queue_mask": ArraySpec((queue,), "bool")}
+    arrays |= {each.name: ArraySpec(each.shape, each.dtype, axes=each.axes) for each in fields}
+    bounds = (0.0,) * actions, (highest_score,) * actions
+    return EnvSpec(
+        ENV_ID, ArraySpec.record(arrays), 0, ArraySpec((actions,), "float32"),
+        columns=COLUMNS, action_low=bounds[0], action_high=bounds[1],
+    )  # fmt: skip
 
 
-def arrays_of(spec: QueueSpec) -> dict[str, ArraySpec]:
+def arrays_of(spec: EnvSpec) -> dict[str, ArraySpec]:
     """The named arrays of an observation."""
-    return dict(spec.fields)
+    return spec.observation.arrays
 
 
-def dtype_of(spec: QueueSpec) -> np.dtype[Any]:
+def dtype_of(spec: EnvSpec) -> np.dtype[Any]:
     """The structured dtype of an observation."""
-    return np.dtype([(name, array.dtype, array.shape) for name, array in spec.fields])
+    return spec.observation.numpy
 
 
-def make_step(columns: Mapping[str, NDArray[Any]], *step: Any) -> AdmixStep:
+def make_step(columns: Mapping[str, NDArray[Any]], *step: Any) -> EnvStep:
     """A step (observation, reward, terminated, truncated, raw reward) with its columns."""
-    whole = AdmixStep(*step)
-    whole.columns = columns
-    return whole
+    return EnvStep(*step, columns)
