@@ -19,7 +19,8 @@ from ddrl.envs.admix.contracts import GENDERS, Contracts, Requests
 from ddrl.envs.admix.inventory import Inventory
 from ddrl.envs.admix.settings import MarketConfig
 
-_LEVELS, _NOISE, _FORECAST, _WINDOW = range(4)  # what a stream of random numbers is for
+# What a stream of random numbers is for. Never 0: numpy's seeds [1, 2] and [1, 2, 0] give the same stream.
+_START, _SHOCKS, _NOISE, _FORECAST, _WINDOW = range(1, 6)
 PRICE_SHARE = CTR_SHARE = 0.5  # drift of prices and of click rates as a share of the drift of supply
 SLOTS = 3  # places on a page
 
@@ -98,9 +99,9 @@ class MarketDay:
         width = 2 * config.regions + config.ages + 2 * config.contracts
         keep = np.exp(-1 / (config.windows * config.drift_days))
         step = np.sqrt(1 - keep**2)
-        level = np.random.default_rng([config.seed, seed, _LEVELS]).normal(size=width)
+        level = np.random.default_rng([config.seed, seed, _START]).normal(size=width)
         for past in range(day + 1):
-            shocks = np.random.default_rng([config.seed, seed, past, _LEVELS]).normal(size=(config.windows, width))
+            shocks = np.random.default_rng([config.seed, seed, past, _SHOCKS]).normal(size=(config.windows, width))
             path = np.empty_like(shocks)
             for window in range(config.windows):
                 level = keep * level + step * shocks[window]

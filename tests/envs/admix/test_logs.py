@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ddrl.core.errors import ConfigError, EnvError
+from ddrl.core.errors import ConfigError, EnvError, MissingExtraError
 from ddrl.envs.admix import LogWriter, Market, Requests, logged, logged_env, open_log
 from ddrl.envs.admix.logs import columns
 from ddrl.envs.admix.logs.schema import to_record
@@ -296,3 +297,10 @@ def test_settings_of_the_log_environment_are_checked(tmp_path):
         logged(str(tmp_path), modes="all")
     with pytest.raises(EnvError, match=r"bids .-1. must be at least 0"):
         open_log(tmp_path, -1)
+
+
+def test_a_missing_pyarrow_is_said_with_the_extra(tmp_path, monkeypatch):
+    tiny(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"needs the package 'pyarrow'.*pip install 'ddrl\[admix\]'"):
+        open_log(tmp_path).requests()

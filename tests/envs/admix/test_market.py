@@ -96,6 +96,14 @@ def test_a_day_begins_where_the_day_before_it_ended():
     assert np.abs(second[0] - first[-1]).mean() < 0.7 * np.abs(second[0] - market.day(8, 0)._levels[-1]).mean()
 
 
+def test_levels_are_stationary_from_the_first_window_on():
+    market = Market(replace(SMALL, drift_days=0.2))
+    levels = np.concatenate([market.day(seed, 0)._levels[:, :14].T for seed in range(150)])  # [series, W]
+    assert np.abs(levels.std(0) - 1).max() < 0.08
+    keep = np.exp(-1 / (SMALL.windows * 0.2))
+    assert abs(np.corrcoef(levels[:, 0], levels[:, 1])[0, 1] - keep) < 0.08
+
+
 def test_the_billed_rate_is_certain_or_varies_and_drifts():
     assert (Market(SMALL).day(1).billed_rate == 1).all()
     uncertain = Market(replace(SMALL, billed=0.8, billed_spread=0.5, billed_drift=0.5)).day(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.core.errors import EnvError
+from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.envs.admix import Market, MarketConfig, Problem, solve_dual, solve_lp
 from ddrl.envs.admix.optimum import descend, dual_value
 from tests.envs.admix.days import CLICK_VALUE, SMALL, contracts, requests
@@ -124,3 +125,9 @@ def test_any_duals_bound_the_value_of_any_plan(seed, count, width):
     assert ours.lower <= exact.upper + 1e-9
     assert ours.upper >= exact.lower - 1e-9
     assert ours.gap <= 1e-4
+
+
+def test_a_missing_scipy_is_said_with_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(MissingExtraError, match=r"needs the package 'scipy'.*pip install 'ddrl\[admix\]'"):
+        solve_lp(problem(SMALL))
