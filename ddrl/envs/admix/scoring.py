@@ -71,8 +71,11 @@ class Case:
         period: int = 1,
         with_trace: bool = False,
     ) -> Outcome:
-        """Play all days; `delay` in days of the forecast's requests. Only `hindsight` is given the days' own duals."""
-        outlook = self.outlook if baseline.name == "hindsight" else replace(self.outlook, hindsight_alpha=None)
+        """Play all days; `delay` in days of the forecast's requests.
+
+        Only a baseline that says `knows_the_day` is given the days' own duals."""
+        knows = getattr(baseline, "knows_the_day", False)
+        outlook = self.outlook if knows else replace(self.outlook, hindsight_alpha=None)
         requests = round(delay * float(np.mean([inventory.requests for inventory in outlook.inventories])))
         player = baseline(outlook, settings)
         return replay(self.days, self.contracts, player, requests, own_counts, period, with_trace=with_trace)
@@ -83,7 +86,9 @@ class Case:
 
 
 def forecast_sample(past: Requests, inventory: Inventory, seed: int) -> Requests:
-    """At most SAMPLE requests of a past day, drawn so that cells appear as the forecast has them, in order of time."""
+    """At most SAMPLE requests of a past day, drawn so that cells appear as the forecast has them, in order of time.
+
+    A day of no more than SAMPLE requests is taken whole, as it was."""
     supply = inventory.supply.sum(0)
     weight = (supply / np.maximum(np.bincount(past.cell, minlength=len(supply)), 1))[past.cell]
     rng = np.random.default_rng([0x5A, seed])
@@ -101,12 +106,13 @@ def candidates(baseline: type[Baseline]) -> Iterable[Any]:
 
 
 def tune(baseline: type[Baseline], case: Case, delay: float, own_counts: bool = True, period: int = 1) -> Any:
-    """The settings with the best mean score on `case`: days other than those that are reported."""
+    """The settings with the best mean score on `case`: days other than those that are reported.
+
+    A baseline with a method `fit` learns its settings from traces of its `teachers` instead."""
     fit = getattr(baseline, "fit", None)
     if fit is not None:
         traces: list[tuple[Outlook, list[Feedback]]] = []
-        for name in ("adaptive_pacing", "yesterday_duals"):
-            teacher = load(name)
+        for teacher in map(load, baseline.teachers):  # type: ignore[attr-defined]
             outcome = case.play(teacher, teacher.Settings(), delay, own_counts, period, with_trace=True)
             traces.append((case.outlook, outcome.trace))
         return fit(traces)

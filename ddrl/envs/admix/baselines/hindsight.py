@@ -14,6 +14,7 @@ class Hindsight:
 
     name: ClassVar[str] = "hindsight"
     grid: ClassVar[dict[str, tuple[float, ...]]] = {}
+    knows_the_day: ClassVar[bool] = True
 
     @dataclass(frozen=True)
     class Settings:

@@ -23,7 +23,8 @@ class OracleImitation:
 
     name: ClassVar[str] = "oracle_imitation"
     grid: ClassVar[dict[str, tuple[float, ...]]] = {}
-    parts = 8
+    teachers: ClassVar[tuple[str, ...]] = ("adaptive_pacing", "yesterday_duals")  # whose traces it learns from
+    parts: ClassVar[int] = 8
 
     @dataclass(frozen=True)
     class Settings:
