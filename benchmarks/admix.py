@@ -12,7 +12,7 @@ Parts:
 A score is (V - V_bid_only) / (V_opt - V_bid_only), V_opt the certified upper bound. Each baseline is tuned in each cell
 on days (seeds from 1000 on) other than those reported (seeds from 0 on); the interval is Student's 95 % over days. The
 scores of every day are in the JSON, so that a policy can be compared day by day. Cells that the JSON already holds with
-the same setup are not run again: a run that was cut goes on. `--baseline package.module:Class` adds one of your own."""
+the same setup (and generator of days) are not run again: a run that was cut goes on. `--baseline package.module:Class` adds one of your own."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core import plugins
 from ddrl.envs.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
+from ddrl.envs.admix.market import GENERATOR
 from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
 
 TUNING_SEED = 1000
@@ -49,6 +50,7 @@ class Setup:
     tuning_days: int
     period: int  # requests a block
     own_counts: bool
+    generator: int = GENERATOR
 
 
 Cell = tuple[str, MarketConfig, float]

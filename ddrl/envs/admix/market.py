@@ -19,6 +19,7 @@ from ddrl.envs.admix.contracts import GENDERS, Contracts, Requests
 from ddrl.envs.admix.inventory import Inventory
 from ddrl.envs.admix.settings import MarketConfig
 
+GENERATOR = 2  # raised whenever the same settings and seeds give other days
 # What a stream of random numbers is for. Never 0: numpy's seeds [1, 2] and [1, 2, 0] give the same stream.
 _START, _SHOCKS, _NOISE, _FORECAST, _WINDOW = range(1, 6)
 PRICE_SHARE = CTR_SHARE = 0.5  # drift of prices and of click rates as a share of the drift of supply
