@@ -12,7 +12,8 @@ Parts:
 A score is (V - V_bid_only) / (V_opt - V_bid_only), V_opt the certified upper bound. Each baseline is tuned in each cell
 on days (seeds from 1000 on) other than those reported (seeds from 0 on); the interval is Student's 95 % over days. The
 scores of every day are in the JSON, so that a policy can be compared day by day. Cells that the JSON already holds with
-the same setup (and generator of days) are not run again: a run that was cut goes on. `--baseline package.module:Class` adds one of your own."""
+the same setup (and generator of days) are not run again: a run that was cut goes on. `--baseline package.module:Class`
+adds one of your own."""
 
 from __future__ import annotations
 
