@@ -1,0 +1,126 @@
+"""Settings of the ad-mixing environments: the market that the generator draws, and how requests are played.
+
+Money is in currency per impression, eCPM in currency per 1000 impressions. A log-space level is the logarithm of a
+factor. Impossible values raise ConfigError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddrl.core.config import check_ranges, setting
+from ddrl.core.errors import ConfigError
+
+AD_FIELDS = (
+    "ad_id", "slot_id", "kind", "ecpm", "ctr", "value", "impressions", "required", "pace", "cap", "penalty", "theta",
+)  # fmt: skip
+OVERALL_FIELDS = ("shortfall", "contract_ctr", "bidding_ctr", "payment", "time")
+TRAFFIC_FIELDS = ("region", "gender", "age")
+
+
+@dataclass(frozen=True)
+class MarketConfig:
+    """What the generator draws: requests of a day, contracts, bids, click rates, billing, drift and noise."""
+
+    requests: int = setting(100_000, "requests", "Mean number of requests of a day.", ge=1)
+    windows: int = setting(48, "windows", "Windows of equal length that a day is cut into.", ge=2)
+    contracts: int = setting(50, "contracts", "Contract ads.", ge=1)
+    bids: int = setting(20, "bids", "Bids that every request has.", ge=0)
+    extra_bids: int = setting(4, "bids", "Most further bids of a request; their number is uniform.", ge=0)
+    regions: int = setting(10, "regions", "Values of the attribute region.", ge=1)
+    ages: int = setting(6, "groups", "Values of the attribute age.", ge=1)
+    breadth: float = setting(0.5, "", "Largest share of regions and of ages that one contract targets.", gt=0, le=1)
+    demand_low: float = setting(0.1, "", "Least demand of a contract as a share of the supply it may use.", gt=0)
+    demand_high: float = setting(0.9, "", "Largest demand as a share of the supply it may use.", gt=0)
+    penalty: float = setting(1.5, "", "Median penalty of a missing impression, in mean best bids.", ge=0)
+    cap: float = setting(2.0, "", "Impressions after which a contract is shown no more, as a multiple of demand.", ge=1)
+    click_value: float = setting(0.1, "currency", "lambda: worth of a click on a contract ad.", ge=0)
+    ctr: float = setting(0.02, "", "Mean click rate.", gt=0, le=0.5)
+    ctr_count: float = setting(40.0, "", "a + b of the Beta distributions of click rates: larger is narrower.", gt=0)
+    ecpm: float = setting(2.0, "currency/1000", "Median bid.", gt=0)
+    ecpm_sigma: float = setting(0.6, "", "Standard deviation of the logarithm of a bid.", ge=0)
+    daily_curve: float = setting(0.6, "", "Depth of the daily curve of arrivals: 0 is flat.", ge=0, le=0.95)
+    filtered: float = setting(
+        0.05, "", "Probability that a filter takes a targeted contract out of a queue.", ge=0, le=1
+    )
+    drift: float = setting(0.3, "", "Standard deviation of the slow log-space levels of supply and prices.", ge=0)
+    drift_days: float = setting(5.0, "days", "Time in which a level's correlation falls to 1/e.", gt=0)
+    noise: float = setting(0.05, "", "Standard deviation of the log-space levels that are new in each window.", ge=0)
+    billed: float = setting(1.0, "", "Mean rate from shown to billed; 1: every impression counts.", gt=0, le=1)
+    billed_spread: float = setting(0.0, "", "Standard deviation over contracts of the logit of the billed rate.", ge=0)
+    billed_drift: float = setting(0.0, "", "Standard deviation of its slow drift, in logits.", ge=0)
+    forecast_error: float = setting(
+        0.1, "", "Standard deviation of the log-space error of the forecast, by cell.", ge=0
+    )
+    seed: int = setting(1, "", "Seed of the market: contracts, their targeting, and the daily curves.", ge=0)
+
+    def __post_init__(self) -> None:
+        check_ranges("market", self)
+        if self.demand_low > self.demand_high:
+            raise ConfigError(
+                f"market.demand_low ({self.demand_low}) exceeds market.demand_high ({self.demand_high}): lower it"
+            )
+        if self.billed == 1 and (self.billed_spread or self.billed_drift):
+            raise ConfigError(
+                "market.billed = 1 counts every impression: billed_spread and billed_drift have no effect; set billed "
+                "below 1, or both to 0"
+            )
+
+    @property
+    def max_bids(self) -> int:
+        """Bid slots of a queue."""
+        return self.bids + self.extra_bids
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """How requests are played: actions, feedback, play control, reward, and the state that is shown."""
+
+    mode: str = setting(
+        "contracts",
+        "",
+        "What the action scores: all, every ad of the queue; contracts, contract ads beside bids at their eCPM.",
+        choices=("all", "contracts"),
+    )
+    delay: float = setting(0.0, "days", "Time from an impression to the news whether it was billed.", ge=0, le=1)
+    own_counts: bool = setting(True, "", "Whether the impressions shown are known at once, though not yet the billed.")
+    rate: float = setting(1.0, "", "Probability that a contract enters the queue.", ge=0, le=1)
+    theta: str = setting(
+        "off",
+        "",
+        "Probability that a contract of the queue may play: off, 1; split, demand over forecast supply; water, the "
+        "shares that contracts get from the supply-demand graph in the order of scarcity.",
+        choices=("off", "split", "water"),
+    )
+    support: str = setting(
+        "off",
+        "",
+        "Contracts that enter and may play whatever rate and theta say: off, none; late, those behind what is due by "
+        "more than support_gap; fresh, those with fewer impressions than support_gap of the demand.",
+        choices=("off", "late", "fresh"),
+    )
+    support_gap: float = setting(0.1, "", "Share of the demand that support speaks of.", ge=0, le=1)
+    shuffle: bool = setting(
+        False, "", "Whether each queue comes in a new random order; off: contracts by id, then bids."
+    )
+    shortfall_weight: float = setting(1.0, "", "Weight of penalties for impressions missing by now.", ge=0)
+    ctr_weight: float = setting(1.0, "", "Weight of the value of clicks on contract ads.", ge=0)
+    bid_weight: float = setting(1.0, "", "Weight of what bidding ads pay.", ge=0)
+    reward_scale: float = setting(1000.0, "", "Factor from currency to the reward that a learner sees.", gt=0)
+    episode_windows: int = setting(0, "windows", "Length of an episode; 0: a whole day.", ge=0)
+    ad_fields: tuple[str, ...] = setting(AD_FIELDS, "", "What is said of each ad of the queue.")
+    overall_fields: tuple[str, ...] = setting(OVERALL_FIELDS, "", "What is said of the whole play so far.")
+    traffic_fields: tuple[str, ...] = setting(TRAFFIC_FIELDS, "", "What is said of the visitor, one-hot each.")
+
+    def __post_init__(self) -> None:
+        check_ranges("play", self)
+        for name, known in (
+            ("ad_fields", AD_FIELDS),
+            ("overall_fields", OVERALL_FIELDS),
+            ("traffic_fields", TRAFFIC_FIELDS),
+        ):
+            fields = tuple(getattr(self, name))
+            object.__setattr__(self, name, fields)
+            unknown = [field for field in fields if field not in known]
+            if unknown or len(set(fields)) < len(fields):
+                raise ConfigError(f"play.{name} ({', '.join(fields)}): choose from {', '.join(known)}, each once")

@@ -1,0 +1,280 @@
+"""n ad-mixing environments that step together, in numpy across the environments (`ddrl.core.specs.VectorEnv`).
+
+A step takes the scores of the present queue, shows the ad of the highest score that may play, counts it, and brings the
+next request. Rules, in this order:
+
+1. A contract is in the queue when it is targeted, not filtered, below its cap, and drawn with probability `rate`.
+2. A contract of the queue may play with probability `theta`; support policies set both aside for some contracts.
+3. The highest score is shown; of equal scores the lowest slot of the unshuffled queue, so contracts before bids.
+4. In a queue without a playable ad nothing is shown: revenue 0, counted in `events`.
+
+The reward is value shown minus the growth of penalties for what is due by now and not billed; with weights of 1 the
+rewards of a day add up to V of `optimum` (billed impressions as drawn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import EnvError
+from ddrl.core.specs import EnvStep
+from ddrl.envs.admix.delivery import Delivery
+from ddrl.envs.admix.feed import Day, Feed
+from ddrl.envs.admix.joint import dtype_of, make_spec, make_step
+from ddrl.envs.admix.settings import PlayConfig
+from ddrl.envs.admix.state import StateWriter
+
+Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
+
+
+class AdmixVectorEnv:
+    """`count` environments; `days(seed, episode)` gives each its days, all of the same contracts."""
+
+    def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
+        self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
+        first = days(0, 0)
+        self.contracts, self.bids = first.contracts, bids
+        self._contracts = self.contracts.count
+        self._windows = first.windows
+        self.queue = self._contracts + bids
+        self._writer = StateWriter(count, self.contracts, bids, play)
+        actions = self.queue if play.mode == "all" else self._contracts
+        high = 1000 * (float(self.contracts.penalty.max()) + click_value)
+        self.spec = make_spec(self._writer.fields, self.queue, actions, high)
+        self._dtype = dtype_of(self.spec)
+        self._delay = round(play.delay * first.inventory.requests)
+        self._all = np.arange(count)
+        self.rate = np.full((count, self._contracts), play.rate)
+        self.theta = np.ones((count, self._contracts))
+        self.events = {"requests": 0, "empty_queues": 0, "contract_shown": 0, "bid_shown": 0, "billed": 0}
+        self._started = False
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """New days everywhere. Returns states [N]; the same seed gives the same run for the same scores."""
+        words = np.random.SeedSequence(seed).generate_state(self.num_envs + 1, np.uint32)
+        self._seeds, self._rng = words[:-1].tolist(), np.random.Generator(np.random.SFC64(int(words[-1])))
+        self._episode = [0] * self.num_envs
+        n, contracts = self.num_envs, self._contracts
+        self._feed = Feed(n)
+        self.delivery = Delivery(n, self.contracts.billed_rate, self._delay, self.play.own_counts)
+        self._curve = np.zeros((n, self._windows + 1, contracts))
+        self._billed_rate = np.zeros((n, self._windows, contracts))
+        self._required = np.zeros((n, contracts))
+        self._sums = np.zeros((n, 5))  # contract ads shown, their ctr, bids shown, their ctr, their eCPM
+        self._charged = np.zeros(n)  # penalties that rewards have counted so far
+        self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
+        for env in range(n):
+            self._begin_day(env)
+        self._writer.prepare(self._dtype, self._required, self.theta)
+        self._started = True
+        self._read()
+        self._first_window = self._window.copy()
+        return self._observe()
+
+    def step(self, action: NDArray[Any]) -> EnvStep:
+        """Take `action` [N, Q] or [N, C], the scores of the queue as it was observed; EnvError for NaN in a place of
+        the mask."""
+        if not self._started:
+            raise EnvError("admix: step before reset; call reset(seed) first")
+        playing = ~self._over
+        chosen, score, revenue = self._choose(self._scores(action), playing)
+        contract = np.where(chosen < self._contracts, chosen, -1)
+        rate = self._billed_rate[self._all, self._window, contract]
+        known = (chosen == self._logged) & (self._request["logged_billed"] >= 0)
+        billed = np.where(known, self._request["logged_billed"] == 1, self._request["billing"] < rate) & (contract >= 0)
+        self.delivery.show(contract, billed, playing)
+        self._count(chosen, contract, billed, playing)
+        columns = {
+            "chosen": self._presented(chosen).astype(np.int32),
+            "score": score.astype(np.float32),
+            "revenue": (1000 * revenue).astype(np.float32),
+            "logged": self._presented(self._logged).astype(np.int32),
+        }
+        starting = self._over & ~self._continues
+        self._continues[:] = False
+        for env in np.flatnonzero(starting):
+            self._begin_day(int(env))
+        if starting.any():
+            self._writer.prepare(self._dtype, self._required, self.theta)
+        self._feed.advance(playing)
+        self._read()
+        terminated = playing & ~self._feed.has_request
+        self._first_window[self._over] = self._window[self._over]
+        truncated = playing & ~terminated & self._limit_reached()
+        self._over, self._continues = terminated | truncated, truncated
+        observation = self._observe()
+        weight = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight)
+        growth = np.where(playing, self._shortfall - self._charged, 0.0)
+        self._charged += growth
+        raw = weight * revenue - self.play.shortfall_weight * growth
+        reward = (self.play.reward_scale * raw).astype(np.float32)
+        return make_step(columns, observation, reward, terminated, truncated, raw)
+
+    def control(self, rate: NDArray[np.float64] | None = None, theta: NDArray[np.float64] | None = None) -> None:
+        """Set the play-control probabilities of contracts, [C] or [N, C], from the next request on."""
+        for name, values in (("rate", rate), ("theta", theta)):
+            if values is None:
+                continue
+            if not (np.isfinite(values).all() and (np.asarray(values) >= 0).all() and (np.asarray(values) <= 1).all()):
+                raise EnvError(f"admix: {name} must be probabilities in [0, 1]")
+            getattr(self, name)[...] = values
+        if theta is not None and self._started:
+            self._writer.prepare(self._dtype, self._required, self.theta)
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def _begin_day(self, env: int) -> None:
+        day = self._days(self._seeds[env], self._episode[env])
+        self._episode[env] += 1
+        inventory = day.inventory
+        self._curve[env], self._billed_rate[env] = inventory.curve, day.billed_rate
+        self._required[env] = inventory.split()
+        if self.play.theta != "off":
+            self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
+        self.delivery.reset(env)
+        self._sums[env], self._charged[env] = 0, 0
+        self._feed.begin(env, day)
+
+    def _read(self) -> None:
+        """Take over the present request; what is due by now, and which contracts are in the queue and may play."""
+        request = self._request = self._feed.read()
+        present = self._feed.has_request
+        self._window = request["window"]
+        time = np.where(present, request["time"], 1.0)
+        place = time * self._windows
+        left = np.minimum(place.astype(np.int64), self._windows - 1)
+        part = (place - left)[:, None]
+        share = self._curve[self._all, left] * (1 - part) + self._curve[self._all, left + 1] * part
+        self._due, self._time = share * self.contracts.demand, time
+        missing = np.maximum(self._due - self.delivery.billed, 0)
+        self._shortfall = missing @ self.contracts.penalty
+        self._estimate = self.delivery.estimate
+        usable = request["eligible"] & (self.delivery.shown < self.contracts.cap) & present[:, None]
+        self._mask = np.empty((self.num_envs, self.queue), bool)
+        self._mask[:, self._contracts :] = (request["ecpm"] > 0) & present[:, None]
+        plays = usable
+        entered = usable
+        if (self.rate < 1).any() or (self.theta < 1).any():
+            supported = self._supported()
+            draws = self._rng.random((2, *usable.shape))
+            entered = usable & ((draws[0] < self.rate) | supported)
+            plays = entered & ((draws[1] < self.theta) | supported)
+        self._mask[:, : self._contracts] = entered
+        self._playable = self._mask.copy()
+        self._playable[:, : self._contracts] = plays
+        self._value = np.float32(1000 * self.click_value) * request["ctr"]
+        self._logged = np.where(present, request["logged"], -1)
+        self._order = self._draw_order() if self.play.shuffle else None
+
+    def _supported(self) -> NDArray[np.bool_]:
+        """Contracts [N, C] that a support policy lets in and lets play."""
+        gap = self.play.support_gap * self.contracts.demand
+        if self.play.support == "late":
+            return self._due - self._estimate > gap
+        if self.play.support == "fresh":
+            return self._estimate < gap
+        return np.zeros(self._estimate.shape, bool)
+
+    def _draw_order(self) -> NDArray[np.int64]:
+        """Which ad stands in each place of the queue [N, Q]; in mode "contracts" contracts stay before bids."""
+        keys = self._rng.random((self.num_envs, self.queue))
+        if self.play.mode == "contracts":
+            keys[:, self._contracts :] += 1
+        return keys.argsort(1)
+
+    def _presented(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place in the queue as observed of an unshuffled slot [N]; -1 stays."""
+        if self._order is None:
+            return slot
+        return np.where(slot >= 0, (self._order == slot[:, None]).argmax(1), -1)
+
+    def _scores(self, action: NDArray[Any]) -> NDArray[np.float64]:
+        """Scores [N, Q] by unshuffled slot; bids at their eCPM in mode "contracts"."""
+        action = np.asarray(action)
+        if action.shape != (self.num_envs, *self.spec.action.shape):
+            raise EnvError(
+                f"admix: scores of shape {action.shape}; mode {self.play.mode} takes "
+                f"{(self.num_envs, *self.spec.action.shape)}"
+            )
+        scores = np.empty((self.num_envs, self.queue))
+        count = action.shape[1]
+        if count < self.queue:
+            scores[:, count:] = self._request["ecpm"]
+        if self._order is None:
+            scores[:, :count] = action
+        else:
+            np.put_along_axis(scores, self._order[:, :count], action.astype(np.float64), 1)
+        broken = ~np.isfinite(scores) & self._mask & ~self._over[:, None]
+        if broken.any():
+            env, slot = np.argwhere(broken)[0]
+            raise EnvError(
+                f"admix: the score of environment {env}, ad slot {slot} is {scores[env, slot]}, not a number"
+            )
+        return scores
+
+    def _choose(
+        self, scores: NDArray[np.float64], playing: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Slot shown [N] (-1: none), its score, and what showing it is worth [currency]."""
+        scores = np.where(self._playable, scores, -np.inf)
+        best = scores.argmax(1)
+        score = scores[self._all, best]
+        shows = (score > -np.inf) & playing
+        worth = np.concatenate([self._value, self._request["ecpm"]], 1)[self._all, best] / 1000.0
+        return np.where(shows, best, -1), np.where(shows, score, 0.0), np.where(shows, worth, 0.0)
+
+    def _count(
+        self,
+        chosen: NDArray[np.int64],
+        contract: NDArray[np.int64],
+        billed: NDArray[np.bool_],
+        playing: NDArray[np.bool_],
+    ) -> None:
+        is_contract = contract >= 0
+        is_bid = chosen >= self._contracts
+        bid = np.where(is_bid, chosen - self._contracts, 0)
+        sums, request = self._sums, self._request
+        sums[:, 0] += is_contract
+        sums[:, 1] += np.where(is_contract, request["ctr"][self._all, contract], 0)
+        if self.bids:
+            sums[:, 2] += is_bid
+            sums[:, 3] += np.where(is_bid, request["bid_ctr"][self._all, bid], 0)
+            sums[:, 4] += np.where(is_bid, request["ecpm"][self._all, bid], 0)
+        events = self.events
+        events["requests"] += int(playing.sum())
+        events["contract_shown"] += int(is_contract.sum())
+        events["bid_shown"] += int(is_bid.sum())
+        events["billed"] += int(billed.sum())
+        events["empty_queues"] += int((playing & (chosen < 0)).sum())
+
+    def _limit_reached(self) -> NDArray[np.bool_]:
+        length = self.play.episode_windows
+        return (self._window - self._first_window >= length) & (length > 0)
+
+    def _observe(self) -> NDArray[Any]:
+        sums = self._sums
+        due = self._due.sum(1)
+        late = np.maximum(self._due - self._estimate, 0).sum(1)
+        overall = {
+            "shortfall": np.divide(late, due, out=np.zeros_like(due), where=due > 0),
+            "contract_ctr": sums[:, 1] / np.maximum(sums[:, 0], 1),
+            "bidding_ctr": sums[:, 3] / np.maximum(sums[:, 2], 1),
+            "payment": sums[:, 4] / np.maximum(sums[:, 2], 1),
+            "time": self._time,
+        }
+        state = self._writer.write(
+            self._request, self._feed.has_request, self._mask, self.delivery, self._estimate, self._due, overall,
+            self._value,
+        )  # fmt: skip
+        if self._order is not None:
+            for name in ("queue_mask", "ad_id", "ad"):
+                if name in (state.dtype.names or ()):
+                    values = state[name]
+                    order = self._order if values.ndim == 2 else self._order[:, :, None]
+                    state[name] = np.take_along_axis(values, order, 1)
+        return state
