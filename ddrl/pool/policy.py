@@ -49,6 +49,9 @@ class Policy:
     def join(self, task: str, weight: float) -> None:
         """A task joins; weight > 0, 1 for an ordinary one."""
 
+    def reweight(self, task: str, weight: float) -> None:
+        """The task's weight changes."""
+
     def leave(self, task: str) -> None:
         """A task has ended or died; it holds nothing and waits for nothing any more."""
 

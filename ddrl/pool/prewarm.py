@@ -10,10 +10,9 @@ From a task's own history, in this order:
      the level has shifted: everything before them is dropped;
   3. target iteration time: the median of the kept rounds;
   4. start time per worker: with I = parameters to next parameters and L = start-up seconds, I - L is the latest start
-  after
-     the parameters; a start at u costs c_idle (I - L - u) when early and c_delay (u - I + L) when late. The expected
-     cost is least at the quantile of I - L at c_idle / (c_idle + c_delay) (the newsvendor's rule; Arrow, Harris and
-     Marschak, 1951);
+     after the parameters; a start at u costs c_idle (I - L - u) when early and c_delay (u - I + L) when late. The
+     expected cost is least at the quantile of I - L at c_idle / (c_idle + c_delay) (the newsvendor's rule; Arrow,
+     Harris and Marschak, 1951);
   5. warm-up time per worker: the median of L.
 
 The instruction is issued when round r begins, before its first data arrive: a start-up longer than the wait for

@@ -20,22 +20,9 @@ from ddrl.pool import prewarm
 from ddrl.pool.policy import Policy, Request
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
 from ddrl.pool.queue import DeviceQueue, Grant
-from ddrl.pool.traces import TaskTrace
+from ddrl.pool.traces import Lease, TaskTrace
 
 Start = Literal["cold", "alive", "predicted"]
-
-
-@dataclass(frozen=True)
-class Lease:
-    """One device of one task: times of request, grant and release [s]; busy: seconds of it that computed."""
-
-    task: str
-    round: int
-    device: int
-    asked: float
-    granted: float
-    released: float
-    busy: float
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What the simulator runs: the seconds of each task's rounds, recorded in a pool or generated.
+"""What a pool did, by lease, and what the simulator runs: the seconds of each task's rounds, recorded or generated.
 
 One file is JSON: {"tasks": [TaskTrace, ...]}, all times in seconds."""
 
@@ -13,6 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import PoolError
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One device of one task: times of request, grant and release [s]; busy: seconds of it in which it computed.
+
+    part: of the round, where a task releases between gradients; expired: its process ended while it held the device."""
+
+    task: str
+    round: int
+    device: int
+    asked: float
+    granted: float
+    released: float
+    busy: float
+    part: int = 0
+    expired: bool = False
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,11 @@ def test_a_device_is_held_idle_for_slow_workers_unless_it_is_released_between_gr
 def test_every_policy_runs_every_trace_to_its_end(name, seed, devices, tasks, workers):
     generator = np.random.default_rng(seed)
     traces = [
-        generate(f"t{k}", int(generator.integers(1, 6)), generator, variation=0.3, workers=workers, startup=0.5,
-        switch=0.01) for k in range(tasks)
-    ]  # fmt: skip
+        generate(
+            f"t{k}", int(generator.integers(1, 6)), generator, variation=0.3, workers=workers, startup=0.5, switch=0.01
+        )
+        for k in range(tasks)
+    ]
     outcome = simulate(traces, devices, plugins.load("pool.policy", PACKAGE, name)(), "alive")
     check(outcome, traces)
     assert outcome.makespan >= max(sum(one.busy(r) for r in range(one.rounds)) for one in traces)

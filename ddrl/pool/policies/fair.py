@@ -70,6 +70,10 @@ class Fair(Policy):
         account.served = weight * min((other.served / other.weight for other in self._accounts.values()), default=0.0)
         self._accounts[task] = account
 
+    def reweight(self, task: str, weight: float) -> None:
+        """From the next request on; what it has been served counts by the new weight."""
+        self._accounts[task].weight = weight
+
     def leave(self, task: str) -> None:
         """Close its account."""
         del self._accounts[task]
