@@ -32,6 +32,9 @@ class Outcome:
     devices: int
     makespan: float = 0.0  # s
     finished: dict[str, float] = field(default_factory=dict[str, float])  # s, by task
+    rounds: dict[str, list[Round]] = field(
+        default_factory=dict[str, list[Round]]
+    )  # measured, by task; all but the last
     leases: list[Lease] = field(default_factory=list[Lease])
     held_seconds: float = 0.0
     warmth: Warmth = field(default_factory=Warmth)  # of collectors for which there was an instruction
@@ -80,8 +83,8 @@ class _Task:
         self.resident = -1  # device that holds the task's state
         self.busy = 0.0
         self.history = History(settings)
-        self.instruction: Instruction | None = None
-        self.start = [0.0] * trace.workers  # of the next collectors
+        self.instructions: dict[int, Instruction] = {}  # by round, of those not begun
+        self.starts: dict[int, list[float]] = {}  # planned, then corrected; nan: the collector stays alive
         self.startup = list(trace.startup[0])  # seconds of the newest start, by worker
 
 
@@ -147,11 +150,18 @@ class Simulator:
         task.parameters, task.sent = now, [math.nan] * trace.workers
         for worker, collect in enumerate(trace.collect[number]):
             self._at(max(now, ready[worker]) + collect, "data", trace.name, worker)
-        last = number + 1 == trace.rounds
-        begin = [now] * trace.workers
-        task.instruction = None if last else prewarm.instruct(trace.name, number + 1, begin, task.history)
-        if task.instruction is not None:
-            task.start = list(task.instruction.start)
+        if self._start_mode == "predicted":
+            self._instruct(task, now)
+
+    def _instruct(self, task: _Task, now: float) -> None:
+        """Issue what is due: for the next round, or for later ones where collectors start slowly."""
+        begin = [now] * task.trace.workers
+        for ahead in range(1, prewarm.best_ahead(task.history) + 1):
+            target = task.round + ahead
+            if target < task.trace.rounds and target not in task.instructions:
+                found = prewarm.instruct(task.trace.name, target, begin, task.history, ahead)
+                if found is not None:
+                    task.instructions[target], task.starts[target] = found, list(found.start)
 
     def _ready(self, task: _Task, now: float) -> list[float]:
         """When each collector of the round that begins is ready."""
@@ -159,51 +169,55 @@ class Simulator:
         if task.round == 0 or self._start_mode == "cold":
             task.startup = list(startup)
             return [now + seconds for seconds in startup]
-        if self._start_mode == "alive" or task.instruction is None:
-            return list(task.sent)
-        task.startup = list(startup)
-        return [start + seconds for start, seconds in zip(task.start, startup, strict=True)]
+        ready = list(task.sent)
+        for worker, start in enumerate(task.starts.get(task.round, [])):
+            if not math.isnan(start):
+                task.startup[worker] = startup[worker]
+                ready[worker] = (
+                    min(start, now) + startup[worker]
+                )  # nobody waits for a plan when the parameters are there
+        return ready
 
     def _count(self, task: _Task, ready: list[float], now: float) -> None:
-        predicted = self._start_mode == "predicted" and task.instruction is not None
-        for worker, time in enumerate(ready):
+        starts = task.starts.pop(task.round, [math.nan] * len(ready))
+        task.instructions.pop(task.round, None)
+        for worker, (time, start) in enumerate(zip(ready, starts, strict=True)):
+            predicted = not math.isnan(start)
             for warmth in (self.outcome.all_warmth, *([self.outcome.warmth] if predicted else [])):
                 warmth.count(time, now)
                 if self._start_mode == "cold":
                     warmth.absent_seconds += now - task.sent[worker]
                 elif predicted:
-                    warmth.absent_seconds += max(0.0, task.start[worker] - task.sent[worker])
+                    warmth.absent_seconds += max(0.0, start - task.sent[worker])
+        measured = Round(
+            task.round - 1,
+            begin=(task.parameters,) * len(ready),
+            sent=tuple(task.sent),
+            end=(now,) * len(ready),
+            startup=tuple(task.startup),
+        )
+        self.outcome.rounds.setdefault(task.trace.name, []).append(measured)
         if self._start_mode == "predicted":
-            measured = Round(
-                task.round - 1,
-                begin=(task.parameters,) * len(ready),
-                sent=tuple(task.sent),
-                end=(now,) * len(ready),
-                startup=tuple(task.startup),
-            )
             task.history = task.history.add(measured)
 
     def _data(self, task: _Task, now: float, worker: int) -> None:
         """A worker's data have arrived; its collector ends."""
         task.sent[worker] = now
-        if self._start_mode == "predicted" and task.instruction is not None:
-            self._correct(task, task.instruction, now, worker)
+        self._correct(task, now, worker)
         task.pending.append((now, worker))
         if task.device >= 0 and not task.working:
             self._compute(task, now)
         elif task.device < 0 and len(task.pending) == 1:
             self._ask(task, now)
 
-    def _correct(self, task: _Task, instruction: Instruction, now: float, worker: int) -> None:
-        start = prewarm.correct(instruction, worker, now)
-        if start is None or math.isclose(start, task.start[worker], abs_tol=1e-9):
-            return
-        warmth = self.outcome.warmth
-        if task.start[worker] <= now:
-            warmth.late_corrections += 1
-        else:
-            warmth.corrections += 1
-            task.start[worker] = start
+    def _correct(self, task: _Task, now: float, worker: int) -> None:
+        instruction = task.instructions.get(task.round + 1)
+        start = None if instruction is None else prewarm.correct(instruction, worker, now)
+        if start is not None:
+            starts = task.starts[task.round + 1]
+            self.outcome.warmth.corrections += not math.isclose(start, starts[worker], abs_tol=1e-9)
+            self.outcome.warmth.late_corrections += starts[worker] < now
+            starts[worker] = start
 
     def _ask(self, task: _Task, now: float) -> None:
         task.asked = now

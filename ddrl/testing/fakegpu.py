@@ -1,9 +1,8 @@
-"""A torch device in pure Python: `torch.device("fake")` computes on the processor and counts what a real one would
-cost.
+"""A torch device in pure Python: it computes on the processor and counts what a real one would cost.
 
     from ddrl.testing import fakegpu
-    fakegpu.install(devices=2)
-    module.to("fake:1")
+    fakegpu.install()
+    module.to("fake")
 
 It is torch's private-use backend, set up from Python (torch 2.13, experimental there; once a process). A tensor on it
 is an ordinary torch tensor with a dispatch key, storage and strides of its own; its memory is host memory that enters
@@ -14,129 +13,72 @@ copies alone.
 
 Not there, because torch's Python backend has no hook for it: gradients on another device than fake:0, pinned memory,
 torch.accelerator.synchronize (use torch.fake.synchronize), torch.accelerator's memory figures and device index (always
-0), generators on the device (random numbers come from the CPU's generator), views under another dtype, autocast, and
-graphs."""
+0), generators on the device (random numbers come from the CPU's generator), views under another dtype,
+`parameter.data = tensor` across devices, fused recurrent layers, autocast, and graphs."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
+
+from ddrl.testing.fake_memory import MEMORIES, NAME, Counters, Memory, on_device, on_host
 
 try:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 except ImportError:
     raise ImportError(f"ddrl.testing.fakegpu needs torch 2.13 or newer, this is {torch.__version__}") from None
 
-NAME = "fake"
-
-
-@dataclass
-class Counters:
-    """What one device did since `reset`. Copies are counted by direction, with their bytes."""
-
-    launches: int = 0
-    synchronizations: int = 0
-    allocations: int = 0
-    copies_in: int = 0
-    bytes_in: int = 0
-    copies_out: int = 0
-    bytes_out: int = 0
-    copies_within: int = 0
-    bytes_within: int = 0
-    blocking_copies: int = 0  # of those in and out
-
-
-class _Memory:
-    """One device's memory: the host memory of its tensors, by weak references."""
-
-    def __init__(self) -> None:
-        self.counters = Counters()
-        self.peak = 0  # bytes
-        self.limit: int | None = None
-        self.failures = 0  # of the next allocations
-        self._blocks: list[tuple[StorageWeakRef, int]] = []
-        self._most = 0  # live bytes, and those of blocks that have gone since they were counted
-
-    def live(self) -> int:
-        """Bytes that tensors hold."""
-        self._blocks = [block for block in self._blocks if not block[0].expired()]
-        self._most = sum(nbytes for _, nbytes in self._blocks)
-        return self._most
-
-    def allocate(self, storage: torch.UntypedStorage, index: int) -> None:
-        """Count a block in. OutOfMemoryError beyond the limit."""
-        nbytes = storage.nbytes()
-        fails = self.failures > 0
-        self.failures = max(0, self.failures - 1)
-        if fails or (self.limit is not None and self._most + nbytes > self.limit and self.live() + nbytes > self.limit):
-            raise torch.OutOfMemoryError(
-                f"{NAME}:{index} is out of memory: tried to allocate {nbytes} bytes with {self.live()} live ones"
-            )
-        self._blocks.append((StorageWeakRef(storage), nbytes))
-        self._most += nbytes
-        if self._most > self.peak:  # only then is it worth to look which blocks have gone
-            self.peak = max(self.peak, self.live())
-        self.counters.allocations += 1
-
-
-class _Installed:
-    """The process's devices; torch keeps the registration for good."""
-
-    memories: list[_Memory] = []  # noqa: RUF012
-    libraries: tuple[Any, ...] = ()
+_libraries: list[torch.library.Library] = []  # torch keeps what they register as long as they live
 
 
 def install(devices: int = 1) -> None:
     """Register the device type and its devices fake:0 ... fake:{devices - 1}; later calls only change their number."""
     if not 1 <= devices <= 127:
         raise ValueError(f"{devices} fake devices: 1 to 127 are possible")
-    del _Installed.memories[devices:]
-    _Installed.memories += [_Memory() for _ in range(devices - len(_Installed.memories))]
-    if not _Installed.libraries:
+    del MEMORIES[devices:]
+    MEMORIES.extend(Memory() for _ in range(devices - len(MEMORIES)))
+    if not _libraries:
         _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
         own, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
         for operation, kernel in _KERNELS.items():
             own.impl(operation, kernel, "PrivateUse1")
         others.fallback(_fallback, "PrivateUse1")
-        _Installed.libraries = (own, others)
+        _libraries.extend((own, others))
 
 
 def counters(index: int = 0) -> Counters:
     """What fake:{index} has counted; a live object."""
-    return _Installed.memories[index].counters
+    return MEMORIES[index].counters
 
 
 def live_bytes(index: int = 0) -> int:
     """Bytes of all tensors' memory on fake:{index}."""
-    return _Installed.memories[index].live()
+    return MEMORIES[index].live()
 
 
 def peak_bytes(index: int = 0) -> int:
     """The most live bytes since `reset`."""
-    return _Installed.memories[index].peak
+    return MEMORIES[index].peak
 
 
 def reset(index: int = 0) -> None:
     """Counters to 0, the peak to what is live; no limit and no failure to come."""
-    memory = _Installed.memories[index]
+    memory = MEMORIES[index]
     memory.counters, memory.peak, memory.limit, memory.failures = Counters(), memory.live(), None, 0
 
 
 def limit_memory(nbytes: int | None, index: int = 0) -> None:
     """Let allocations fail beyond so many live bytes; None: never."""
-    _Installed.memories[index].limit = nbytes
+    MEMORIES[index].limit = nbytes
 
 
 def fail_allocations(count: int = 1, index: int = 0) -> None:
     """Let the next `count` allocations fail, whatever their size."""
-    _Installed.memories[index].failures = count
+    MEMORIES[index].failures = count
 
 
 class _Module:
@@ -158,40 +100,10 @@ class _Module:
         return 0
 
     def device_count(self) -> int:
-        return len(_Installed.memories)
+        return len(MEMORIES)
 
     def synchronize(self, device: Any = None) -> None:
         counters(torch.device(device).index or 0 if device is not None else 0).synchronizations += 1
-
-
-class _DLManagedTensor(ctypes.Structure):
-    """The beginning of DLPack's DLManagedTensor (dmlc/dlpack, dlpack.h)."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32))
-
-
-_CPU, _EXTENSION = 1, 12  # DLDeviceType
-
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-
-
-def _moved(tensor: torch.Tensor, device_type: int, index: int) -> torch.Tensor:
-    """A tensor over the same memory that says it is on another device; it keeps the first one's memory."""
-    capsule = torch._C._to_dlpack(tensor)
-    managed = _DLManagedTensor.from_address(_pointer_of(capsule, b"dltensor"))
-    managed.device_type, managed.device_index = device_type, index
-    return torch._C._from_dlpack(capsule)
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return _moved(tensor, _CPU, 0)
-
-
-def _on_device(cpu: torch.Tensor, index: int) -> torch.Tensor:
-    """Fresh CPU memory becomes the device's."""
-    _Installed.memories[index].allocate(cpu.untyped_storage(), index)
-    return _moved(cpu, _EXTENSION, index)
 
 
 def _is_fake(value: Any) -> bool:
@@ -200,8 +112,8 @@ def _is_fake(value: Any) -> bool:
 
 def _index(device: torch.device | None) -> int:
     index = 0 if device is None or device.index is None else device.index
-    if index >= len(_Installed.memories):
-        raise RuntimeError(f"{NAME}:{index} does not exist: there are {len(_Installed.memories)} fake devices")
+    if index >= len(MEMORIES):
+        raise RuntimeError(f"{NAME}:{index} does not exist: there are {len(MEMORIES)} fake devices")
     return index
 
 
@@ -215,7 +127,7 @@ def _empty(
     memory_format: Any = None,
 ) -> torch.Tensor:
     cpu = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format, device="cpu")
-    return _on_device(cpu, _index(device))
+    return on_device(cpu, _index(device))
 
 
 def _empty_strided(
@@ -227,7 +139,7 @@ def _empty_strided(
     device: Any = None,
     pin_memory: Any = None,
 ) -> torch.Tensor:
-    return _on_device(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), _index(device))
+    return on_device(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), _index(device))
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -247,7 +159,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
         counted = counters(target.device.index)
         counted.copies_within += 1
         counted.bytes_within += nbytes
-    from_host, to_host = (_on_host(tensor) if _is_fake(tensor) else tensor for tensor in (source, target))
+    from_host, to_host = (on_host(tensor) if _is_fake(tensor) else tensor for tensor in (source, target))
     to_host.copy_(from_host)
     return target
 
@@ -269,8 +181,8 @@ def _resize(tensor: torch.Tensor, size: Sequence[int], memory_format: Any = None
         tensor.data = _view(tensor, fresh.shape, fresh.stride(), tensor.storage_offset())
     else:
         if room > 0:
-            fresh.view(-1)[:room] = _on_host(_view(tensor, (room,), (1,), tensor.storage_offset()))
-        tensor.data = _on_device(fresh, tensor.device.index)
+            fresh.view(-1)[:room] = on_host(_view(tensor, (room,), (1,), tensor.storage_offset()))
+        tensor.data = on_device(fresh, tensor.device.index)
     return tensor
 
 
@@ -305,7 +217,7 @@ def _fallback(operation: Any, *args: Any, **kwargs: Any) -> Any:
     leaves, _ = pytree.tree_flatten((args, kwargs))
     device = _common_device(operation, leaves)
     fakes = [leaf for leaf in leaves if _is_fake(leaf)]
-    hosts = {id(fake): _on_host(fake) for fake in fakes}
+    hosts = {id(fake): on_host(fake) for fake in fakes}
     # A kernel may resize an output on its way, which needs memory that can grow; and an output may be an input as well.
     fresh = {id(output): torch.empty(0, dtype=output.dtype) for output in outputs}
     given = {name: _plain(value, fresh if name in names else hosts) for name, value in kwargs.items()}
@@ -318,9 +230,9 @@ def _fallback(operation: Any, *args: Any, **kwargs: Any) -> Any:
     for output in outputs:
         host = fresh[id(output)]
         if host.shape == output.shape:
-            _on_host(output).copy_(host)
+            on_host(output).copy_(host)
         else:
-            output.data = _on_device(host, device.index)
+            output.data = on_device(host, device.index)
     for fake in fakes:
         host = hosts[id(fake)]
         if id(fake) not in fresh and (host.shape != fake.shape or host.stride() != fake.stride()):  # t_, squeeze_
@@ -370,4 +282,4 @@ def _like(operation: Any, host: torch.Tensor, fakes: Sequence[torch.Tensor], dev
             if host.dtype != fake.dtype:
                 raise NotImplementedError(f"{operation} views {fake.dtype} as {host.dtype}: {NAME} cannot")
             return _view(fake, host.shape, host.stride(), distance // host.itemsize)
-    return _on_device(host, device.index)
+    return on_device(host, device.index)

@@ -150,8 +150,8 @@ def test_an_instruction_is_issued_before_the_first_data_of_the_round_before_it(m
 
     issued, real = {}, simulator.prewarm.instruct
 
-    def spy(task, round, begin, history):
-        instruction = real(task, round, begin, history)
+    def spy(task, round, begin, history, ahead=1):
+        instruction = real(task, round, begin, history, ahead)
         if instruction is not None:
             issued[round] = begin[0]
         return instruction
@@ -169,8 +169,19 @@ def test_a_start_moves_once_the_data_are_sent():
     one = generate("a", 60, generator, variation=0.05, duty=0.5, startup=0.2)
     warmth = simulate([one], 1, Fifo(), "predicted").warmth
     assert warmth.corrections > 40
-    late = generate("b", 60, generator, variation=0.05, duty=0.1, startup=0.3)
+    steady = trace("b", rounds=60, startup=0.5, gradient=2.0)
+    warmth = simulate([steady], 1, Fifo(), "predicted").warmth
+    assert (warmth.corrections, warmth.late_corrections) == (0, 0)
+    late = generate("c", 60, generator, variation=0.05, duty=0.1, startup=0.3)
     assert simulate([late], 1, Fifo(), "predicted").warmth.late_corrections > 0
+
+
+def test_collectors_that_start_slowly_are_ready_because_they_begin_rounds_before():
+    one = trace("a", rounds=30, startup=7.0, send=2.0)  # rounds of 5 s
+    warmth = simulate([one], 1, Fifo(), "predicted").warmth
+    assert warmth.collectors > 20
+    assert warmth.hit_rate == 1.0
+    assert warmth.idle_seconds < 1e-6
 
 
 def test_traces_survive_their_file_and_foreign_files_are_refused(tmp_path):
