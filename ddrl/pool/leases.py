@@ -192,7 +192,7 @@ class LeaseMaster:
             return
         member.alive = False
         if member.device >= 0:
-            gave_back = member.slot.owner == member.owner and member.slot.request.value == member.lease + 1
+            gave_back = member.slot.request.value == member.lease + 1  # a new process begins beyond that
             self._release(member, now, expired=not gave_back)
         self.queue.leave(member.task, now)
 
@@ -230,7 +230,7 @@ class LeaseHolder:
             pid, started = self._slot.owner
             if is_alive(pid, started):
                 raise PoolError(f"task '{task}' runs already, in process {pid}: a task has one process in a pool")
-            self._number = (self._slot.request.value + 2) & ~1  # whatever the last process wanted is void
+            self._number = (self._slot.request.value + 3) & ~1  # even, and no answer to what the last process held
             self._slot.wish["pid"] = 0
             self._slot.request.set(self._number)
             self._slot.wish["started"] = start_time(os.getpid())
