@@ -2,6 +2,7 @@
 killed."""
 
 import os
+import queue
 import random
 import signal
 import statistics
@@ -113,26 +114,54 @@ def test_a_new_process_that_claims_before_the_master_looks_does_not_inherit_the_
     holder.close()
 
 
+class Served:
+    """A pool whose master runs in a thread of its own, for holders in this process."""
+
+    def __init__(self, pool: LeaseMaster) -> None:
+        self.pool = pool
+        self._calls = queue.SimpleQueue()
+        self._stopped = False
+        self._thread = threading.Thread(target=pool.serve, args=(self._until,))
+        self._thread.start()
+
+    def call(self, method, *arguments):
+        """Call a method of the master in its thread; returns or raises what it does."""
+        answer = queue.SimpleQueue()
+        self._calls.put((method, arguments, answer))
+        self.pool.table.bell.ring()
+        result = answer.get(timeout=60)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def stop(self) -> None:
+        self.call(setattr, self, "_stopped", True)
+        self._thread.join()
+
+    def _until(self) -> bool:
+        while not self._calls.empty():
+            method, arguments, answer = self._calls.get()
+            try:
+                answer.put(method(*arguments))
+            except PoolError as error:
+                answer.put(error)
+        return self._stopped
+
+
 @pytest.fixture
 def served(master):
-    """A pool whose master runs in a thread, for holders in this process."""
-    threads = []
+    made = []
 
-    def make(policy, devices, tasks, **more):
-        pool = master(policy, devices, **more)
+    def make(policy, devices, tasks):
+        pool = master(policy, devices)
         for task in tasks:
             pool.add(task)
-        stop = threading.Event()
-        thread = threading.Thread(target=pool.serve, args=(stop.is_set,))
-        thread.start()
-        threads.append((pool, stop, thread))
-        return pool
+        made.append(Served(pool))
+        return made[-1]
 
     yield make
-    for pool, stop, thread in threads:
-        stop.set()
-        pool.table.bell.ring()
-        thread.join()
+    for one in made:
+        one.stop()
 
 
 def test_one_acquire_a_task_and_round(served, name):
@@ -152,13 +181,13 @@ def test_one_acquire_a_task_and_round(served, name):
 
 
 def test_a_wait_that_ends_without_a_device_leaves_the_queue(served, name):
-    pool = served(Fifo(), 1, ["a", "b"])
+    running = served(Fifo(), 1, ["a", "b"])
     first, second = LeaseHolder.attach(name, "a"), LeaseHolder.attach(name, "b")
     assert first.acquire(0) == 0
     assert second.acquire(0, timeout=0.05) is None
     first.release()
     assert second.acquire(0) == 0  # the same round: it has had no device yet
-    assert set(pool.queue.holders) == {"b"}
+    assert set(running.pool.queue.holders) == {"b"}
     first.close()
     second.close()
 
@@ -190,23 +219,23 @@ def test_tasks_are_added_removed_and_refused_in_one_line(master):
 
 
 def test_a_cancelled_task_is_refused_and_the_others_go_on(served, name):
-    pool = served(Fifo(), 1, ["a", "b", "c"])
+    running = served(Fifo(), 1, ["a", "b", "c"])
     holders = {task: LeaseHolder.attach(name, task) for task in "abc"}
     assert holders["a"].acquire(0) == 0
-    pool.cancel("a")
+    running.call(running.pool.cancel, "a")
     reasons = []
     waiter = threading.Thread(target=lambda: reasons.append(refusal(holders["b"], 0)))
     waiter.start()
-    while waiting(pool) != ["b"]:
+    while running.call(waiting, running.pool) != ["b"]:
         os.sched_yield()
-    pool.cancel("b")
+    running.call(running.pool.cancel, "b")
     waiter.join()
     assert "cancelled" in reasons[0]
     holders["a"].release()
     assert "cancelled" in refusal(holders["a"], 1)
     assert holders["c"].acquire(0) == 0
     with pytest.raises(PoolError, match="still runs"):
-        pool.remove("b")
+        running.call(running.pool.remove, "b")
     for holder in holders.values():
         holder.close()
 
@@ -218,13 +247,13 @@ def refusal(holder: LeaseHolder, round: int) -> str:
 
 
 def test_a_device_that_disappears_is_granted_no_more_and_the_last_one_ends_all_waits(served, name):
-    pool = served(Fifo(), 2, ["a", "b"])
+    running = served(Fifo(), 2, ["a", "b"])
     holder, other = LeaseHolder.attach(name, "a"), LeaseHolder.attach(name, "b")
     assert holder.acquire(0) == 0
-    pool.withdraw(0)
+    running.call(running.pool.withdraw, 0)
     holder.release()
     assert holder.acquire(1) == 1
-    pool.withdraw(1)
+    running.call(running.pool.withdraw, 1)
     assert "no device is left" in refusal(other, 0)
     holder.release()
     assert "no device is left" in refusal(holder, 2)
@@ -233,12 +262,13 @@ def test_a_device_that_disappears_is_granted_no_more_and_the_last_one_ends_all_w
 
 
 def test_a_weight_changes_the_bound_on_a_tasks_wait(served, name):
-    pool = served(Fair(), 1, ["a", "b"])
+    running = served(Fair(), 1, ["a", "b"])
     holder = LeaseHolder.attach(name, "a")
     holder.acquire(0)
-    assert pool.queue.policy.longest_wait("a", 2, 1, 1.0) == 4.0 + 1.0
-    pool.reweight("a", 2.0)
-    assert pool.queue.policy.longest_wait("a", 2, 1, 1.0) == 2.0 + 1.0
+    policy = running.pool.queue.policy
+    assert policy.longest_wait("a", 2, 1, 1.0) == 4.0 + 1.0
+    running.call(running.pool.reweight, "a", 2.0)
+    assert policy.longest_wait("a", 2, 1, 1.0) == 2.0 + 1.0
     holder.close()
 
 
@@ -290,6 +320,8 @@ def test_the_end_of_a_process_is_an_event_even_if_it_came_before_the_watch():
     child.communicate()
     watch.watch(child.pid, 1)
     assert ended == [child.pid, child.pid]
+    watch.watch(os.getpid(), 1)  # a living process that has the pid of the one that was meant
+    assert ended.pop() == os.getpid()
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watch.watch(other.pid, start_time(other.pid))
     watch.forget(other.pid, start_time(other.pid))

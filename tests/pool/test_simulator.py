@@ -204,3 +204,10 @@ def test_a_task_without_time_to_collect_is_refused():
     with pytest.raises(PoolError, match="leave no time"):
         generate("a", 3, np.random.default_rng(0), duty=0.9, send=1.0)
     assert math.isfinite(generate("a", 3, np.random.default_rng(0)).alone(0))
+
+
+def test_a_collector_starts_at_once_when_its_parameters_come_before_its_planned_start():
+    gradient = [[4.0]] * 19 + [[0.1]] * 2
+    one = TaskTrace("a", [[1.0]] * 21, [[2.0]] * 21, gradient, [0.0] * 21, [0.0] * 21)
+    warmth = simulate([one], 1, Fifo(), "predicted").warmth
+    assert warmth.late_seconds == pytest.approx(1.0)  # its start-up, not the 3 s to the planned start as well
