@@ -24,7 +24,7 @@ from ddrl.core.errors import PoolError
 from ddrl.pool.deaths import DeathWatch
 from ddrl.pool.lease_table import LeaseTable, Refusal, Slot
 from ddrl.pool.policy import Policy, Request
-from ddrl.pool.queue import DeviceQueue
+from ddrl.pool.queue import DeviceQueue, check_weight
 from ddrl.pool.traces import Lease
 
 _LOOK_AT_MASTER = 0.5  # s; how soon a waiting task notices that the master has died
@@ -76,6 +76,7 @@ class LeaseMaster:
         """Let the process of `task` attach. PoolError where the name is taken, too long, or no slot is free."""
         if any(member.task == task for member in self._members.values()):
             raise PoolError(f"two tasks of the pool have the name '{task}': give one another name")
+        check_weight(task, weight)
         free = [index for index in range(len(self.table.slots)) if index not in self._members]
         if not free:
             raise PoolError(f"the pool has room for {len(self.table.slots)} tasks and has that many: cancel one first")
@@ -101,10 +102,11 @@ class LeaseMaster:
 
     def reweight(self, task: str, weight: float) -> None:
         """Change the task's weight in the queue."""
+        check_weight(task, weight)
         member = self._member(task)
         member.weight = weight
         if task in self.queue.tasks:
-            self.queue.policy.reweight(task, weight)
+            self.queue.reweight(task, weight)
 
     def withdraw(self, device: int) -> None:
         """A device has disappeared: nobody gets it any more."""

@@ -50,8 +50,7 @@ class DeviceQueue:
         """Let a task ask for devices. PoolError where the name is taken or the weight is not positive."""
         if task in self._tasks:
             raise PoolError(f"two tasks of the pool have the name '{task}': give one another name")
-        if not 0 < weight < math.inf:
-            raise PoolError(f"task '{task}' has the weight {weight}: it must be positive and finite")
+        check_weight(task, weight)
         self._tasks.add(task)
         self.held_seconds.setdefault(task, 0.0)
         self.policy.join(task, weight)
@@ -66,6 +65,12 @@ class DeviceQueue:
             self.held_seconds[task] += now - self._kept.pop(task)
         self._tasks.remove(task)
         self.policy.leave(task)
+
+    def reweight(self, task: str, weight: float) -> None:
+        """Change a task's weight."""
+        self._known(task)
+        check_weight(task, weight)
+        self.policy.reweight(task, weight)
 
     def request(self, request: Request) -> None:
         """Queue a request. PoolError where the task holds a device or waits already."""
@@ -153,6 +158,12 @@ class DeviceQueue:
     def _known(self, task: str) -> None:
         if task not in self._tasks:
             raise PoolError(f"there is no task '{task}' in the pool")
+
+
+def check_weight(task: str, weight: float) -> None:
+    """Raise PoolError for what cannot be a weight."""
+    if not 0 < weight < math.inf:
+        raise PoolError(f"task '{task}' has the weight {weight}: it must be positive and finite")
 
 
 def jain_index(shares: Iterable[float]) -> float:

@@ -208,6 +208,11 @@ def test_tasks_are_added_removed_and_refused_in_one_line(master):
     pool.add("a")
     with pytest.raises(PoolError, match="two tasks of the pool have the name 'a'"):
         pool.add("a")
+    for weight in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(PoolError, match="must be positive"):
+            pool.add("b", weight)
+        with pytest.raises(PoolError, match="must be positive"):
+            pool.reweight("a", weight)
     with pytest.raises(PoolError, match="room for 1 tasks"):
         pool.add("b")
     pool.remove("a")
