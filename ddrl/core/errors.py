@@ -8,6 +8,7 @@
     ├── RunDirError        a run directory that cannot be written or read
     ├── ChannelError       a shared-memory segment, lane, mailbox or counters table
     ├── PlanError          a distribution plan that cannot be built or executed
+    ├── PoolError          a device, a lease or a task of a pool
     ├── MessageError       a message from outside that is not ours or malformed
     └── MissingExtraError  an optional dependency that is not installed
 
@@ -47,6 +48,10 @@ class ChannelError(DdrlError):
 
 class PlanError(DdrlError):
     """A distribution plan that cannot be built or executed."""
+
+
+class PoolError(DdrlError):
+    """A device, a lease or a task of a pool that cannot be had or used."""
 
 
 class MessageError(DdrlError):

@@ -1,0 +1,283 @@
+"""Runs traces on the very queue and pre-warming of a real pool, in simulated time.
+
+An event is (time, order, what, task, worker); events of one time all happen before devices are granted. A round: its
+parameters arrive; each worker collects as soon as its collector is ready too; with the first data the task asks for a
+device; gradients run in order of arrival; the device is released; then the parameters are sent.
+
+Not simulated: contention of collectors for processors, and links that several tasks share."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddrl.core.errors import PoolError
+from ddrl.pool import prewarm
+from ddrl.pool.policy import Policy, Request
+from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.queue import DeviceQueue, Grant
+from ddrl.pool.traces import Lease, TaskTrace
+
+Start = Literal["cold", "alive", "predicted"]
+
+
+@dataclass
+class Outcome:
+    """What a simulated pool did."""
+
+    devices: int
+    makespan: float = 0.0  # s
+    finished: dict[str, float] = field(default_factory=dict[str, float])  # s, by task
+    rounds: dict[str, list[Round]] = field(
+        default_factory=dict[str, list[Round]]
+    )  # measured, by task; all but the last
+    leases: list[Lease] = field(default_factory=list[Lease])
+    held_seconds: float = 0.0
+    warmth: Warmth = field(default_factory=Warmth)  # of collectors for which there was an instruction
+    all_warmth: Warmth = field(default_factory=Warmth)  # of all but each task's first
+
+    @property
+    def busy_seconds(self) -> float:
+        """Device seconds that computed."""
+        return sum(lease.busy for lease in self.leases)
+
+    @property
+    def busy_share(self) -> float:
+        """Busy / wall, over all devices."""
+        return self.busy_seconds / (self.devices * self.makespan)
+
+    def steady_share(self, begin: float, end: float) -> float:
+        """Busy / wall between two times; a lease counts by its part within them."""
+        parts = (
+            lease.busy
+            * max(0.0, min(end, lease.released) - max(begin, lease.granted))
+            / (lease.released - lease.granted)
+            for lease in self.leases
+            if lease.released > lease.granted
+        )
+        return sum(parts) / (self.devices * (end - begin))
+
+    @property
+    def waits(self) -> list[float]:
+        """Seconds from request to grant, by lease."""
+        return [lease.granted - lease.asked for lease in self.leases]
+
+
+class _Task:
+    """A task on its way through its trace."""
+
+    def __init__(self, trace: TaskTrace, settings: PrewarmSettings) -> None:
+        self.trace = trace
+        self.round = 0
+        self.parameters = 0.0  # when those of the round arrived
+        self.sent: list[float] = []
+        self.pending: list[tuple[float, int]] = []  # data not yet worked on: arrival, worker
+        self.computed = 0  # gradients of this round
+        self.asked = self.granted = 0.0
+        self.working = False  # the device computes, or moves state
+        self.device = -1
+        self.resident = -1  # device that holds the task's state
+        self.busy = 0.0
+        self.history = History(settings)
+        self.instructions: dict[int, Instruction] = {}  # by round, of those not begun
+        self.starts: dict[int, list[float]] = {}  # planned, then corrected; nan: the collector stays alive
+        self.startup = list(trace.startup[0])  # seconds of the newest start, by worker
+
+
+class Simulator:
+    """One run. `start`: how collectors start: when parameters arrive, never again, or as predicted."""
+
+    def __init__(
+        self,
+        traces: Sequence[TaskTrace],
+        devices: int,
+        policy: Policy,
+        start: Start = "predicted",
+        settings: PrewarmSettings | None = None,
+    ) -> None:
+        if not traces:
+            raise PoolError("a pool without tasks has nothing to simulate")
+        self._settings = settings or PrewarmSettings()
+        self._start_mode = start
+        self._queue = DeviceQueue(policy, devices)
+        self._tasks = {trace.name: _Task(trace, self._settings) for trace in traces}
+        self._events: list[tuple[float, int, str, str, int]] = []
+        self._order = itertools.count()
+        self._tenants: dict[int, str] = {}  # whose state a device holds
+        self.outcome = Outcome(devices)
+        for trace in traces:
+            self._queue.join(trace.name, trace.weight)
+
+    def run(self) -> Outcome:
+        """All tasks to their ends."""
+        for name in self._tasks:
+            self._at(0.0, "parameters", name)
+        handlers = {
+            "parameters": self._parameters,
+            "data": self._data,
+            "computed": self._computed,
+            "released": self._released,
+        }
+        now = 0.0
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] == now:
+                _, _, what, name, worker = heapq.heappop(self._events)
+                if what != "slice":
+                    handlers[what](self._tasks[name], now, worker)
+            for grant in self._queue.grants(now):
+                self._granted(grant, now)
+            tick = self._queue.next_time(now)
+            if math.isfinite(tick) and not any(event[2] == "slice" for event in self._events):
+                self._at(tick, "slice")
+        self.outcome.makespan = max(self.outcome.finished.values())
+        self.outcome.held_seconds = self._queue.device_seconds(now)
+        return self.outcome
+
+    def _at(self, time: float, what: str, task: str = "", worker: int = 0) -> None:
+        heapq.heappush(self._events, (time, next(self._order), what, task, worker))
+
+    def _parameters(self, task: _Task, now: float, _: int) -> None:
+        """The round's parameters have arrived: collectors act; the next round's are told when to start."""
+        trace, number = task.trace, task.round
+        ready = self._ready(task, now)
+        if number > 0:
+            self._count(task, ready, now)
+        task.parameters, task.sent = now, [math.nan] * trace.workers
+        for worker, collect in enumerate(trace.collect[number]):
+            self._at(max(now, ready[worker]) + collect, "data", trace.name, worker)
+        if self._start_mode == "predicted":
+            self._instruct(task, now)
+
+    def _instruct(self, task: _Task, now: float) -> None:
+        """Issue what is due: for the next round, or for later ones where collectors start slowly."""
+        begin = [now] * task.trace.workers
+        for ahead in range(1, prewarm.best_ahead(task.history) + 1):
+            target = task.round + ahead
+            if target < task.trace.rounds and target not in task.instructions:
+                found = prewarm.instruct(task.trace.name, target, begin, task.history, ahead)
+                if found is not None:
+                    task.instructions[target], task.starts[target] = found, list(found.start)
+
+    def _ready(self, task: _Task, now: float) -> list[float]:
+        """When each collector of the round that begins is ready."""
+        startup = task.trace.startup[task.round]
+        if task.round == 0 or self._start_mode == "cold":
+            task.startup = list(startup)
+            return [now + seconds for seconds in startup]
+        ready = list(task.sent)
+        for worker, start in enumerate(task.starts.get(task.round, [])):
+            if not math.isnan(start):
+                task.startup[worker] = startup[worker]
+                ready[worker] = (
+                    min(start, now) + startup[worker]
+                )  # nobody waits for a plan when the parameters are there
+        return ready
+
+    def _count(self, task: _Task, ready: list[float], now: float) -> None:
+        starts = task.starts.pop(task.round, [math.nan] * len(ready))
+        task.instructions.pop(task.round, None)
+        for worker, (time, start) in enumerate(zip(ready, starts, strict=True)):
+            predicted = not math.isnan(start)
+            for warmth in (self.outcome.all_warmth, *([self.outcome.warmth] if predicted else [])):
+                warmth.count(time, now)
+                if self._start_mode == "cold":
+                    warmth.absent_seconds += now - task.sent[worker]
+                elif predicted:
+                    warmth.absent_seconds += max(0.0, start - task.sent[worker])
+        measured = Round(
+            task.round - 1,
+            begin=(task.parameters,) * len(ready),
+            sent=tuple(task.sent),
+            end=(now,) * len(ready),
+            startup=tuple(task.startup),
+        )
+        self.outcome.rounds.setdefault(task.trace.name, []).append(measured)
+        if self._start_mode == "predicted":
+            task.history = task.history.add(measured)
+
+    def _data(self, task: _Task, now: float, worker: int) -> None:
+        """A worker's data have arrived; its collector ends."""
+        task.sent[worker] = now
+        self._correct(task, now, worker)
+        task.pending.append((now, worker))
+        if task.device >= 0 and not task.working:
+            self._compute(task, now)
+        elif task.device < 0 and len(task.pending) == 1:
+            self._ask(task, now)
+
+    def _correct(self, task: _Task, now: float, worker: int) -> None:
+        instruction = task.instructions.get(task.round + 1)
+        start = None if instruction is None else prewarm.correct(instruction, worker, now)
+        if start is not None:
+            starts = task.starts[task.round + 1]
+            self.outcome.warmth.corrections += not math.isclose(start, starts[worker], abs_tol=1e-9)
+            self.outcome.warmth.late_corrections += starts[worker] < now
+            starts[worker] = start
+
+    def _ask(self, task: _Task, now: float) -> None:
+        task.asked = now
+        self._queue.request(Request(task.trace.name, now, task.round, task.trace.rounds - task.round))
+
+    def _granted(self, grant: Grant, now: float) -> None:
+        task = self._tasks[grant.request.task]
+        task.device, task.granted, task.busy = grant.device, now, 0.0
+        stays = self._tenants.get(grant.device) == task.trace.name and task.resident == grant.device
+        self._tenants[grant.device], task.resident = task.trace.name, grant.device
+        self._work(task, now, 0.0 if stays else task.trace.switch, "computed", -1)
+
+    def _work(self, task: _Task, now: float, seconds: float, then: str, worker: int = 0) -> None:
+        task.working = True
+        self._at(now + seconds, then, task.trace.name, worker)
+
+    def _compute(self, task: _Task, now: float) -> None:
+        """Begin the gradient of the data that arrived first."""
+        _, worker = task.pending.pop(0)
+        seconds = task.trace.gradient[task.round][worker]
+        task.computed += 1
+        if task.computed == task.trace.workers:
+            seconds += task.trace.update[task.round]
+        task.busy += seconds
+        self._work(task, now, seconds, "computed", worker)
+
+    def _computed(self, task: _Task, now: float, worker: int) -> None:
+        """A gradient has ended; worker -1: the task's state has moved on to the device."""
+        task.working = False
+        if task.computed == task.trace.workers or (worker >= 0 and self._queue.policy.splits_rounds):
+            self._work(task, now, task.trace.switch, "released")
+        elif task.pending:
+            self._compute(task, now)
+
+    def _released(self, task: _Task, now: float, _: int) -> None:
+        trace = task.trace
+        lease = Lease(trace.name, task.round, task.device, task.asked, task.granted, now, task.busy)
+        self.outcome.leases.append(lease)
+        self._queue.release(trace.name, now)
+        task.device, task.working = -1, False
+        if task.computed < trace.workers:
+            if task.pending:
+                self._ask(task, now)
+            return
+        task.computed = 0
+        task.round += 1
+        arrival = now + trace.send[task.round - 1]
+        if task.round < trace.rounds:
+            self._at(arrival, "parameters", trace.name)
+        else:
+            self.outcome.finished[trace.name] = arrival
+            self._queue.leave(trace.name, now)
+
+
+def simulate(
+    traces: Sequence[TaskTrace],
+    devices: int,
+    policy: Policy,
+    start: Start = "predicted",
+    settings: PrewarmSettings | None = None,
+) -> Outcome:
+    """Run `traces` on `devices` devices under a fresh `policy`."""
+    return Simulator(traces, devices, policy, start, settings).run()

@@ -1,0 +1,379 @@
+"""Leases between real processes: who gets a device, and what happens when holders, waiters and the master are
+killed."""
+
+import os
+import queue
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ddrl.channels.segment import start_time
+from ddrl.core.errors import PoolError
+from ddrl.pool.deaths import DeathWatch
+from ddrl.pool.leases import LeaseHolder, LeaseMaster
+from ddrl.pool.policies.exclusive import Exclusive
+from ddrl.pool.policies.fair import Fair
+from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies.slices import Slices, SlicesSettings
+from tests.pool.conftest import serve
+
+
+def waiting(master: LeaseMaster) -> list[str]:
+    return [request.task for request in master.queue.waiting]
+
+
+def test_a_task_gets_a_device_each_round_and_gives_it_back(master, nursery, name):
+    ended = []
+    pool = master(Fifo(), 1, on_lease=ended.append)
+    pool.add("a")
+    nursery.start(name, "a", "acquire:0", "release", "acquire:1", "release", "close")
+    serve(pool, lambda: nursery.log("a")[-1:] == ["done"] and "a" not in pool.queue.tasks)
+    assert nursery.log("a") == ["acquired 0 0", "acquired 1 0", "done"]
+    assert [(lease.task, lease.round, lease.device, lease.expired) for lease in ended] == [
+        ("a", 0, 0, False),
+        ("a", 1, 0, False),
+    ]
+    assert all(lease.busy == 0.25 for lease in ended)
+    assert all(lease.asked <= lease.granted <= lease.released for lease in ended)
+
+
+def test_a_killed_holders_device_goes_to_the_next_in_the_queue(master, nursery, name):
+    ended = []
+    pool = master(Fifo(), 1, on_lease=ended.append)
+    for task in "abc":
+        pool.add(task)
+    victim = nursery.start(name, "a", "acquire:0", "hold")
+    serve(pool, lambda: pool.queue.holders == {"a": 0})
+    nursery.start(name, "b", "acquire:0", "hold")
+    serve(pool, lambda: waiting(pool) == ["b"])
+    nursery.start(name, "c", "acquire:0", "hold")
+    serve(pool, lambda: waiting(pool) == ["b", "c"])
+    os.kill(victim, signal.SIGKILL)
+    serve(pool, lambda: pool.queue.holders == {"b": 0})
+    assert waiting(pool) == ["c"]
+    assert [(lease.task, lease.expired) for lease in ended] == [("a", True)]
+    pool.queue.check()
+
+
+def test_a_death_alone_wakes_the_master(master, nursery, name):
+    """No time limit and no other ring: were deaths not events, this would wait for ever."""
+    pool = master(Fifo(), 1)
+    pool.add("a")
+    victim = nursery.start(name, "a", "acquire:0", "hold")
+    serve(pool, lambda: pool.queue.holders == {"a": 0})
+    threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
+    pool.serve(lambda: not pool.queue.holders)
+    assert pool.queue.tasks == set()
+
+
+def test_a_killed_waiter_leaves_the_queue(master, nursery, name):
+    pool = master(Fifo(), 1)
+    for task in "ab":
+        pool.add(task)
+    nursery.start(name, "a", "acquire:0", "hold")
+    serve(pool, lambda: pool.queue.holders == {"a": 0})
+    victim = nursery.start(name, "b", "acquire:0", "hold")
+    serve(pool, lambda: waiting(pool) == ["b"])
+    os.kill(victim, signal.SIGKILL)
+    serve(pool, lambda: waiting(pool) == [])
+    assert pool.queue.tasks == {"a"}
+
+
+def test_a_task_started_again_after_its_death_gets_a_device_for_the_same_round(master, nursery, name):
+    pool = master(Exclusive(), 1)
+    pool.add("a")
+    victim = nursery.start(name, "a", "acquire:7", "hold")
+    serve(pool, lambda: nursery.log("a") == ["acquired 7 0"])
+    os.kill(victim, signal.SIGKILL)
+    serve(pool, lambda: not pool.queue.holders)
+    nursery.start(name, "a", "acquire:7", "release", "close")
+    serve(pool, lambda: nursery.log("a")[-1:] == ["done"])
+    assert nursery.log("a") == ["acquired 7 0", "acquired 7 0", "done"]
+
+
+def test_a_new_process_that_claims_before_the_master_looks_does_not_inherit_the_device(master, nursery, name):
+    ended = []
+    pool = master(Fifo(), 1, on_lease=ended.append)
+    pool.add("a")
+    victim = nursery.start(name, "a", "acquire:0", "hold")
+    serve(pool, lambda: pool.queue.holders == {"a": 0})
+    os.kill(victim, signal.SIGKILL)
+    while start_time(victim):
+        os.sched_yield()
+    holder = LeaseHolder.attach(name, "a")  # the master has not had a turn since
+    pool.turn(0.0)
+    assert pool.queue.holders == {}
+    assert pool.queue.tasks == {"a"}
+    assert [lease.expired for lease in ended] == [True]
+    holder.close()
+
+
+class Served:
+    """A pool whose master runs in a thread of its own, for holders in this process."""
+
+    def __init__(self, pool: LeaseMaster) -> None:
+        self.pool = pool
+        self._calls = queue.SimpleQueue()
+        self._stopped = False
+        self._thread = threading.Thread(target=pool.serve, args=(self._until,))
+        self._thread.start()
+
+    def call(self, method, *arguments):
+        """Call a method of the master in its thread; returns or raises what it does."""
+        answer = queue.SimpleQueue()
+        self._calls.put((method, arguments, answer))
+        self.pool.table.bell.ring()
+        result = answer.get(timeout=60)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def stop(self) -> None:
+        self.call(setattr, self, "_stopped", True)
+        self._thread.join()
+
+    def _until(self) -> bool:
+        while not self._calls.empty():
+            method, arguments, answer = self._calls.get()
+            try:
+                answer.put(method(*arguments))
+            except PoolError as error:
+                answer.put(error)
+        return self._stopped
+
+
+@pytest.fixture
+def served(master):
+    made = []
+
+    def make(policy, devices, tasks):
+        pool = master(policy, devices)
+        for task in tasks:
+            pool.add(task)
+        made.append(Served(pool))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def test_one_acquire_a_task_and_round(served, name):
+    served(Fifo(), 2, ["a", "b"])
+    holder = LeaseHolder.attach(name, "a")
+    device = holder.acquire(3)
+    assert holder.acquire(3) == device  # the round has it already
+    with pytest.raises(PoolError, match="asks for round 4 while it holds a device for round 3"):
+        holder.acquire(4)
+    holder.release()
+    with pytest.raises(PoolError, match="has had its device for round 3"):
+        holder.acquire(3)
+    with pytest.raises(PoolError, match="does not hold"):
+        holder.release()
+    assert holder.acquire(3, part=1) is not None
+    holder.close()
+
+
+def test_a_wait_that_ends_without_a_device_leaves_the_queue(served, name):
+    running = served(Fifo(), 1, ["a", "b"])
+    first, second = LeaseHolder.attach(name, "a"), LeaseHolder.attach(name, "b")
+    assert first.acquire(0) == 0
+    assert second.acquire(0, timeout=0.05) is None
+    first.release()
+    assert second.acquire(0) == 0  # the same round: it has had no device yet
+    assert set(running.pool.queue.holders) == {"b"}
+    first.close()
+    second.close()
+
+
+def test_a_task_has_one_process_and_a_name_of_the_pool(served, name):
+    served(Fifo(), 1, ["a"])
+    holder = LeaseHolder.attach(name, "a")
+    with pytest.raises(PoolError, match=f"task 'a' runs already, in process {os.getpid()}"):
+        LeaseHolder.attach(name, "a")
+    with pytest.raises(PoolError, match="no task 'z' in this pool; its tasks are: a"):
+        LeaseHolder.attach(name, "z")
+    holder.close()
+    LeaseHolder.attach(name, "a").close()
+
+
+def test_tasks_are_added_removed_and_refused_in_one_line(master):
+    pool = master(Fifo(), 1, slots=1)
+    pool.add("a")
+    with pytest.raises(PoolError, match="two tasks of the pool have the name 'a'"):
+        pool.add("a")
+    for weight in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(PoolError, match="must be positive"):
+            pool.add("b", weight)
+        with pytest.raises(PoolError, match="must be positive"):
+            pool.reweight("a", weight)
+    with pytest.raises(PoolError, match="room for 1 tasks"):
+        pool.add("b")
+    pool.remove("a")
+    with pytest.raises(PoolError, match="no task 'a'"):
+        pool.remove("a")
+    with pytest.raises(PoolError, match="longer than 64 bytes"):
+        pool.add("x" * 65)
+    pool.add("b")
+
+
+def test_a_cancelled_task_is_refused_and_the_others_go_on(served, name):
+    running = served(Fifo(), 1, ["a", "b", "c"])
+    holders = {task: LeaseHolder.attach(name, task) for task in "abc"}
+    assert holders["a"].acquire(0) == 0
+    running.call(running.pool.cancel, "a")
+    reasons = []
+    waiter = threading.Thread(target=lambda: reasons.append(refusal(holders["b"], 0)))
+    waiter.start()
+    while running.call(waiting, running.pool) != ["b"]:
+        os.sched_yield()
+    running.call(running.pool.cancel, "b")
+    waiter.join()
+    assert "cancelled" in reasons[0]
+    holders["a"].release()
+    assert "cancelled" in refusal(holders["a"], 1)
+    assert holders["c"].acquire(0) == 0
+    with pytest.raises(PoolError, match="still runs"):
+        running.call(running.pool.remove, "b")
+    for holder in holders.values():
+        holder.close()
+
+
+def refusal(holder: LeaseHolder, round: int) -> str:
+    with pytest.raises(PoolError) as caught:
+        holder.acquire(round)
+    return str(caught.value)
+
+
+def test_a_device_that_disappears_is_granted_no_more_and_the_last_one_ends_all_waits(served, name):
+    running = served(Fifo(), 2, ["a", "b"])
+    holder, other = LeaseHolder.attach(name, "a"), LeaseHolder.attach(name, "b")
+    assert holder.acquire(0) == 0
+    running.call(running.pool.withdraw, 0)
+    holder.release()
+    assert holder.acquire(1) == 1
+    running.call(running.pool.withdraw, 1)
+    assert "no device is left" in refusal(other, 0)
+    holder.release()
+    assert "no device is left" in refusal(holder, 2)
+    holder.close()
+    other.close()
+
+
+def test_a_weight_changes_the_bound_on_a_tasks_wait(served, name):
+    running = served(Fair(), 1, ["a", "b"])
+    holder = LeaseHolder.attach(name, "a")
+    holder.acquire(0)
+    policy = running.pool.queue.policy
+    assert policy.longest_wait("a", 2, 1, 1.0) == 4.0 + 1.0
+    running.call(running.pool.reweight, "a", 2.0)
+    assert policy.longest_wait("a", 2, 1, 1.0) == 2.0 + 1.0
+    holder.close()
+
+
+def test_time_slices_wake_the_master_by_themselves(served, name):
+    served(Slices(SlicesSettings(seconds=0.05)), 1, ["a", "b"])
+    holders = [LeaseHolder.attach(name, task) for task in "ab"]
+    for round in range(3):
+        for holder in holders:
+            assert holder.acquire(round) == 0
+            holder.release()
+    for holder in holders:
+        holder.close()
+
+
+MASTER = """
+import sys
+from ddrl.pool.leases import LeaseMaster
+from ddrl.pool.policies.fifo import Fifo
+pool = LeaseMaster(sys.argv[1], Fifo(), 1)
+pool.add("a"), pool.add("b")
+print("ready", flush=True)
+pool.serve(lambda: False)
+"""
+
+
+def test_a_dead_master_ends_the_waits_with_a_reason(name):
+    process = subprocess.Popen([sys.executable, "-c", MASTER, name], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    holders = [LeaseHolder.attach(name, task) for task in "ab"]
+    assert holders[0].acquire(0) == 0
+    threading.Timer(0.2, process.kill).start()
+    assert "master has died" in refusal(holders[1], 0)
+    process.communicate()
+
+
+def test_the_end_of_a_process_is_an_event_even_if_it_came_before_the_watch():
+    ended, happened = [], threading.Event()
+
+    def note(pid, started):
+        ended.append(pid)
+        happened.set()
+
+    watch = DeathWatch(note)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watch.watch(child.pid, start_time(child.pid))
+    child.kill()
+    assert happened.wait(30)  # it is a zombie: nobody has waited for it
+    child.communicate()
+    watch.watch(child.pid, 1)
+    assert ended == [child.pid, child.pid]
+    watch.watch(os.getpid(), 1)  # a living process that has the pid of the one that was meant
+    assert ended.pop() == os.getpid()
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watch.watch(other.pid, start_time(other.pid))
+    watch.forget(other.pid, start_time(other.pid))
+    other.kill()
+    other.communicate()
+    watch.close()
+    assert len(ended) == 2
+
+
+def kill_at_random(master, nursery, name, kills: int) -> list[float]:
+    """Tasks churn on two devices while one after another is killed; seconds from each kill to the next event after
+    it."""
+    generator = random.Random(kills)
+    ended = []
+    pool = master(Fair(), 2, on_lease=ended.append)
+    tasks = [f"t{index}" for index in range(5)]
+    living = {}
+    for task in tasks:
+        pool.add(task)
+        living[task] = nursery.start(name, task, "churn")
+    seconds = []
+    for _ in range(kills):
+        enough = len(ended) + generator.randrange(3, 40)
+        serve(pool, lambda enough=enough: len(ended) >= enough)
+        victim = generator.choice(sorted(pool.queue.tasks))
+        begin = time.monotonic()
+        os.kill(living[victim], signal.SIGKILL)
+        serve(pool, lambda victim=victim: victim not in pool.queue.tasks)
+        seconds.append(time.monotonic() - begin)
+        pool.queue.check()
+        assert victim not in pool.queue.holders
+        assert victim not in waiting(pool)
+        living[victim] = nursery.start(name, victim, "churn")
+    for task in tasks:  # each of them still gets a device
+        count = sum(lease.task == task for lease in ended)
+        serve(pool, lambda task=task, count=count: sum(lease.task == task for lease in ended) > count)
+    for task in tasks:
+        assert not [line for line in nursery.log(task) if line.startswith(("violation", "error"))]
+    return seconds
+
+
+def test_devices_come_back_from_processes_killed_at_random(master, nursery, name):
+    assert len(kill_at_random(master, nursery, name, 8)) == 8
+
+
+@pytest.mark.long
+def test_devices_come_back_within_a_second_from_200_processes_killed_at_random(master, nursery, name):
+    seconds = kill_at_random(master, nursery, name, 200)
+    assert max(seconds) < 1.0
+    print(f"kill to device back: median {1e3 * statistics.median(seconds):.1f} ms, most {1e3 * max(seconds):.1f} ms")

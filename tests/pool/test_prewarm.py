@@ -1,0 +1,209 @@
+"""Pre-warming: what history counts, what it predicts, and when the next collectors start."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddrl.pool import prewarm
+from ddrl.pool.prewarm import (
+    Anchor,
+    PrewarmSettings,
+    Round,
+    Warmth,
+    best_ahead,
+    correct,
+    forecast,
+    history_of,
+    instruct,
+)
+
+
+def rounds_of(seconds, startup=1.0, collect=2.0) -> list[Round]:
+    """One worker; rounds that follow one another."""
+    made, now = [], 0.0
+    for number, length in enumerate(seconds):
+        made.append(Round(number, (now,), (now + collect,), (now + length,), (startup,)))
+        now += length
+    return made
+
+
+def test_a_steady_history_predicts_its_median_and_starts_so_long_after_the_data():
+    found = forecast(history_of(rounds_of([5.0] * 10)))
+    assert found is not None
+    assert found.iteration == pytest.approx(5.0)
+    (plan,) = found.plans
+    assert plan.anchor is Anchor.SENT
+    assert plan.after == pytest.approx(2.0)  # D - L
+    assert found.sent == pytest.approx((2.0,))
+    assert found.startup == (1.0,)
+
+
+def test_fewer_than_five_rounds_after_the_warmup_predict_nothing():
+    assert forecast(history_of(rounds_of([5.0] * 5))) is None
+    assert forecast(history_of(rounds_of([5.0] * 6))) is not None
+
+
+def test_warmup_rounds_do_not_count():
+    found = forecast(history_of(rounds_of([60.0] * 2 + [5.0] * 5), PrewarmSettings(warmup=2)))
+    assert found is not None
+    assert found.iteration == pytest.approx(5.0)
+
+
+def test_outliers_do_not_move_the_prediction():
+    seconds = [5.0, 5.1, 4.9, 5.05, 4.95, 5.0, 5.1, 40.0, 4.9, 5.0, 0.1, 5.1, 5.0]
+    history = history_of(rounds_of(seconds))
+    outliers = [round.seconds for round in history.rounds if round not in history.kept]
+    assert outliers == pytest.approx([40.0, 0.1])
+    found = forecast(history)
+    assert found is not None
+    assert found.iteration == pytest.approx(5.0, abs=0.06)
+    assert found.plans[0].after > 1.7
+
+
+def test_three_successive_outliers_are_a_level_shift_and_drop_what_was_before():
+    before = [5.0, 5.1, 4.9] * 4
+    two = history_of(rounds_of([*before, 8.0, 8.1]))
+    assert two.stable
+    assert forecast(two).iteration == pytest.approx(5.0, abs=0.11)
+    three = history_of(rounds_of([*before, 8.0, 8.1, 7.9]))
+    assert [round.seconds for round in three.rounds] == pytest.approx([8.0, 8.1, 7.9])
+    assert forecast(three) is None  # too few of the new level
+    five = history_of(rounds_of([*before, 8.0, 8.1, 7.9, 8.0, 8.1]))
+    assert forecast(five).iteration == pytest.approx(8.0)
+
+
+def test_outliers_that_are_not_successive_shift_nothing():
+    history = history_of(rounds_of([*[5.0, 5.1, 4.9] * 4, 8.0, 8.0, 5.0, 8.0, 8.0, 5.0]))
+    assert len(history.rounds) == 17
+    assert forecast(history).iteration == pytest.approx(5.0, abs=0.11)
+
+
+def test_rounds_that_vary_too_much_predict_nothing():
+    generator = np.random.default_rng(0)
+    assert forecast(history_of(rounds_of(generator.uniform(3, 12, 40)))) is None
+    assert forecast(history_of(rounds_of(generator.normal(5, 0.3, 40)))) is not None
+
+
+def test_the_start_is_the_quantile_at_the_costs():
+    latest = np.arange(1.0, 20.0)  # 19 values of D - L: i / (n + 1) is 0.05, 0.10, ...
+    rounds = [Round(n, (0.0,), (50.0,), (100.0,), (50.0 - after,)) for n, after in enumerate(latest)]
+    for idle, delay, expected in ((1.0, 1.0, 10.0), (1.0, 3.0, 5.0), (3.0, 1.0, 15.0), (1.0, 9.0, 2.0)):
+        chosen = PrewarmSettings(warmup=0, idle_cost=idle, delay_cost=delay)
+        (plan,) = forecast(history_of(rounds, chosen)).plans
+        assert plan.after == pytest.approx(expected)
+
+
+def test_the_quantile_costs_least():
+    """The newsvendor's rule by brute force: no other fixed start is cheaper over the same rounds."""
+    generator = np.random.default_rng(1)
+    latest = 4.0 + generator.gamma(4, 0.05, 2001)
+    chosen = PrewarmSettings(warmup=0, window=2001, outlier_deviations=100.0, idle_cost=1.0, delay_cost=9.0)
+    rounds = [Round(n, (0.0,), (1.0,), (10.0,), (9.0 - after,)) for n, after in enumerate(latest)]
+    (plan,) = forecast(prewarm.History(chosen, tuple(rounds))).plans
+
+    def cost(start: float) -> float:
+        return float(np.mean(np.maximum(0, latest - start) + 9 * np.maximum(0, start - latest)))
+
+    assert cost(plan.after) <= min(cost(start) for start in np.linspace(3.5, 5.5, 400)) * 1.001
+    assert plan.cost == pytest.approx(cost(plan.after), rel=0.02)
+
+
+@pytest.mark.parametrize(("count", "level"), [(8, 0.03), (40, 0.2), (60, 0.1), (33, 0.5)])
+def test_the_quantiles_without_each_round_are_those_of_the_others(count, level):
+    values = np.sort(np.random.default_rng(count).gamma(3.0, 1.0, count))
+    _, others = prewarm._quantiles(values, level)
+    expected = [prewarm._quantiles(np.delete(values, place), level)[0] for place in range(count)]
+    assert others == pytest.approx(expected)
+
+
+def test_few_rounds_start_earlier_by_students_distribution():
+    """5 normal values: a next one lies below the bound in 1 of 30 cases, as the costs say."""
+    generator = np.random.default_rng(2)
+    level = PrewarmSettings().level
+    samples = generator.normal(0.0, 1.0, (20_000, 6))
+    missed = [row[5] < prewarm._quantiles(np.sort(row[:5]), level)[0] for row in samples]
+    assert np.mean(missed) == pytest.approx(level, rel=0.15)
+
+
+def test_an_instruction_names_task_round_and_a_start_for_each_worker():
+    rounds = [Round(n, (6.0 * n, 6.0 * n + 0.5), (6.0 * n + 2, 6.0 * n + 5.5), (6.0 * n + 6, 6.0 * n + 6.5), (1.0, 3.0))
+              for n in range(12)]  # fmt: skip
+    instruction = instruct("cartpole", 13, (100.0, 100.5), history_of(rounds))
+    assert instruction is not None
+    assert (instruction.task, instruction.round) == ("cartpole", 13)
+    assert [plan.anchor for plan in instruction.forecast.plans] == [Anchor.SENT, Anchor.BEGIN]
+    assert instruction.start == pytest.approx((105.0, 103.5))
+    assert instruct("cartpole", 3, (10.0, 10.5), history_of(rounds[:3])) is None
+
+
+def test_a_start_counts_from_the_data_where_it_can_and_from_the_parameters_where_it_must():
+    steady = instruct("a", 9, (100.0,), history_of(rounds_of([5.0] * 8)))
+    assert steady.start == pytest.approx((104.0,))
+    assert correct(steady, 0, 103.0) == pytest.approx(105.0)  # the data came a second later than planned
+    slow = instruct("a", 9, (100.0,), history_of(rounds_of([5.0] * 8, startup=4.0)))  # longer than the 3 s after them
+    assert slow.start == pytest.approx((101.0,))
+    assert correct(slow, 0, 102.0) is None
+
+
+def test_a_start_up_longer_than_a_round_begins_rounds_before():
+    history = history_of(rounds_of([5.0] * 12, startup=12.0))
+    assert best_ahead(history) == 3
+    assert instruct("slow", 9, (100.0,), history, ahead=3).start == pytest.approx((103.0,))
+    assert math.isnan(instruct("slow", 9, (100.0,), history, ahead=1).start[0])  # too late: it stays alive
+    assert best_ahead(history_of(rounds_of([5.0] * 12))) == 1
+    assert best_ahead(history_of(rounds_of([5.0] * 2))) == 1
+
+
+def test_a_collector_stays_alive_where_no_start_is_clearly_cheaper():
+    generator = np.random.default_rng(3)
+    waits = generator.uniform(0.05, 0.4, 30)  # D: hardly longer than the start-up, and uncertain
+    rounds, now = [], 0.0
+    for number, wait in enumerate(waits):
+        rounds.append(Round(number, (now,), (now + 5.0,), (now + 5.0 + wait,), (0.1,)))
+        now += 5.0 + wait
+    (plan,) = forecast(history_of(rounds)).plans
+    assert plan.anchor is Anchor.ALIVE
+    assert plan.cost == pytest.approx(np.mean(waits[1:]))
+
+
+@given(
+    ticks=st.lists(st.integers(7, 6400), min_size=1, max_size=80),
+    scale=st.sampled_from([0.25, 0.5, 1.0, 4.0]),
+    shift=st.integers(-1000, 1000),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_forecast_is_pure_and_does_not_depend_on_the_clocks_zero_or_unit(ticks, scale, shift):
+    """Times are multiples of 1/64 s and scales powers of 2, so that every sum is exact."""
+    rounds = rounds_of([tick / 64 for tick in ticks], startup=1 / 16, collect=1 / 16)
+    history = history_of(rounds)
+    assert history == history_of(rounds)
+    assert len(history.rounds) <= history.settings.window
+    assert history.outliers < history.settings.shift_outliers
+    found, again = forecast(history), forecast(history_of([moved(round, scale, shift) for round in rounds]))
+    assert (found is None) == (again is None)
+    if found is not None and again is not None:
+        assert again.iteration == scale * found.iteration
+        assert again.plans[0].anchor is found.plans[0].anchor
+        assert again.plans[0].after == pytest.approx(scale * found.plans[0].after, rel=1e-9, abs=1e-9, nan_ok=True)
+        kept = [round.seconds for round in history.kept]
+        assert len(kept) >= 5
+        assert np.std(kept) <= 0.1 * np.mean(kept)
+        assert min(kept) <= found.iteration <= max(kept)
+
+
+def moved(round: Round, scale: float, shift: float) -> Round:
+    times = [tuple(scale * time + shift for time in row) for row in (round.begin, round.sent, round.end)]
+    return Round(round.number, *times, tuple(scale * seconds for seconds in round.startup))
+
+
+def test_warmth_counts_hits_idle_and_late_seconds():
+    warmth = Warmth()
+    warmth.count(ready=9.0, parameters=10.0)
+    warmth.count(ready=10.5, parameters=10.0)
+    assert (warmth.collectors, warmth.hits, warmth.idle_seconds, warmth.late_seconds) == (2, 1, 1.0, 0.5)
+    assert warmth.hit_rate == 0.5
+    assert warmth.cost(PrewarmSettings(idle_cost=1.0, delay_cost=4.0)) == 3.0
+    assert math.isnan(Warmth().hit_rate)
