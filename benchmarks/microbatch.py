@@ -199,7 +199,7 @@ def main() -> None:
     if options.train:
         train_agents(options.updates)
     trained = [agent_path(seed) for seed in SEEDS if agent_path(seed).exists()] or [SHIPPED]
-    agents = {"ddqn": trained, "ddqn always": trained}
+    agents = {"ddqn": trained, "ddqn, always": trained[:1]}
     agents |= {
         f"ddqn {variant}, always": [agent_path(0, variant)]
         for variant in ("steps", "no_gradients")

@@ -163,7 +163,7 @@ class Collection:
             self._open_wait(now)
 
     def _open_wait(self, now: float) -> None:
-        if self._current >= self.first:
+        if self._held and self._current >= self.first:
             self._opened_at = min(self._opened_at, now)
 
     @property

@@ -93,6 +93,17 @@ def test_a_dead_node_is_not_awaited_and_its_samples_are_dealt_again_even_where_d
     assert c.finish(1.5).requeued == 2
 
 
+def test_the_wait_does_not_open_where_all_nodes_of_the_version_died_before_any_gradient_came():
+    c = collection()
+    c.begin(0.0, {"a": 6})
+    c.leave(1.0, "a")
+    assert c.deadline == np.inf
+    assert not c.ready(99.0)
+    c.deal("b", 6)  # a new node goes on
+    c.arrive(2.0, "b")
+    assert c.finish(2.0).requeued == 6
+
+
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
