@@ -12,6 +12,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,28 +80,32 @@ def regrets(kind: str, clusters: int, iterations: int, agents: Mapping[str, list
     return {name: np.concatenate(values, -1) for name, values in found.items()}
 
 
-def table_of_regrets(clusters: int, iterations: int, agents: Mapping[str, list[Path]]) -> dict[str, Any]:
-    """By kind: each sizer's regret; the rival (best filter); the DDQN less the rival, cluster by cluster."""
-    table: dict[str, Any] = {}
-    for kind in (*SEEN, *UNSEEN):
-        values = regrets(kind, clusters, iterations, agents)
-        rival = min(FILTERS, key=lambda name: values[name].mean())
-        difference = values["ddqn"] - values[rival]
-        part = clusters // len(NODES)
-        table[kind] = {
-            "unseen": kind in UNSEEN,
-            "regret": {name: interval(found) for name, found in values.items()},
-            "rival": rival,
-            "ddqn_less_rival": interval(difference),
-            "by_nodes": {
-                str(nodes): {
-                    name: float(values[name][..., at * part : (at + 1) * part].mean()) for name in ("ddqn", *FILTERS)
-                }
-                for at, nodes in enumerate(NODES)
-            },
-        }
-        print(f"{kind}: rival {rival}, DDQN less rival {100 * difference.mean():.2f} points", flush=True)
-    return table
+def row_of_regrets(kind: str, clusters: int, iterations: int, agents: Mapping[str, list[Path]]) -> dict[str, Any]:
+    """Of one kind: each sizer's regret; the rival (best filter); the DDQN less the rival, cluster by cluster."""
+    values = regrets(kind, clusters, iterations, agents)
+    rival = min(FILTERS, key=lambda name: values[name].mean())
+    difference, part = values["ddqn"] - values[rival], clusters // len(NODES)
+    print(f"{kind}: rival {rival}, DDQN less rival {100 * difference.mean():.2f} points", flush=True)
+    return {
+        "unseen": kind in UNSEEN,
+        "regret": {name: interval(found) for name, found in values.items()},
+        "rival": rival,
+        "ddqn_less_rival": interval(difference),
+        "ddqn_less_rival_by_nodes": {
+            str(nodes): interval(difference[:, at * part : (at + 1) * part]) for at, nodes in enumerate(NODES)
+        },
+        "ddqn_less_rival_by_seed": difference.mean(1).tolist(),
+    }
+
+
+def table_of_regrets(
+    clusters: int, iterations: int, agents: Mapping[str, list[Path]], processes: int
+) -> dict[str, dict[str, Any]]:
+    """`row_of_regrets` of every kind, in `processes` processes."""
+    kinds = (*SEEN, *UNSEEN)
+    with ProcessPoolExecutor(processes) as pool:
+        rows = pool.map(row_of_regrets, kinds, *map(itertools.repeat, (clusters, iterations, agents)))
+        return dict(zip(kinds, rows, strict=True))
 
 
 def recovery(clusters: int, agents: list[Path]) -> dict[str, Any]:
@@ -195,6 +200,7 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="train the agents that have no file yet")
     parser.add_argument("--updates", type=int, default=8_000, help="of one training (%(default)s)")
     parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
+    parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")
     options = parser.parse_args()
     if options.train:
         train_agents(options.updates)
@@ -212,7 +218,7 @@ def main() -> None:
         "iterations": iterations,
         "nodes": NODES,
         "training_seeds": len(trained),
-        "regret": table_of_regrets(clusters, iterations, agents),
+        "regret": table_of_regrets(clusters, iterations, agents, options.processes),
         "recovery": recovery(20 if options.short else 100, trained),
         "milliseconds_64_nodes": cost(50 if options.short else 300),
         "pareto": pareto(4 if options.short else 12, iterations, trained[0]),

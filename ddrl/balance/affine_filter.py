@@ -84,7 +84,8 @@ class AffineFilter:
         new_a = np.where(follow, np.maximum(a + gain_a * error, 0.0), a * scale)
         new_w = np.where(follow, w + gain_w * error, w * scale)
         # Sizes answer to times, so a node that slows while it gets fewer samples looks as if samples cost nothing.
-        new_w = np.where(received, np.maximum(new_w, LEAST_SHARE * (new_a + b * new_w) / b), new_w)
+        least = LEAST_SHARE / (1.0 - LEAST_SHARE) * new_a / b
+        new_w = np.where(received, np.maximum(new_w, least), new_w)
         shrink = np.where(follow, 1.0, 0.0)
         paa, paw, pww = (
             paa - shrink * gain_a * (paa + b * paw),
