@@ -102,7 +102,7 @@ def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropp
 
 def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 340) -> go.Figure:
     """What an agent expects of each action beside keeping the filter's size, over iterations. Marks below say where
-    the node is slow in the coming iteration (`ddrl.balance.experiments.values_in_a_rhythm`)."""
+    the node is slow in the coming iteration (notebooks/unequal_nodes.py)."""
     figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=height)
     values, steps = found["values"], np.arange(len(found["values"]))
     for index, name in enumerate(found["actions"][1:], 1):

@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
-from ddrl.balance import experiments
 from ddrl.balance.kinds import make_scenario
+from notebooks import unequal_nodes
 
 DOCUMENT = {
     "regret": {
@@ -23,7 +23,7 @@ DOCUMENT = {
 
 
 def test_sizes_and_seconds_have_a_line_a_node():
-    live = experiments.LiveCluster("affine", 3).run(30)
+    live = unequal_nodes.LiveCluster("affine", 3).run(30)
     figure = plots.sizes_by_node(live.sizes)
     assert [trace.name for trace in figure.data] == ["node 0", "node 1", "node 2"]
     np.testing.assert_array_equal(np.sum([trace.y for trace in figure.data], 0), live.sizes.sum(1))
@@ -31,7 +31,7 @@ def test_sizes_and_seconds_have_a_line_a_node():
 
 
 def test_a_slow_down_injected_into_a_live_cluster_is_answered_by_smaller_sizes():
-    live = experiments.LiveCluster("affine", 4).run(40)
+    live = unequal_nodes.LiveCluster("affine", 4).run(40)
     before = live.sizes[-1, 2]
     after = live.slow_down(2, 4.0).run(20).sizes[-1, 2]
     assert after < 0.5 * before
@@ -59,18 +59,18 @@ def test_what_was_not_measured_is_said_in_words():
 
 
 def test_sizers_share_one_noise_and_the_oracle_has_no_regret():
-    found = experiments.regrets(["static", "bursty"], ["causal", "equal"], nodes=4, clusters=3)
+    found = unequal_nodes.regrets(["static", "bursty"], ["causal", "equal"], nodes=4, clusters=3)
     np.testing.assert_array_equal(found["causal"], 0.0)
     assert (found["equal"] > 0.1).all()
     figure = plots.regret_by_kind(["static", "bursty"], found)
     assert [trace.name for trace in figure.data] == ["causal", "equal"]
-    courses = experiments.courses(make_scenario("static", 1, 3, 20, 1), ["causal", "affine"])
+    courses = unequal_nodes.courses(make_scenario("static", 1, 3, 20, 1), ["causal", "affine"])
     times = plots.iteration_times({name: course.seconds[:, 0] for name, course in courses.items()})
     assert len(times.data) == 2
 
 
 def test_the_agent_sees_a_regular_slow_down_coming():
-    found = experiments.values_in_a_rhythm()
+    found = unequal_nodes.values_in_a_rhythm()
     slow, switch = found["slow"], found["values"][:, list(found["actions"]).index("switch")]
     begins = np.flatnonzero(~slow[:-1] & slow[1:]) + 1
     quiet = np.flatnonzero(slow[:-1] == slow[1:]) + 1

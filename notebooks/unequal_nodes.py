@@ -1,5 +1,5 @@
 """Small experiments for notebooks: sizers beside each other on one noise, a cluster to interfere with, and what the
-DDQN has learned of a regular slow-down. Arrays out, figures by `ddrl.plots`."""
+DDQN has learned of a regular slow-down. Arrays out, figures by `ddrl.plots`. Used by the notebook beside it alone."""
 
 from __future__ import annotations
 
