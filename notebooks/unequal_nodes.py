@@ -4,17 +4,18 @@ DDQN has learned of a regular slow-down. Arrays out, figures by `ddrl.plots`. Us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.balance.affine_filter import FilterSettings
-from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.kinds import Scenario, make_scenario, slow_down
 from ddrl.balance.node_state import FACTORS, REGIMES, NodeState
 from ddrl.balance.simulator import Course, Simulation, regret, simulate, times
 from ddrl.balance.sizer import make_sizer
+from ddrl.balance.sizers.ddqn import apply_actions
 from ddrl.balance.value_network import SHIPPED, ValueNetwork
 
 ACTIONS = (*(f"x {factor:g}" for factor in FACTORS), *REGIMES)
@@ -82,17 +83,16 @@ def values_in_a_rhythm(
     """What the shipped network expects of each action for a node that is slowed in a fixed rhythm, over the last
     iterations: `values` [K, actions] of time beside keeping the filter's size, `slow` [K] whether it is slow in the
     coming iteration."""
-    cluster = Cluster.of(64 * nodes, np.full(nodes, 100.0))
-    state, network = NodeState(cluster, FilterSettings()), ValueNetwork.load(SHIPPED)
-    rng, values, slow = np.random.default_rng(1), [], []
-    sizes = np.full(nodes, 64)
-    for iteration in range(iterations):
-        is_slow = iteration % (slow_for + fast_for) >= fast_for
-        stretch = np.where(np.arange(nodes) == 0, factor if is_slow else 1.0, 1.0)
-        seconds = (0.05 + sizes / 100.0) * stretch * rng.lognormal(0.0, 0.05, nodes)
-        state.update(Observation.of(cluster, sizes, seconds))
-        node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, :, 0]
+    scenario = make_scenario("static", 1, nodes, iterations, 2)
+    slow = np.arange(iterations) % (slow_for + fast_for) >= fast_for
+    stretch = np.where(slow[:, None, None] & (np.arange(nodes) == 0), factor, 1.0)
+    simulation = Simulation(replace(scenario, slow=scenario.slow * stretch))
+    state, network = NodeState(scenario.cluster, FilterSettings()), ValueNetwork.load(SHIPPED)
+    observation, keep, values = simulation.blank(), np.zeros((1, nodes), np.int64), []
+    for _ in range(iterations):
+        state.update(observation)
+        node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, 0, :, 0]
         values.append(node - node[0])
-        slow.append((iteration + 1) % (slow_for + fast_for) >= fast_for)
+        _, observation = simulation.step(apply_actions(state, keep, "regimes"))
     last = 2 * (slow_for + fast_for)
-    return {"values": np.array(values)[-last:], "slow": np.array(slow)[-last:], "actions": np.array(ACTIONS)}
+    return {"values": np.array(values)[-last:], "slow": slow[-last:], "actions": np.array(ACTIONS)}

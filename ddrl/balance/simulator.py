@@ -6,7 +6,7 @@ norms follow E|g_b|^2 = |G|^2 (1 + phi / b) (McCandlish et al. 2018, appendix A)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Simulation:
     def blank(self) -> Observation:
         """What a sizer sees before the first iteration: oracles know the first one's truth."""
         blank, truth = Observation.blank(self.scenario.cluster), self.scenario.truth(0)
-        return Observation(**{**blank.__dict__, "before": truth, "now": truth})
+        return replace(blank, before=truth, now=truth)
 
     def finish(self, sizes: NDArray[np.int64] | Floats) -> Floats:
         """When each node ends in the coming iteration [..., C, N] if it gets `sizes`."""
