@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra [train]")
 
 ROOT = Path(__file__).parents[2]
-LINE = re.compile(r"rank (\d+) step (\d+) sizes \[(.*?)\] loss (\S+) parameters (\S+)")
+# The launcher passes lines of two processes on as they come: a line break may stand after the next line.
+LINE = re.compile(r"rank (\d+) step (\d+) sizes \[(.*?)\] loss (\d+\.\d{6}) parameters (-?\d+\.\d{9})")
 
 
 def train(processes: int, *arguments: str) -> list[tuple[int, int, list[int], float, float]]:
