@@ -45,6 +45,9 @@ def test_the_package_keeps_them(copy):
         ("acting/model.py", "import ddrl.rollout", "Stages are siblings"),
         ("core/roles.py", "import ddrl.channels", "Stages are siblings"),
         ("acting/policy.py", "import torch", "torch lives in the learner only"),
+        ("balance/sizes.py", "import ddrl.learner", "Stages are siblings"),
+        ("balance/sizes.py", "import torch", "torch lives in the learner only"),
+        ("balance/sizes.py", "import mpi4py", "MPI is spoken by distribution and run only"),
         ("telemetry/store.py", "import mpi4py", "MPI is spoken by distribution and run only"),
     ],
 )

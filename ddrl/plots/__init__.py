@@ -4,6 +4,15 @@ figure out.
 One module per subject. Nothing here reads a file, keeps state, or imports a stage.
 """
 
+from ddrl.plots.balance import (
+    iteration_times,
+    measured_front,
+    measured_regrets,
+    regret_by_kind,
+    seconds_by_node,
+    sizes_by_node,
+    values_of_actions,
+)
 from ddrl.plots.devices import cpu_by_role, gpu_use, memory_by_role
 from ddrl.plots.distribution import (
     bytes_against_bound,
@@ -41,25 +50,32 @@ __all__ = [
     "gantt",
     "gpu_use",
     "heartbeat_ages",
+    "iteration_times",
     "learning_curve",
+    "measured_front",
     "measured_gantt",
+    "measured_regrets",
     "measured_schemes",
     "memory_by_role",
     "operations_beside_peers",
     "priority_law",
     "rank_table",
     "recording_rates",
+    "regret_by_kind",
     "relay_bandwidth",
     "replay_fill",
     "sample_balance",
     "seal_times",
+    "seconds_by_node",
     "series_over",
     "set_up_notebook",
     "settings_table",
+    "sizes_by_node",
     "sketch",
     "survivors",
     "times_against_hosts",
     "trainer_time",
+    "values_of_actions",
     "version_age_heatmap",
     "version_flow",
     "who_waits",

@@ -1,0 +1,264 @@
+"""Micro-batch sizers in the simulator: regret to the causal oracle, recovery, what deciding costs, and the Pareto
+front.
+
+Every sizer meets the same noise. `--train` pre-trains the DDQN agents first (minutes a seed); their files lie under
+benchmarks/results/microbatch/, the first seed's is the one that ships (ddrl/balance/ddqn.safetensors). Kinds and
+numbers of nodes marked unseen were absent from training. Intervals are 95 %, over clusters, and for the DDQN over
+training seeds as well."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.harness import RESULTS, arguments, print_table, save
+from ddrl.balance import Cluster, Observation, make_sizer
+from ddrl.balance.kinds import Scenario, make_scenario, slow_down
+from ddrl.balance.objectives import OBJECTIVES, hypervolume, nondominated
+from ddrl.balance.simulator import Course, regret, simulate
+from ddrl.balance.value_network import SHIPPED
+
+AGENTS = RESULTS / "microbatch"
+SEEDS = (0, 1, 2, 3, 4)
+SEEN, UNSEEN = ("static", "drifting", "bursty", "periodic", "lasting"), ("capped", "transient", "wave", "racks", "cron")
+NODES = (4, 10, 32, 64)  # all unseen
+FILTERS = ("ema", "last_value", "controller", "affine")
+PLAIN = ("equal", "static", *FILTERS, "clairvoyant")
+SKIP = 20  # iterations at the beginning that do not count
+WEIGHTS = (
+    (1.0, 0.0, 0.0, 0.0),
+    (0.4, 0.1, 0.5, 0.0),
+    (0.3, 0.0, 0.7, 0.0),
+    (0.2, 0.0, 0.8, 0.0),
+    (0.15, 0.0, 0.85, 0.0),
+    (0.1, 0.0, 0.9, 0.0),
+    (0.0, 0.0, 1.0, 0.0),
+)
+FIRST_SHARES = (1.0, 0.9, 0.75)
+
+
+def agent_path(seed: int, variant: str = "regimes") -> Path:
+    return AGENTS / f"{variant}_{seed}.safetensors"
+
+
+def run(name: str, scenario: Scenario, first: np.ndarray | None = None, **settings: Any) -> Course:
+    return simulate(scenario, make_sizer(name, scenario.cluster, settings), first)
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """Mean and half-width of its 95 % interval, of [clusters], or of [seeds, clusters] with both as random effects."""
+    values = np.atleast_2d(values)
+    seeds, clusters = values.shape
+    variance = values.mean(0).var(ddof=1) / clusters
+    freedom = clusters - 1
+    if seeds > 1:
+        variance += values.mean(1).var(ddof=1) / seeds
+        freedom = seeds - 1
+    return {"mean": float(values.mean()), "half_width": float(stats.t.ppf(0.975, freedom) * np.sqrt(variance))}
+
+
+def regrets(kind: str, clusters: int, iterations: int, agents: Mapping[str, list[Path]]) -> dict[str, np.ndarray]:
+    """Regret of every sizer [clusters], of each agent [its seeds, clusters]; clusters are spread evenly over NODES."""
+    found: dict[str, list[np.ndarray]] = {}
+    for nodes in NODES:
+        scenario = make_scenario(kind, clusters // len(NODES), nodes, iterations, 77)
+        causal = run("causal", scenario)
+        for name in PLAIN:
+            found.setdefault(name, []).append(regret(run(name, scenario), causal, SKIP))
+        for name, paths in agents.items():
+            trust = {"trust": 0.0} if name.endswith("always") else {}
+            courses = [run("ddqn", scenario, network=str(path), **trust) for path in paths]
+            found.setdefault(name, []).append(np.stack([regret(course, causal, SKIP) for course in courses]))
+    return {name: np.concatenate(values, -1) for name, values in found.items()}
+
+
+def row_of_regrets(kind: str, clusters: int, iterations: int, agents: Mapping[str, list[Path]]) -> dict[str, Any]:
+    """Of one kind: each sizer's regret; the rival (best filter); the DDQN less the rival, cluster by cluster."""
+    values = regrets(kind, clusters, iterations, agents)
+    rival = min(FILTERS, key=lambda name: values[name].mean())
+    difference, part = values["ddqn"] - values[rival], clusters // len(NODES)
+    print(f"{kind}: rival {rival}, DDQN less rival {100 * difference.mean():.2f} points", flush=True)
+    return {
+        "unseen": kind in UNSEEN,
+        "regret": {name: interval(found) for name, found in values.items()},
+        "rival": rival,
+        "ddqn_less_rival": interval(difference),
+        "ddqn_less_rival_by_nodes": {
+            str(nodes): interval(difference[:, at * part : (at + 1) * part]) for at, nodes in enumerate(NODES)
+        },
+        "ddqn_less_rival_by_seed": difference.mean(1).tolist(),
+    }
+
+
+def table_of_regrets(
+    clusters: int, iterations: int, agents: Mapping[str, list[Path]], processes: int
+) -> dict[str, dict[str, Any]]:
+    """`row_of_regrets` of every kind, in `processes` processes."""
+    kinds = (*SEEN, *UNSEEN)
+    with ProcessPoolExecutor(processes) as pool:
+        rows = pool.map(row_of_regrets, kinds, *map(itertools.repeat, (clusters, iterations, agents)))
+        return dict(zip(kinds, rows, strict=True))
+
+
+def recovery(clusters: int, agents: list[Path]) -> dict[str, Any]:
+    """Iterations after one of 8 nodes became four times slower until its size is within 5 % (and one sample) of the
+    causal oracle's settled one; quartiles over clusters."""
+    begin, end = 60, 100
+    scenario = slow_down(make_scenario("static", clusters, 8, end, 78), 3, begin, end, 4.0)
+    goal = run("causal", scenario).sizes[-1, :, 3]
+    found: dict[str, Any] = {}
+    for name in (*FILTERS, "ddqn"):
+        settings = {"network": str(agents[0])} if name == "ddqn" else {}
+        off = np.abs(run(name, scenario, **settings).sizes[begin:, :, 3] - goal) > np.maximum(0.05 * goal, 1)
+        taken = np.where(off.all(0), end - begin, off.argmin(0))
+        found[name] = dict(zip(("low", "median", "high"), np.percentile(taken, [25, 50, 75]).tolist(), strict=True))
+    return found
+
+
+def cost(rounds: int) -> dict[str, float]:
+    """Milliseconds of one decision for 64 nodes, median."""
+    found: dict[str, float] = {}
+    for name in ("equal", "static", *FILTERS, "ddqn"):
+        scenario = make_scenario("bursty", 1, 64, 2, 79)
+        cluster = Cluster.of(int(scenario.cluster.total[0]), scenario.cluster.speed[0])
+        sizer, seconds = make_sizer(name, cluster), []
+        sizes = sizer.propose(Observation.blank(cluster))
+        for turn in range(rounds):
+            times = (scenario.overhead[0] + sizes / scenario.speed[0]) * (1 + 0.05 * np.sin(np.arange(64) * turn))
+            observation = Observation.of(cluster, sizes, times)
+            begin = time.perf_counter()
+            sizes = sizer.propose(observation)
+            seconds.append(time.perf_counter() - begin)
+        found[name] = 1e3 * float(np.median(seconds))
+    return found
+
+
+def pareto(clusters: int, iterations: int, agent: Path) -> dict[str, Any]:
+    """Fronts over time, statistical efficiency, dropped share and imbalance, and their hypervolumes.
+
+    The agent under each of WEIGHTS, choosing K; beside it the agent for time alone, and EMA and the affine filter with
+    their constants swept, each with K swept as well. One reference point for all: the worst of every objective, and 1 %
+    more of its range."""
+    scenarios = [make_scenario(kind, clusters, 20, iterations, 80) for kind in ("bursty", "periodic", "drifting")]
+
+    def point(name: str, share: float | None = None, **settings: Any) -> list[float]:
+        first = None if share is None else np.full(clusters, int(np.ceil(share * 20)))
+        means = [run(name, scenario, first, **settings).means(SKIP) for scenario in scenarios]
+        return [float(np.mean([mean[objective] for mean in means])) for objective in OBJECTIVES]
+
+    network = {"network": str(agent)}
+    points = {
+        "ddqn": [point("ddqn", weights=list(weights), choose_first=True, **network) for weights in WEIGHTS],
+        "ddqn for time alone": [point("ddqn", weights=list(WEIGHTS[0]), choose_first=True, **network)],
+        "ema, swept": [
+            point("ema", share, rate=rate) for rate, share in itertools.product((0.05, 0.2, 0.5, 1.0), FIRST_SHARES)
+        ],
+        "affine, swept": [
+            point("affine", share, drift=drift, jump=jump)
+            for (drift, jump), share in itertools.product(((0.02, 4.0), (0.1, 4.0), (0.02, 100.0)), FIRST_SHARES)
+        ],
+    }
+    everything = np.concatenate([np.array(values) for values in points.values()])
+    low, high = everything.min(0), everything.max(0)
+    width = np.maximum(high - low, 1e-12)
+    return {
+        "objectives": OBJECTIVES,
+        "weights": WEIGHTS,
+        "points": points,
+        "hypervolume": {
+            name: hypervolume((np.array(values) - low) / width, np.full(4, -0.01)) for name, values in points.items()
+        },
+        "front_size": {name: len(nondominated(np.array(values))) for name, values in points.items()},
+    }
+
+
+def train_agents(updates: int) -> list[dict[str, Any]]:
+    """Train every agent that has no file yet, and ship the first seed's."""
+    from benchmarks.microbatch_train import train
+
+    done = []
+    for variant, seed in [*(("regimes", seed) for seed in SEEDS), ("steps", 0), ("no_gradients", 0)]:
+        path = agent_path(seed, variant)
+        if not path.exists():
+            command = f"python -m benchmarks.microbatch --train --updates {updates}"
+            done.append(train(seed, updates, variant, path, command))
+            print(done[-1], flush=True)
+    shutil.copyfile(agent_path(SEEDS[0]), SHIPPED)
+    return done
+
+
+def main() -> None:
+    parser = arguments("microbatch", __doc__.splitlines()[0])
+    parser.add_argument("--train", action="store_true", help="train the agents that have no file yet")
+    parser.add_argument("--updates", type=int, default=8_000, help="of one training (%(default)s)")
+    parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
+    parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")
+    options = parser.parse_args()
+    if options.train:
+        train_agents(options.updates)
+    trained = [agent_path(seed) for seed in SEEDS if agent_path(seed).exists()] or [SHIPPED]
+    agents = {"ddqn": trained, "ddqn, always": trained[:1]}
+    agents |= {
+        f"ddqn {variant}, always": [agent_path(0, variant)]
+        for variant in ("steps", "no_gradients")
+        if agent_path(0, variant).exists()
+    }
+    clusters = options.clusters or (20 if options.short else 200)
+    iterations = 80 if options.short else 150
+    found = {
+        "clusters": clusters,
+        "iterations": iterations,
+        "nodes": NODES,
+        "training_seeds": len(trained),
+        "regret": table_of_regrets(clusters, iterations, agents, options.processes),
+        "recovery": recovery(20 if options.short else 100, trained),
+        "milliseconds_64_nodes": cost(50 if options.short else 300),
+        "pareto": pareto(4 if options.short else 12, iterations, trained[0]),
+    }
+    save(options.json, found)
+    show(found)
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """The tables in the terminal: regrets in percent of the causal oracle's time."""
+    names = list(found["regret"]["static"]["regret"])
+
+    def percent(value: Mapping[str, float]) -> str:
+        return f"{100 * value['mean']:.2f} ± {100 * value['half_width']:.2f}"
+
+    print_table(
+        ["regret [%]", *names, "rival", "ddqn - rival [points]"],
+        [
+            [kind, *(percent(row["regret"][name]) for name in names), row["rival"], percent(row["ddqn_less_rival"])]
+            for kind, row in found["regret"].items()
+        ],
+    )
+    print()
+    print_table(
+        ["sizer", "iterations to recover (quartiles)", "ms a decision, 64 nodes"],
+        [
+            [name, " ".join(f"{value:g}" for value in found["recovery"].get(name, {}).values()), ms]
+            for name, ms in found["milliseconds_64_nodes"].items()
+        ],
+    )
+    print()
+    pareto_found = found["pareto"]
+    print_table(
+        ["front", "hypervolume", "points", "on the front"],
+        [
+            [name, volume, len(pareto_found["points"][name]), pareto_found["front_size"][name]]
+            for name, volume in pareto_found["hypervolume"].items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

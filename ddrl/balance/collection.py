@@ -1,0 +1,220 @@
+"""Which gradients an update awaits and which it takes (M3, M4): a pure state machine, events in, decisions out.
+
+Whoever speaks to the nodes (a coordinator, the tests) calls it with times of one clock; it starts no timer and sends
+nothing. An iteration: `begin`; `arrive` for each gradient (and `deal` for a node that is free again); after each of
+them, and at `deadline`, `ready` says whether the update can be made; `finish` gives it. The first K of N gradients of
+the current version open the waiting time for the others, the target nodes; what comes later counts in the update then
+in course, if it is fresh enough, else it is dropped and its node goes on with the newest model.
+
+Samples of dropped gradients are given back by `finish` as `requeued`, to be dealt again, or counted as `lost`. Losing
+them biases the gradient toward the data of fast nodes where data and speed go together; requeueing does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ddrl.core.config import check_ranges, setting
+from ddrl.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CollectionSettings:
+    """The collection rules."""
+
+    first: int = setting(0, "nodes", "K: gradients of N that open the waiting time; 0: all N.", ge=0)
+    wait: float = setting(0.0, "s", "How long the nodes not among the first K are awaited.", ge=0)
+    threshold: float = setting(0.0, "", "A gradient counts if its staleness is at most this.", ge=0)
+    staleness: str = setting(
+        "versions",
+        "",
+        "What staleness counts: versions of the model since the one a gradient was computed on, or seconds since that "
+        "version was made.",
+        choices=("versions", "seconds"),
+    )
+    dropped_samples: str = setting(
+        "requeue", "", "Samples of dropped gradients: dealt again, or counted as lost.", choices=("requeue", "lose")
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges("balance.collection", self)
+
+
+class Verdict(StrEnum):
+    """What becomes of a gradient."""
+
+    ACCEPTED = "accepted"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an iteration's update is made of.
+
+    weights: of each accepted gradient's mean, by (node, version); they sum to 1 (b_i / sum b of the accepted samples).
+    requeued: samples to deal again; lost: samples that no update will hold."""
+
+    version: int
+    weights: Mapping[tuple[Hashable, int], float]
+    samples: int
+    requeued: int
+    lost: int
+
+
+@dataclass
+class Counts:
+    """Since the beginning: gradients accepted in time, accepted late, dropped; samples dealt, used, requeued, lost."""
+
+    accepted: int = 0
+    late: int = 0
+    dropped: int = 0
+    dealt: int = 0
+    used: int = 0
+    requeued: int = 0
+    lost: int = 0
+
+
+@dataclass
+class Collection:
+    """The coordinator's rules; `version` is the model that nodes now begin with.
+
+    Invariant (`check`): every sample dealt is used, requeued, lost, or with a node that still computes on it."""
+
+    settings: CollectionSettings
+    version: int = 0
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self._computing: dict[Hashable, tuple[int, int]] = {}  # node: (version, samples)
+        self._made_at: dict[int, float] = {}  # when each version that still counts was made
+        self._held: dict[tuple[Hashable, int], int] = {}  # accepted for the update in course: samples
+        self._requeued = self._lost = 0
+        self._current = self._begun = 0  # gradients of the current version: here, and asked for
+        self._opened_at, self._open = math.inf, False
+
+    def begin(self, now: float, sizes: Mapping[Hashable, int]) -> None:
+        """Open an iteration and deal `sizes` samples to free nodes, on the current version. ConfigError for K above the
+        nodes, for a node that still computes, and for sizes below 1."""
+        taking_part = set(self._computing) | set(sizes)
+        if not taking_part:
+            raise ConfigError("an iteration needs at least one node")
+        if self.settings.first > len(taking_part):
+            raise ConfigError(
+                f"balance.collection.first (K = {self.settings.first}) exceeds the {len(taking_part)} nodes: no update "
+                "would ever be made; lower it, or 0 for all"
+            )
+        self._open, self._current, self._begun, self._opened_at = True, 0, 0, math.inf
+        self._made_at.setdefault(self.version, now)
+        for node, size in sizes.items():
+            self.deal(node, size)
+
+    def deal(self, node: Hashable, size: int) -> None:
+        """Samples for one more node of the iteration in course: one whose late gradient has just come, or a new one."""
+        if node in self._computing:
+            raise ConfigError(f"node {node} still computes on version {self._computing[node][0]}")
+        if size < 1:
+            raise ConfigError(f"node {node}: a micro-batch of {size} samples")
+        self._computing[node] = (self.version, size)
+        self._begun += 1
+        self.counts.dealt += size
+
+    @property
+    def first(self) -> int:
+        """How many gradients of the current version open the waiting time: K, or as many as were asked for."""
+        return min(self.settings.first or self._begun, self._begun)
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        """Nodes that still compute on the current version: the target nodes."""
+        return frozenset(node for node, (version, _) in self._computing.items() if version == self.version)
+
+    @property
+    def behind(self) -> frozenset[Hashable]:
+        """Nodes that still compute on an earlier version."""
+        return frozenset(node for node, (version, _) in self._computing.items() if version < self.version)
+
+    def arrive(self, now: float, node: Hashable) -> Verdict:
+        """The gradient of `node` is here. ConfigError for a node that computes nothing."""
+        if node not in self._computing:
+            raise ConfigError(f"node {node} sent a gradient that nobody asked for")
+        version, samples = self._computing.pop(node)
+        fresh = self._staleness(now, version) <= self.settings.threshold or version == self.version
+        if not fresh:
+            self._drop(samples)
+            return Verdict.DROPPED
+        self._held[node, version] = samples
+        if version == self.version:
+            self.counts.accepted += 1
+            self._current += 1
+        else:
+            self.counts.late += 1
+        self._open_wait(now)
+        return Verdict.ACCEPTED
+
+    def leave(self, now: float, node: Hashable) -> None:
+        """`node` died: what it computed on is requeued, whatever the setting, for no gradient of it exists."""
+        if node in self._computing:
+            version, samples = self._computing.pop(node)
+            self._requeued += samples
+            self.counts.requeued += samples
+            self._begun -= version == self.version
+            self._open_wait(now)
+
+    def _open_wait(self, now: float) -> None:
+        if self._held and self._current >= self.first:
+            self._opened_at = min(self._opened_at, now)
+
+    @property
+    def deadline(self) -> float:
+        """When the waiting time for the target nodes ends; infinite before the first K have come."""
+        return self._opened_at + self.settings.wait
+
+    def ready(self, now: float) -> bool:
+        """Whether the update can be made: all have come, or the first K have and the waiting time is over."""
+        if not self._open or not self._held:
+            return False
+        return not self.targets or now >= self.deadline
+
+    def finish(self, now: float) -> Update:
+        """Make the update: the version goes up. ConfigError before `ready`."""
+        if not self.ready(now):
+            raise ConfigError("the update is not ready: the first K gradients, or the end of the wait, are missing")
+        samples = sum(self._held.values())
+        weights = {key: size / samples for key, size in self._held.items()}
+        update = Update(self.version, weights, samples, self._requeued, self._lost)
+        self.counts.used += samples
+        self._held, self._requeued, self._lost, self._open = {}, 0, 0, False
+        self.version += 1
+        self._made_at[self.version] = now
+        oldest = min((version for version, _ in self._computing.values()), default=self.version)
+        self._made_at = {version: at for version, at in self._made_at.items() if version >= oldest}
+        return update
+
+    def check(self) -> None:
+        """Every sample dealt is accounted for."""
+        counts = self.counts
+        computing = sum(samples for _, samples in self._computing.values())
+        held = sum(self._held.values())
+        assert counts.dealt == counts.used + counts.requeued + counts.lost + computing + held, counts
+        assert all(version <= self.version for version, _ in self._computing.values())
+
+    def _staleness(self, now: float, version: int) -> float:
+        return self.version - version if self.settings.staleness == "versions" else now - self._made_at[version]
+
+    def _drop(self, samples: int) -> None:
+        self.counts.dropped += 1
+        if self.settings.dropped_samples == "requeue":
+            self._requeued += samples
+            self.counts.requeued += samples
+        else:
+            self._lost += samples
+            self.counts.lost += samples
+
+
+def expected_first_of(first: int, nodes: int, mean: float = 1.0) -> float:
+    """Mean time [s] of the K-th of N exponential times of `mean` [s]: (H_N - H_(N-K)) / mu (Renyi 1953)."""
+    if not 1 <= first <= nodes:
+        raise ConfigError(f"K = {first} must lie between 1 and {nodes}")
+    return mean * sum(1.0 / place for place in range(nodes - first + 1, nodes + 1))

@@ -1,0 +1,195 @@
+"""What the DDQN sees of each node and of the cluster, and what its actions mean.
+
+Written by one `NodeState` an iteration from an observation, read by the sizer and, the same way, by its training.
+Besides the affine filter it keeps what that filter forgets: how long a node stays slow and fast, how regular that is,
+how far it falls, and its slow average."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.balance.affine_filter import AffineFilter, FilterSettings
+from ddrl.balance.cluster import Cluster, Observation
+from ddrl.balance.sizes import Floats
+
+# One action a node. The first keeps the filter's size, the next multiply it, the last three choose another regime.
+FACTORS = (1.0, 0.6, 0.8, 0.95, 1.05, 1.25)
+REGIMES = ("last", "average", "switch")
+STEPS = (1.0, 0.8, 0.95, 1.05, 1.25)  # form "steps": p_i is multiplied, and stays so (M7)
+FORMS = {"regimes": len(FACTORS) + len(REGIMES), "steps": len(STEPS)}
+FIRST = (1.0, 0.9, 0.75)  # share of the nodes whose gradients are awaited
+
+NODE_FEATURES = (
+    "speed",
+    "size",
+    "time",
+    "innovation",
+    "innovation_average",
+    "innovation_spread",
+    "drift",
+    "slow",
+    "fall",
+    "age",
+    "remaining",
+    "due",
+    "overdue",
+    "irregular",
+    "known",
+    "jump_rate",
+    "other_duration",
+    "capacity",
+    "capped",
+    "staleness",
+    "dropped",
+    "average",
+    "norm",
+    "cosine",
+    "loss",
+)
+GRADIENT_FEATURES = ("norm", "cosine", "loss", "staleness")
+CONTEXT_FEATURES = ("nodes", "spread", "dropped", "noise_scale", "loss_slope", "lateness", *("weight",) * 4)
+
+_AVERAGE, _SLOW_AVERAGE = 0.1, 0.03  # rates of the averages
+
+
+class NodeState:
+    """Tracks C clusters of N nodes; arrays [..., N]."""
+
+    def __init__(self, cluster: Cluster, settings: FilterSettings) -> None:
+        shape = cluster.speed.shape
+        self.cluster, self.filter = cluster, AffineFilter(cluster, settings)
+        self.step_factor = np.ones(shape)  # p_i of the form "steps", beside the given one
+        self._mean, self._square = np.zeros(shape), np.full(shape, settings.jitter**2)
+        self._slow = np.zeros(shape, np.bool_)
+        self._age = np.zeros(shape)
+        self._duration = np.zeros((2, *shape))  # the last whole stay in each state: fast, slow; 0: none yet
+        self._irregular = np.ones((2, *shape))
+        self._whole = np.zeros(shape, np.bool_)  # whether the stay in course began with a jump
+        self._fall = np.zeros(shape)  # log of how many times slower the slow state is
+        self._jump_rate, self._dropped = np.zeros(shape), np.zeros(shape)
+        self._level = self._level_average = self._last = np.zeros(shape)
+        self._loss, self._loss_slope = np.zeros(shape[:-1]), np.zeros(shape[:-1])
+        self._observation = Observation.blank(cluster)
+        self._begun = False
+
+    def update(self, observation: Observation) -> None:
+        """Take one iteration in."""
+        track, received = self.filter, observation.received
+        track.update(observation)
+        self._observation = observation
+        error = np.clip(track.innovation, -2.0, 2.0)
+        calm = received & ~track.jumped
+        self._mean = np.where(calm, self._mean + _AVERAGE * (error - self._mean), self._mean)
+        self._square = np.where(calm, self._square + _AVERAGE * (error * error - self._square), self._square)
+        self._dropped += _AVERAGE * (observation.dropped - self._dropped)
+        self._follow_jumps(track.jumped, track.innovation)
+        share = self.cluster.total[..., None] / self.cluster.nodes
+        self._level = np.log(track.overhead + share / track.speed)
+        begun = self._begun and received.any()
+        average = self._level_average + _SLOW_AVERAGE * (self._level - self._level_average)
+        self._level_average = average if begun else self._level
+        predicted = track.overhead + np.maximum(observation.sizes, 1) / track.speed
+        seconds = np.where(received, observation.seconds, 1.0)
+        self._last = np.where(received, np.log(seconds / predicted), 0.0)
+        count = np.maximum(received.sum(-1), 1)
+        loss = np.where(received, observation.loss, 0.0).sum(-1) / count
+        slope = np.where(self._loss > 0, (loss - self._loss) / np.maximum(self._loss, 1e-9), 0.0)
+        self._loss_slope = self._loss_slope + _AVERAGE * (slope - self._loss_slope)
+        self._loss, self._begun = loss, self._begun or bool(received.any())
+
+    def _follow_jumps(self, jumped: NDArray[np.bool_], innovation: Floats) -> None:
+        """Slow and fast states: a jump up in time begins a slow one. A second jump the same way only deepens it."""
+        slower, faster = jumped & (innovation > 0) & ~self._slow, jumped & (innovation < 0) & self._slow
+        change = slower | faster
+        for state, ended in enumerate((slower, faster)):
+            whole, before = ended & self._whole, self._duration[state]
+            relative = np.abs(self._age - before) / np.maximum(before, 1.0)
+            known = whole & (before > 0)
+            irregular = self._irregular[state]
+            self._irregular[state] = np.where(known, irregular + 0.5 * (np.minimum(relative, 1) - irregular), irregular)
+            self._duration[state] = np.where(whole, self._age, before)
+        depth = np.abs(innovation)
+        fresh = self._fall == 0
+        self._fall = np.where(change, np.where(fresh, depth, self._fall + 0.3 * (depth - self._fall)), self._fall)
+        self._slow = (self._slow | slower) & ~faster
+        self._whole |= change
+        self._age = np.where(change, 1.0, self._age + 1.0)
+        self._jump_rate += _SLOW_AVERAGE * (slower - self._jump_rate)
+
+    def features(self) -> NDArray[np.float32]:
+        """[..., N, len(NODE_FEATURES)], of order 1."""
+        seen, track, state = self._observation, self.filter, self._slow.astype(np.int64)[None]
+        duration = np.take_along_axis(self._duration, state, 0)[0]
+        other = np.take_along_axis(self._duration, 1 - state, 0)[0]
+        known = duration > 0
+        speed = track.speed
+        seconds = np.where(seen.received, seen.seconds, np.nan)
+        if seen.received.any(-1).all():
+            middle = np.nanmedian(seconds, -1, keepdims=True)
+            time = np.where(seen.received, np.log(np.where(seen.received, seen.seconds, 1.0) / middle), 0.0)
+        else:
+            time = np.zeros_like(speed)
+        nodes, total = self.cluster.nodes, self.cluster.total[..., None]
+        norm = np.where(seen.norm > 0, seen.norm, 1.0)
+        loss = seen.loss / np.maximum(seen.loss.mean(-1, keepdims=True), 1e-9) - 1.0
+        columns = (
+            np.log(speed / speed.mean(-1, keepdims=True)),
+            np.log(np.maximum(seen.sizes, 1) * nodes / total),
+            time,
+            5 * np.clip(track.innovation, -1.0, 1.0),
+            10 * self._mean,
+            10 * np.sqrt(self._square),
+            5 * track.drift,
+            self._slow,
+            self._fall,
+            np.log1p(self._age) / 4,
+            np.where(known, np.clip(duration - self._age, -5, 5) / 5, 0.0),
+            known & (self._age == duration),
+            known & (self._age > duration),
+            np.take_along_axis(self._irregular, state, 0)[0],
+            known,
+            10 * self._jump_rate,
+            np.log1p(other) / 4,
+            np.minimum(speed * nodes / speed.sum(-1, keepdims=True), 4.0),
+            seen.sizes >= self.cluster.max_size,
+            seen.staleness,
+            self._dropped,
+            np.clip(self._level_average - self._level, -2.0, 2.0),
+            np.log(norm / norm.mean(-1, keepdims=True)),
+            seen.cosine,
+            loss,
+        )
+        return np.stack([np.asarray(column, np.float32) for column in columns], -1)
+
+    def context(self, weights: Floats) -> NDArray[np.float32]:
+        """[..., len(CONTEXT_FEATURES)]; `weights` [4] or [..., 4] of the objectives."""
+        seen, shape = self._observation, self._loss.shape
+        slowest = np.where(seen.received, seen.seconds, 0.0).max(-1)
+        expected = self.filter.predicted.max(-1)
+        late = np.where(
+            (slowest > 0) & (expected > 0), np.log(np.maximum(slowest, 1e-12) / np.maximum(expected, 1e-12)), 0
+        )
+        columns = (
+            np.full(shape, np.log(self.cluster.nodes) / 4),
+            10 * np.sqrt(self._square).mean(-1),
+            seen.dropped.mean(-1),
+            np.log1p(seen.noise_scale / self.cluster.total),
+            10 * self._loss_slope,
+            np.clip(late, -1.0, 1.0),
+        )
+        context = np.stack([np.asarray(np.broadcast_to(column, shape), np.float32) for column in columns], -1)
+        return np.concatenate([context, np.broadcast_to(np.asarray(weights, np.float32), (*shape, 4))], -1)
+
+    def slowness(self, actions: NDArray[np.int64], form: str) -> Floats:
+        """How many times longer than the filter says a node with an action [..., N] is taken to need."""
+        if form == "steps":
+            return 1.0 / np.asarray(STEPS)[actions]
+        switch = np.where(self._slow, -self._fall, self._fall)
+        regimes = np.exp([np.clip(self._last, -2.0, 2.0), self._level_average - self._level, switch])
+        factors = np.broadcast_to(
+            1.0 / np.asarray(FACTORS).reshape(-1, *(1,) * self._last.ndim), (6, *self._last.shape)
+        )
+        table = np.moveaxis(np.concatenate([factors, regimes]), 0, -1)
+        table = np.broadcast_to(table, (*actions.shape, table.shape[-1]))
+        return np.take_along_axis(table, actions[..., None], -1)[..., 0]

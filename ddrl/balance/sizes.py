@@ -1,0 +1,141 @@
+"""Integer micro-batch sizes that sum to the batch exactly.
+
+Two rules share one water level. Proportional sizes are b_i = clip(lambda w_i, min_i, max_i), where lambda spreads what
+clipping leaves over, rounded by largest remainder. Balanced sizes minimise the slowest node's time for affine times
+t_i(b) = overhead_i + b / speed_i: without bounds T* = (B + sum v_i a_i) / sum v_i over the active set and
+b_i = v_i (T* - a_i); the integers are the exact optimum (a node without samples costs nothing).
+
+All arrays are [..., N]: nodes on the last axis, any number of independent clusters before it. O(N log N) a cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ddrl.core.errors import ConfigError
+
+Floats = NDArray[np.float64]
+Sizes = NDArray[np.int64]
+
+SLACK = 1e-9  # relative; above the rounding of sums of float64, far below one sample
+
+
+def memory_limit(memory: ArrayLike, fixed: float, per_sample: float) -> Sizes:
+    """Largest micro-batch [samples] of nodes with `memory` [..., N] [bytes] where the model takes `fixed` and each
+    sample `per_sample` bytes; ConfigError where not one sample fits."""
+    memory = np.asarray(memory, np.float64)
+    if not (np.isfinite(per_sample) and per_sample > 0):
+        raise ConfigError(f"bytes a sample ({per_sample}) must be positive")
+    limit = np.floor((memory - fixed) / per_sample)
+    if not (limit >= 1).all():
+        node = int(np.argwhere(~(limit >= 1))[0][-1])
+        raise ConfigError(
+            f"node {node}: its memory ({memory[..., node].min():g} bytes) holds the model ({fixed:g}) but not one "
+            f"sample ({per_sample:g}): leave the node out, or make the model smaller"
+        )
+    return limit.astype(np.int64)
+
+
+def check_bounds(total: ArrayLike, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
+    """ConfigError unless `total` [...] samples can be cut into sizes between `lower` and `upper` [..., N]."""
+    total, nodes = np.asarray(total), lower.shape[-1]
+    if nodes < 1:
+        raise ConfigError("a batch cannot be cut for no nodes")
+    if (total < lower.sum(-1)).any():
+        raise ConfigError(
+            f"the batch ({int(total.min())} samples) is below what {nodes} nodes take at least "
+            f"({int(lower.sum(-1).max())}): raise the batch, or use fewer nodes"
+        )
+    if (lower > upper).any():
+        node = int(np.argwhere(lower > upper)[0][-1])
+        raise ConfigError(
+            f"node {node}: its largest micro-batch ({int(upper[..., node].min())}) is below its smallest "
+            f"({int(lower[..., node].max())})"
+        )
+    if (total > upper.sum(-1)).any():
+        raise ConfigError(
+            f"the batch ({int(total.max())} samples) exceeds what all {nodes} nodes hold together "
+            f"({int(upper.sum(-1).min())}): lower the batch, or add memory or nodes"
+        )
+
+
+def check_positive(name: str, values: Floats) -> None:
+    """ConfigError unless all are finite and positive, naming the node."""
+    bad = ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        where = tuple(np.argwhere(bad)[0])
+        raise ConfigError(f"node {where[-1]}: its {name} is {values[where]}: it must be finite and positive")
+
+
+def water_level(total: ArrayLike, overhead: Floats, speed: Floats, lower: Sizes, upper: Sizes) -> Floats:
+    """The level T [...] at which sum_i clip(speed_i (T - overhead_i), lower_i, upper_i) = total.
+
+    The sum is piecewise linear in T: its corners are sorted and the piece that holds `total` is solved."""
+    corners = np.concatenate([overhead + lower / speed, overhead + upper / speed], -1)
+    order = np.argsort(corners, -1)
+    corners = np.take_along_axis(corners, order, -1)
+    slope = np.cumsum(np.take_along_axis(np.concatenate([speed, -speed], -1), order, -1), -1)
+    steps = slope[..., :-1] * np.diff(corners, axis=-1)
+    begin = lower.sum(-1, keepdims=True)
+    filled = np.concatenate([np.broadcast_to(begin, (*steps.shape[:-1], 1)), begin + np.cumsum(steps, -1)], -1)
+    piece = np.maximum((filled <= np.asarray(total)[..., None]).sum(-1, keepdims=True) - 1, 0)
+    level = np.take_along_axis(corners, piece, -1)
+    # Sums of +speed and -speed lose small speeds beside large ones: the piece is found by them, then solved afresh.
+    at = np.clip(speed * (level - overhead), lower, upper).sum(-1)
+    growing = (overhead + lower / speed <= level) & (level < overhead + upper / speed)
+    rate = np.where(growing, speed, 0.0).sum(-1)
+    return level[..., 0] + np.where(rate > 0, (np.asarray(total) - at) / np.where(rate > 0, rate, 1.0), 0.0)
+
+
+def fractions_at(level: Floats, overhead: Floats, speed: Floats, lower: Sizes, upper: Sizes) -> Floats:
+    """Real-valued sizes [..., N] at a water level [...]."""
+    return np.clip(speed * (level[..., None] - overhead), lower, upper)
+
+
+def proportional_sizes(total: ArrayLike, weight: Floats, lower: Sizes, upper: Sizes) -> Sizes:
+    """b_i = clip(lambda weight_i, lower_i, upper_i) with sum `total`, rounded by largest remainder.
+
+    Raises ConfigError for bounds that cannot hold and for weights that are not finite and positive."""
+    check_bounds(total, lower, upper)
+    check_positive("weight", weight)
+    none = np.zeros_like(weight)
+    exact = fractions_at(water_level(total, none, weight, lower, upper), none, weight, lower, upper)
+    sizes = np.floor(exact + SLACK * np.asarray(total)[..., None]).astype(np.int64)
+    sizes = np.clip(sizes, lower, upper)
+    remainder = np.where(sizes < upper, exact - sizes, -np.inf)
+    left = np.asarray(total) - sizes.sum(-1)
+    return sizes + (_rank(-remainder) < left[..., None])
+
+
+def balanced_sizes(total: ArrayLike, overhead: Floats, speed: Floats, lower: Sizes, upper: Sizes) -> Sizes:
+    """The integers [..., N] with sum `total` that minimise the slowest node's overhead_i + b_i / speed_i.
+
+    Whole samples below the real-valued level T* are kept: no optimum is lower. The remaining ones, at most one a node,
+    go one by one to the node that ends first with one more: units of all nodes in order of their end times.
+    Raises ConfigError for bounds that cannot hold, speeds that are not positive, overheads below 0."""
+    check_bounds(total, lower, upper)
+    check_positive("speed", speed)
+    if not (np.isfinite(overhead) & (overhead >= 0)).all():
+        raise ConfigError("a node's overhead must be finite and at least 0 s")
+    level = water_level(total, overhead, speed, lower, upper)
+    whole = np.floor(speed * (level[..., None] - overhead) - SLACK * np.asarray(total)[..., None])
+    sizes = np.clip(whole, lower, upper).astype(np.int64)
+    left = (np.asarray(total) - sizes.sum(-1))[..., None]
+    ends = np.where(sizes < upper, overhead + (sizes + 1) / speed, np.inf)
+    reach = np.take_along_axis(np.sort(ends, -1), np.clip(left - 1, 0, ends.shape[-1] - 1), -1)
+    # No optimum ends after `reach` (one more for each of the `left` earliest), so few units of a node compete.
+    room = np.clip(np.floor(speed * (reach - overhead) + SLACK) - sizes + 1, 0, upper - sizes)
+    units = np.arange(1, int(room.max(initial=0)) + 1)
+    ends = np.where(
+        units <= (upper - sizes)[..., None], overhead[..., None] + (sizes[..., None] + units) / speed[..., None], np.inf
+    )
+    flat = ends.reshape(*ends.shape[:-2], -1)
+    return sizes + (_rank(flat) < left).reshape(ends.shape).sum(-1)
+
+
+def _rank(values: Floats) -> NDArray[np.int64]:
+    """Place of each value in ascending order along the last axis; equal values by position."""
+    order = np.argsort(values, -1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.broadcast_to(np.arange(values.shape[-1]), order.shape), -1)
+    return ranks

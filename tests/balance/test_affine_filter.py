@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from ddrl.balance import Cluster, Observation
+from ddrl.balance.affine_filter import AffineFilter, FilterSettings
+
+CLUSTER = Cluster.of(300, np.full(3, 100.0))
+
+
+def feed(track, sizes, overhead, speed, rng=None):
+    seconds = overhead + sizes / speed
+    seconds = seconds if rng is None else seconds * rng.lognormal(0.0, 0.05, len(seconds))
+    track.update(Observation.of(CLUSTER, sizes, seconds))
+
+
+def test_overhead_and_speed_are_both_found_where_sizes_differ():
+    track, rng = AffineFilter(CLUSTER, FilterSettings(drift=0.001, learning=0.0)), np.random.default_rng(1)
+    overhead, speed = np.array([0.1, 0.3, 0.5]), np.array([200.0, 100.0, 50.0])
+    for _ in range(400):
+        feed(track, rng.integers(20, 200, 3), overhead, speed, rng)
+    np.testing.assert_allclose(track.speed, speed, rtol=0.05)
+    np.testing.assert_allclose(track.overhead, overhead, atol=0.05)
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_a_jump_scales_overhead_and_seconds_a_sample_at_once(factor):
+    track, sizes = AffineFilter(CLUSTER, FilterSettings()), np.array([100, 100, 100])
+    for _ in range(20):
+        feed(track, sizes, 0.2, 100.0)
+    before = track.overhead.copy(), track.speed.copy()
+    slowed = np.array([factor, 1.0, 1.0])
+    feed(track, sizes, 0.2 * slowed, 100.0 / slowed)
+    np.testing.assert_array_equal(track.jumped, [True, False, False])
+    np.testing.assert_allclose(track.overhead[0], before[0][0] * factor, rtol=1e-3)
+    np.testing.assert_allclose(track.speed[0], before[1][0] / factor, rtol=1e-3)
+
+
+def test_drift_is_learned_where_it_is_and_unlearned_where_it_is_not():
+    track, rng = AffineFilter(CLUSTER, FilterSettings()), np.random.default_rng(2)
+    for iteration in range(200):
+        speed = np.array([100.0, 100.0, 100.0 * np.exp(0.5 * np.sin(iteration / 6))])
+        feed(track, np.array([100, 100, 100]), 0.1, speed, rng)
+    assert track.drift[2] > 3 * track.drift[:2].max()
+    assert track.drift[:2].max() < 0.02
+
+
+def test_samples_never_cost_nothing_also_where_sizes_answer_to_times():
+    track = AffineFilter(CLUSTER, FilterSettings(drift=0.003, learning=0.0, jump=1e9))
+    for iteration in range(60):  # a node that slows while it gets less: a line through its points falls
+        sizes = np.array([160 - 2 * iteration, 70 + iteration, 70 + iteration])
+        seconds = np.array([1.0 + 0.02 * iteration, 1.0, 1.0])
+        track.update(Observation.of(CLUSTER, sizes, seconds))
+        assert (sizes / track.speed > 0.099 * (track.overhead + sizes / track.speed)).all(), iteration

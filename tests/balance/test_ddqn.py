@@ -1,0 +1,197 @@
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ddrl.balance import Cluster, Observation, make_sizer
+from ddrl.balance.affine_filter import FilterSettings
+from ddrl.balance.kinds import make_scenario
+from ddrl.balance.node_state import CONTEXT_FEATURES, FACTORS, FIRST, FORMS, NODE_FEATURES, NodeState
+from ddrl.balance.simulator import Simulation, regret, simulate
+from ddrl.balance.sizers.ddqn import apply_actions, best_actions, first_of
+from ddrl.balance.value_network import SHIPPED, ValueNetwork, shapes
+from ddrl.core.errors import CheckpointError
+
+KEEP, SWITCH = 0, len(FACTORS) + 2
+
+
+def tensors(form="regimes", **given):
+    return {name: given.get(name, np.zeros(shape, np.float32)) for name, shape in shapes(form).items()}
+
+
+def write(path, values, form="regimes", hidden=()):
+    save_file(values, path, {"ddqn": json.dumps({"form": form, "hidden": list(hidden)})})
+    return str(path)
+
+
+def favor(action, form="regimes"):
+    """A network that promises one action's time, everywhere."""
+    bias = np.zeros((FORMS[form], 4), np.float32)
+    bias[action, 0] = 1.0
+    return tensors(form, **{"values.bias": bias.ravel()})
+
+
+def run(scenario, **settings):
+    return simulate(scenario, make_sizer("ddqn", scenario.cluster, settings))
+
+
+def test_the_network_that_ships_is_small_and_says_what_made_it():
+    from safetensors import safe_open
+
+    assert SHIPPED.stat().st_size < 1_000_000
+    with safe_open(SHIPPED, "numpy") as file:
+        about = json.loads(file.metadata()["ddqn"])
+    assert about["command"].startswith("python -m benchmarks.microbatch --train")
+    assert about["seed"] == 0
+
+
+def test_a_network_that_prefers_nothing_leaves_the_filter_its_sizes(tmp_path):
+    scenario = make_scenario("bursty", 4, 6, 60, 1)
+    course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()), trust=0.0)
+    filter_alone = simulate(scenario, make_sizer("affine", scenario.cluster))
+    np.testing.assert_array_equal(course.sizes, filter_alone.sizes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_number_of_nodes_in_any_order_is_valued_by_the_same_network(form):
+    rng = np.random.default_rng(1)
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes(form).items()}
+    network = ValueNetwork(values, form, ())
+    context = rng.normal(size=len(CONTEXT_FEATURES)).astype(np.float32)
+    for nodes in (2, 7, 64):
+        features = rng.normal(size=(nodes, len(NODE_FEATURES))).astype(np.float32)
+        order = rng.permutation(nodes)
+        whole, shuffled = network(features, context), network(features[order], context)
+        assert whole.nodes.shape == (nodes, FORMS[form], 4)
+        np.testing.assert_allclose(shuffled.nodes, whole.nodes[order], rtol=1e-3, atol=1e-2)
+        np.testing.assert_allclose(shuffled.first, whole.first, rtol=1e-3, atol=1e-2)
+
+
+def test_hidden_features_change_nothing():
+    rng = np.random.default_rng(1)
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes("regimes").items()}
+    features = rng.normal(size=(5, len(NODE_FEATURES))).astype(np.float32)
+    context = np.zeros(len(CONTEXT_FEATURES), np.float32)
+    other = features.copy()
+    other[:, NODE_FEATURES.index("norm")] += 1.0
+    blind, seeing = ValueNetwork(values, "regimes", ("norm",)), ValueNetwork(values, "regimes", ())
+    np.testing.assert_array_equal(blind(features, context).nodes, blind(other, context).nodes)
+    assert (seeing(features, context).nodes != seeing(other, context).nodes).any()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "shapes", "form"])
+def test_a_file_that_is_no_network_of_ours_is_refused(damage, tmp_path):
+    path = tmp_path / "n.safetensors"
+    if damage == "cut":
+        path.write_bytes(SHIPPED.read_bytes()[:1000])
+    elif damage == "shapes":
+        write(path, {**tensors(), "encode1.bias": np.zeros(3, np.float32)})
+    elif damage == "form":
+        write(path, tensors(), form="other")
+    with pytest.raises(CheckpointError, match=r"n\.safetensors"):
+        ValueNetwork.load(path)
+
+
+def test_an_action_must_promise_the_margin():
+    values = np.array([[0.0, 0.001, 0.5], [0.0, 0.001, -0.5], [0.2, 0.1, 0.1]], np.float32)
+    np.testing.assert_array_equal(best_actions(values, 0.002), [2, 0, 0])
+    np.testing.assert_array_equal(best_actions(values, 0.0), [2, 1, 0])
+
+
+def test_k_is_a_share_of_the_nodes_rounded_up():
+    np.testing.assert_array_equal(first_of(np.arange(len(FIRST)), 10), [10, 9, 8])
+    assert first_of(np.array(2), 2) == 2
+
+
+def square_wave(slow_for=3, fast_for=7, iterations=60):
+    """A NodeState that saw node 0 of 3 slowed four times in a fixed rhythm."""
+    cluster = Cluster.of(300, np.full(3, 100.0))
+    state, seen = NodeState(cluster, FilterSettings()), []
+    for iteration in range(iterations):
+        slow = iteration % (slow_for + fast_for) >= fast_for
+        sizes = np.array([100, 100, 100])
+        seconds = (0.1 + sizes / 100.0) * np.array([4.0 if slow else 1.0, 1.0, 1.0])
+        state.update(Observation.of(cluster, sizes, seconds))
+        seen.append((iteration, slow, dict(zip(NODE_FEATURES, state.features()[0], strict=True))))
+    return state, seen
+
+
+def test_a_regular_slow_down_is_due_in_the_very_iteration_before_it_comes_and_before_it_goes():
+    _, seen = square_wave()
+    for iteration, slow, features in seen[30:]:
+        next_slow = (iteration + 1) % 10 >= 7
+        assert features["due"] == (slow != next_slow), iteration
+        assert features["slow"] == slow
+        assert features["irregular"] <= (0.5 if iteration < 45 else 0.25)
+        assert features["fall"] == pytest.approx(np.log(4), rel=0.15)
+
+
+def test_the_action_switch_expects_the_other_regime():
+    state, seen = square_wave()
+    slow_now = seen[-1][1]
+    factor = state.slowness(np.array([SWITCH, KEEP, KEEP]), "regimes")
+    assert factor[0] == pytest.approx(0.25 if slow_now else 4.0, rel=0.15)
+    np.testing.assert_array_equal(factor[1:], 1.0)
+    sizes = apply_actions(state, np.array([SWITCH, KEEP, KEEP]), "regimes")
+    kept = apply_actions(state, np.zeros(3, int), "regimes")
+    assert (sizes[0] > kept[0]) == slow_now
+    assert sizes[0] != kept[0]
+
+
+def test_steps_multiply_p_for_good():
+    cluster = Cluster.of(200, np.array([1.0, 1.0]))
+    state = NodeState(cluster, FilterSettings())
+    state.update(Observation.blank(cluster))
+    down = np.array([1, 0])  # 0.8
+    np.testing.assert_array_equal(apply_actions(state, down, "steps"), [89, 111])
+    np.testing.assert_array_equal(apply_actions(state, down, "steps"), [78, 122])
+    np.testing.assert_array_equal(apply_actions(state, 0 * down, "steps"), [78, 122])
+
+
+def test_an_agent_that_loses_against_the_filter_is_not_used(tmp_path):
+    scenario = make_scenario("static", 8, 8, 80, 1)
+    causal = simulate(scenario, make_sizer("causal", scenario.cluster))
+    network = write(tmp_path / "n.safetensors", favor_some_nodes())
+    trusted, checked = run(scenario, network=network, trust=0.0), run(scenario, network=network)
+    assert regret(trusted, causal, 20).mean() > 0.05
+    assert regret(checked, causal, 20).mean() < 0.02
+
+
+def favor_some_nodes():
+    """Promises 1 / 0.6 of the load to nodes of high speed."""
+    values = favor(FACTORS.index(1.25))
+    values["encode1.weight"] = np.zeros(shapes("regimes")["encode1.weight"], np.float32)
+    values["encode1.weight"][NODE_FEATURES.index("speed"), 0] = 1.0
+    values["encode2.weight"] = np.eye(len(values["encode1.bias"]), dtype=np.float32)
+    values["node.weight"] = np.zeros(shapes("regimes")["node.weight"], np.float32)
+    values["node.weight"][0, 0] = 10.0
+    values["values.weight"] = np.zeros(shapes("regimes")["values.weight"], np.float32)
+    values["values.weight"][0, FACTORS.index(1.25) * 4] = 1.0
+    values["values.bias"] = np.zeros_like(values["values.bias"])
+    return values
+
+
+def test_the_agent_beats_the_filter_where_slow_downs_are_periodic_and_costs_nothing_where_nothing_changes():
+    for kind, seed, bound in (("periodic", 21, -0.05), ("static", 22, 0.005), ("capped", 23, 0.005)):
+        scenario = make_scenario(kind, 10, 20, 150, seed)
+        causal = simulate(scenario, make_sizer("causal", scenario.cluster))
+        filter_alone = simulate(scenario, make_sizer("affine", scenario.cluster))
+        difference = regret(run(scenario), causal, 20) - regret(filter_alone, causal, 20)
+        assert difference.mean() < bound, kind
+
+
+def test_weights_of_the_objectives_change_what_is_dropped():
+    scenario = make_scenario("bursty", 6, 20, 100, 24)
+    quick = run(scenario, choose_first=True, weights=[1.0, 0.0, 0.0, 0.0]).means(20)
+    careful = run(scenario, choose_first=True, weights=[0.0, 0.0, 1.0, 0.0]).means(20)
+    assert quick["dropped"] < careful["dropped"] - 0.01
+    assert quick["time"] > careful["time"]
+
+
+def test_the_simulation_is_left_as_it_was_by_asking_for_a_reward():
+    scenario = make_scenario("bursty", 2, 4, 20, 1)
+    simulation, sizes = Simulation(scenario), scenario.cluster.total[:, None] // 4 * np.ones((2, 4), int)
+    first = simulation.reward(sizes, None)
+    np.testing.assert_array_equal(simulation.reward(sizes, None), first)
+    assert simulation.iteration == 0

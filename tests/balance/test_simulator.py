@@ -1,0 +1,114 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ddrl.balance import make_sizer
+from ddrl.balance.collection import expected_first_of
+from ddrl.balance.kinds import KINDS, make_scenario, slow_down
+from ddrl.balance.objectives import check_weights, hypervolume, nondominated, rewards
+from ddrl.balance.simulator import Simulation, awaited, simulate, times
+from ddrl.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scenario_is_the_same_for_every_sizer_and_slows_nodes_by_at_most_six(kind):
+    first, again, other = (make_scenario(kind, 4, 6, 100, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.slow, again.slow)
+    np.testing.assert_array_equal(first.jitter, again.jitter)
+    assert (first.jitter != other.jitter).all()
+    assert first.slow.min() >= 1 - 1e-12
+    assert first.slow.max() <= 6 + 1e-12
+    assert (first.slow != first.slow[0]).any() == (kind not in ("static", "capped"))
+    assert (first.cluster.max_size < first.cluster.total[:, None]).any() == (kind == "capped")
+
+
+def test_node_times_are_affine_in_the_size_and_stretched_by_the_slow_down():
+    scenario = make_scenario("bursty", 3, 4, 20, 1, jitter=1e-9)
+    a, v, c = scenario.overhead, scenario.speed, scenario.communication
+    sizes = np.full((3, 4), 10)
+    np.testing.assert_allclose(times(scenario, 7, sizes), scenario.slow[7] * (a + 10 / v) + c, rtol=1e-6)
+    assert (times(scenario, 7, np.zeros((3, 4), int)) == 0).all()
+    truth = scenario.truth(7)
+    np.testing.assert_allclose(truth.overhead + sizes / truth.speed, times(scenario, 7, sizes), rtol=1e-6)
+
+
+def test_jitter_has_the_spread_asked_for_and_mean_one():
+    jitter = np.log(make_scenario("static", 50, 20, 100, 1, jitter=0.2).jitter)
+    assert jitter.std() == pytest.approx(0.2, rel=0.02)
+    assert np.exp(jitter).mean() == pytest.approx(1.0, abs=0.003)
+
+
+def test_a_slow_down_can_be_put_where_one_wants_it():
+    plain = make_scenario("static", 2, 3, 10, 1)
+    slowed = slow_down(plain, 1, 4, 6, 3.0)
+    assert (slowed.slow[4:6, :, 1] == 3.0).all()
+    assert slowed.slow.sum() == plain.slow.sum() + 2 * 2 * 2.0
+
+
+def test_an_iteration_ends_with_the_slowest_node_or_with_the_kth():
+    scenario = make_scenario("static", 2, 4, 10, 1)
+    sizes = make_sizer("equal", scenario.cluster).propose(Simulation(scenario).blank())
+    finish = np.sort(times(scenario, 0, sizes), -1)
+    for first, place in ((None, 3), (np.array([2, 3]), np.array([1, 2]))):
+        seconds, seen = Simulation(scenario).step(sizes, first)
+        wanted = finish[np.arange(2), place]
+        np.testing.assert_allclose(seconds, wanted)
+        np.testing.assert_array_equal(seen.dropped.sum(-1), 3 - np.broadcast_to(place, 2))
+
+
+def test_a_late_node_begins_later_and_its_old_time_is_known_once_it_is_done():
+    scenario = make_scenario("static", 1, 3, 10, 1, jitter=1e-9)
+    shared = {"overhead": np.zeros((1, 3)), "communication": np.zeros((1, 3)), "speed": np.array([[10.0, 10.0, 2.0]])}
+    scenario = dataclasses.replace(scenario, **shared)
+    simulation, sizes = Simulation(scenario), np.array([[10, 10, 3]])
+    seconds, seen = simulation.step(sizes, np.array([2]))  # 1 s; node 2 needs 1.5 s
+    assert seconds[0] == pytest.approx(1.0)
+    np.testing.assert_array_equal(seen.received, [[True, True, False]])
+    assert simulation.busy[0, 2] == pytest.approx(0.5)
+    seconds, seen = simulation.step(np.array([[10, 10, 4]]), np.array([2]))  # done at 0.5 + 2 s: late again
+    assert seen.received.all()
+    assert seen.dropped[0, 2]
+    assert (seen.sizes[0, 2], seen.seconds[0, 2]) == (3, pytest.approx(1.5))
+    assert simulation.busy[0, 2] == pytest.approx(1.5)
+    seconds, seen = simulation.step(np.array([[10, 10, 4]]), np.array([2]))  # cannot even begin
+    np.testing.assert_array_equal(seen.received, [[True, True, False]])
+    assert simulation.busy[0, 2] == pytest.approx(0.5)
+
+
+def test_the_first_k_of_n_exponential_times_take_what_the_formula_says():
+    draws = np.random.default_rng(1).exponential(3.0, (20_000, 12))
+    for first in (1, 9, 12):
+        mean = awaited(draws, np.full(20_000, first)).mean()
+        assert mean == pytest.approx(expected_first_of(first, 12, 3.0), rel=0.05)
+
+
+def test_the_vector_reward_counts_what_was_dropped():
+    finish, sizes = np.array([1.0, 2.0, 4.0]), np.array([50, 30, 20])
+    reward = rewards(np.array(2.0), np.array(1.0), finish, sizes, np.array(100.0), np.array(60.0))
+    np.testing.assert_allclose(reward, [-2.0, 160 / 140, -0.2, -(1 - 5 / 6)])
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.5, 0.5, 0.5, 0.5], [1.5, -0.5, 0, 0], [np.nan, 1, 0, 0]])
+def test_weights_that_cannot_be_are_refused(weights):
+    with pytest.raises(ConfigError, match="weights"):
+        check_weights(weights)
+
+
+def test_a_hypervolume_is_the_dominated_share_of_random_points():
+    rng = np.random.default_rng(2)
+    points = rng.random((12, 4))
+    samples = rng.random((200_000, 4))
+    share = (points[:, None] >= samples[None]).all(-1).any(0).mean()
+    assert hypervolume(points, np.zeros(4)) == pytest.approx(share, abs=0.005)
+    assert hypervolume(nondominated(points), np.zeros(4)) == pytest.approx(hypervolume(points, np.zeros(4)))
+    assert hypervolume(points, np.ones(4)) == 0.0
+
+
+def test_awaiting_fewer_gradients_is_quicker_and_drops_samples():
+    scenario = make_scenario("bursty", 10, 8, 80, 1)
+    courses = [simulate(scenario, make_sizer("affine", scenario.cluster), np.full(10, k)) for k in (8, 6)]
+    everything, most = (course.means() for course in courses)
+    assert everything["dropped"] == 0.0
+    assert most["dropped"] < -0.05
+    assert most["time"] > everything["time"]

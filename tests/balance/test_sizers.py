@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+
+from ddrl.balance import Balancer, Cluster, Observation, make_sizer
+from ddrl.balance.kinds import make_scenario, slow_down
+from ddrl.balance.simulator import regret, simulate
+from ddrl.balance.sizer import PACKAGE
+from ddrl.core import plugins
+from ddrl.core.errors import ConfigError
+
+SIZERS = plugins.names(PACKAGE)
+ORACLES = ("causal", "clairvoyant")
+
+
+def run(name, scenario, **settings):
+    return simulate(scenario, make_sizer(name, scenario.cluster, settings))
+
+
+def test_these_sizers_are_built_in():
+    wanted = {"equal", "static", "ema", "last_value", "controller", "affine", "ddqn", "causal", "clairvoyant"}
+    assert set(SIZERS) == wanted
+
+
+@pytest.mark.parametrize("name", SIZERS)
+@pytest.mark.parametrize("kind", ["capped", "bursty"])
+def test_every_sizer_gives_sizes_within_bounds_that_sum_to_the_batch(name, kind):
+    scenario = make_scenario(kind, 6, 9, 60, 1)
+    cluster, course = scenario.cluster, run(name, scenario)
+    assert (course.sizes.sum(-1) == cluster.total).all()
+    assert (course.sizes >= cluster.min_size).all()
+    assert (course.sizes <= cluster.max_size).all()
+
+
+@pytest.mark.parametrize("name", ["equal", "static", "ema", "last_value", "controller", "affine"])
+def test_a_cluster_is_sized_the_same_alone_and_among_others(name):
+    scenario = make_scenario("drifting", 3, 5, 30, 2)
+    together = run(name, scenario)
+    balancer = Balancer(
+        int(scenario.cluster.total[1]), 5, name, speed=scenario.cluster.speed[1], max_size=scenario.cluster.max_size[1]
+    )
+    for iteration in range(29):
+        np.testing.assert_array_equal(balancer.sizes, together.sizes[iteration, 1])
+        balancer.update(together.node_seconds[iteration, 1])
+
+
+@pytest.mark.parametrize("name", ["ema", "last_value", "controller", "affine"])
+def test_what_measures_finds_the_balance_that_model_information_missed(name):
+    scenario = make_scenario("static", 20, 8, 80, 3, jitter=0.01, information=0.5)
+    course, causal = run(name, scenario), run("causal", scenario)
+    assert regret(course, causal, 40).mean() < 0.03
+    assert regret(run("static", scenario), causal, 40).mean() > 0.2
+
+
+@pytest.mark.parametrize("kind", ["static", "drifting", "capped"])
+def test_the_affine_filter_stays_within_four_percent_of_the_causal_oracle(kind):
+    scenario = make_scenario(kind, 20, 16, 150, 4)
+    assert regret(run("affine", scenario), run("causal", scenario), 20).mean() < 0.04
+
+
+def test_the_clairvoyant_is_earlier_than_the_causal_oracle_where_speeds_change():
+    scenario = make_scenario("bursty", 20, 8, 150, 5)
+    assert regret(run("clairvoyant", scenario), run("causal", scenario)).mean() < -0.02
+    scenario = make_scenario("static", 5, 8, 50, 5)
+    assert regret(run("clairvoyant", scenario), run("causal", scenario)).mean() == 0.0
+
+
+def test_after_a_sudden_slow_down_the_affine_filter_is_near_the_oracle_within_five_iterations():
+    scenario = slow_down(make_scenario("static", 40, 8, 80, 6, jitter=0.02), 3, 40, 80, 4.0)
+    course, causal = run("affine", scenario), run("causal", scenario)
+    errors = np.abs(course.sizes[45, :, 3] / causal.sizes[45, :, 3] - 1)
+    assert np.median(errors) < 0.05
+    assert np.median(course.sizes[40, :, 3] / causal.sizes[45, :, 3]) > 2  # before anything was seen of it
+
+
+def test_a_node_whose_times_do_not_arrive_keeps_its_estimate():
+    for name in ("ema", "last_value", "controller", "affine"):
+        balancer = Balancer(300, 3, name)
+        for _ in range(30):
+            balancer.update(balancer.sizes / np.array([100.0, 50.0, 50.0]))
+        before = balancer.sizes.copy()
+        for _ in range(5):
+            balancer.update(balancer.sizes / np.array([100.0, 50.0, 50.0]), received=[True, True, False])
+        assert np.abs(balancer.sizes - before).max() <= 2, name
+
+
+def test_a_node_not_yet_measured_is_sized_by_its_information_in_the_unit_of_the_others():
+    for name in ("ema", "affine"):
+        balancer = Balancer(300, 3, name, speed=[1.0, 1.0, 2.0])
+        balancer.update(balancer.sizes / np.array([100.0, 100.0, 1.0]), received=[True, True, False])
+        np.testing.assert_allclose(balancer.sizes, [75, 75, 150], atol=8)
+
+
+def test_the_oracles_refuse_to_work_outside_a_simulator():
+    for name in ORACLES:
+        with pytest.raises(ConfigError, match="in a simulator only"):
+            Balancer(10, 2, name)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_a_time_that_cannot_be_is_refused_with_the_node(bad):
+    balancer = Balancer(10, 2)
+    with pytest.raises(ConfigError, match=r"node 1: its time \[s\] is"):
+        balancer.update([1.0, bad])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"total": 2, "nodes": 3}, "below what 3 nodes"),
+        ({"total": 9, "nodes": 3, "max_size": [1, 1, 1]}, "exceeds what all 3 nodes"),
+        ({"total": 9, "nodes": 3, "max_size": [9, 0, 9]}, "node 1: its largest"),
+        ({"total": 9, "nodes": 2, "speed": [1.0, np.nan]}, "node 1: its speed"),
+        ({"total": 9, "nodes": 2, "sizer": "afine"}, "did you mean 'affine'"),
+        ({"total": 9, "nodes": 2, "settings": {"jiter": 1}}, "no setting 'balance.affine.jiter'"),
+        ({"total": 9, "nodes": 2, "settings": {"jitter": 0.0}}, "balance.affine.jitter .* above 0"),
+        ({"total": 9, "nodes": 2, "settings": {"jitter": "much"}}, "balance.affine"),
+        ({"total": 9, "nodes": 2, "sizer": "equal", "settings": {"rate": 1}}, "balance.equal has no settings"),
+        ({"total": 9, "nodes": 2, "sizer": "ddqn", "settings": {"weights": [1, 1, 0, 0]}}, "sum to 2"),
+        ({"total": 9, "nodes": 2, "sizer": "ddqn", "settings": {"weights": [1.0]}}, "one of at least 0 each"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused_with_the_reason(arguments, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Balancer(arguments.pop("total"), arguments.pop("nodes"), arguments.pop("sizer", "affine"), **arguments)
+
+
+def test_times_for_another_number_of_nodes_are_refused():
+    with pytest.raises(ConfigError, match=r"times of \[3\] nodes"):
+        Balancer(10, 2).update([1.0, 1.0, 1.0])
+
+
+def test_weights_are_the_shares_of_the_batch():
+    balancer = Balancer(10, 2, speed=[4.0, 1.0])
+    np.testing.assert_allclose(balancer.weights, [0.8, 0.2])
+
+
+def test_a_cluster_goes_on_without_a_node_that_died():
+    cluster = Cluster.of(12, [1.0, 2.0, 3.0], [12, 5, 6])
+    with pytest.raises(ConfigError, match="exceeds what all 2"):
+        cluster.without(0)
+    assert cluster.without(1).nodes == 2
+    sizer = make_sizer("static", cluster.without(1))
+    np.testing.assert_array_equal(sizer.propose(Observation.blank(cluster.without(1))), [6, 6])
