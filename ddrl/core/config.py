@@ -140,7 +140,7 @@ class ChannelConfig:
         "steps where samples_per_insert makes rollouts wait, else 512.",
         ge=0,
     )
-    lane_full: str = setting(
+    lane_full: Literal["wait", "drop"] = setting(
         "wait",
         "",
         "What a producer does at a full lane: wait, or drop the new row (counted).",

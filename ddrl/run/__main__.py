@@ -78,7 +78,7 @@ def _one_host(command: Command) -> int:
 
 def _mpi(arguments: list[str]) -> int:
     try:
-        import mpi4py  # noqa: F401
+        import mpi4py  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
         from ddrl.core.errors import MissingExtraError
 

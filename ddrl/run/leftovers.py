@@ -16,7 +16,7 @@ SETTLED = 10.0  # [s] since the file was made
 def sweep_open_mpi(folder: Path = Path("/dev/shm"), processes: Path = Path("/proc")) -> list[str]:
     """Remove the dead segments; their names."""
     now = time.time()
-    candidates = {}
+    candidates: dict[str, Path] = {}
     for path in folder.glob("sm_segment.*"):
         try:
             status = path.stat()

@@ -89,15 +89,7 @@ class Observers:
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Record greedy episodes of one version."""
-        played = evaluation.played
-        self.recorder.record_evaluation(
-            played.mean,
-            played.std,
-            played.episodes,
-            env_steps=evaluation.env_steps,
-            updates=self._training.state.updates,
-            policy_version=evaluation.policy_version,
-        )
+        self.recorder.record_evaluation(evaluation, updates=self._training.state.updates)
 
     def tables(self) -> NDArray[np.float64]:
         """The counters of all processes on all hosts [ranks, columns]."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
+from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.telemetry.live import LiveStream
 from ddrl.telemetry.record import Evaluation, Event, Record, Sink, Snapshot
@@ -97,28 +98,19 @@ class Recorder:
         now = self._clock()
         self._items.put(Event(now, now - self._begin, kind, text, fields))
 
-    def record_evaluation(
-        self,
-        mean: float,
-        std: float,
-        episodes: int,
-        *,
-        env_steps: float,
-        updates: float,
-        policy_version: float = float("nan"),
-    ) -> None:
+    def record_evaluation(self, judged: Judged, *, updates: float) -> None:
         """Note the result of greedy episodes, from any thread; returns at once."""
-        now = self._clock()
+        now, played = self._clock(), judged.played
         self._items.put(
             Evaluation(
                 now,
                 now - self._begin,
-                float(env_steps),
+                float(judged.env_steps),
                 float(updates),
-                float(mean),
-                float(std),
-                int(episodes),
-                float(policy_version),
+                played.mean,
+                played.std,
+                played.episodes,
+                float(judged.policy_version),
             )
         )
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.core.messages import Returns
 from ddrl.core.roles import Role
-from ddrl.telemetry.record import Evaluation
 from ddrl.telemetry.series import COLUMN, role_rows
 
 _SHARES = {
@@ -40,7 +40,7 @@ def summarize(
     table: NDArray[np.float64],
     *,
     wall_seconds: float,
-    evaluation: Evaluation | None = None,
+    evaluation: Returns | None = None,
     base: Mapping[str, float] | None = None,
     policy_lag: Mapping[str, float] | None = None,
     **more: Any,

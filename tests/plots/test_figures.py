@@ -11,6 +11,8 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 from benchmarks.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.plots.frame import COLORS, rates
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.reading import Table
@@ -37,7 +39,7 @@ class Tables:
         with Recorder(path, tables, CONFIG, clock=lambda: cluster.now) as recorder:
             assert done.wait(60)
             for steps in (1e4, 2e4):
-                recorder.record_evaluation(steps / 100, 5.0, 20, env_steps=steps, updates=10)
+                recorder.record_evaluation(Judged(0, steps, Returns(steps / 100, 5.0, 20)), updates=10)
         with Run(path) as run:
             self.series, self.evaluations = run.series(points=200), run.evaluations()
             self.processes, self.latest = run.processes(points=60), run.latest()

@@ -6,6 +6,7 @@ import numpy as np
 
 from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Evaluation, Event, ProgressLine, Record, summarize
 from ddrl.telemetry.progress import count_text, duration_text
@@ -161,7 +162,7 @@ def test_the_summary_holds_what_scripts_rely_on_and_is_json():
     cluster = FakeCluster()
     for _ in range(30):
         cluster.advance(1.0)
-    found = summarize(cluster.table(), wall_seconds=30.0, evaluation=Evaluation(0, 0, 0, 0, 499.5, 0.5, 20), run_id="x")
+    found = summarize(cluster.table(), wall_seconds=30.0, evaluation=Returns(499.5, 0.5, 20), run_id="x")
     assert found == json.loads(json.dumps(found))
     assert found["env_steps"] == np.nansum(cluster.values[cluster.rollouts, COLUMNS.index("env_steps")])
     assert found["updates"] == 6000

@@ -11,6 +11,8 @@ import zmq
 from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
 from ddrl.telemetry.live import TOPIC, decode, encode, read_live_file
@@ -40,7 +42,7 @@ def test_events_and_evaluations_keep_their_order_and_are_never_lost_at_the_end(t
     with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
         for number in range(200):
             recorder.record_event("note", f"event {number}", number=number, share=np.float32(0.5))
-        recorder.record_evaluation(195.5, 3.0, 20, env_steps=1000, updates=100)
+        recorder.record_evaluation(Judged(0, 1000, Returns(195.5, 3.0, 20)), updates=100)
     with Run(tmp_path) as run:
         events, evaluations = run.events(), run.evaluations()
         assert [fields["number"] for fields in events["fields"]] == list(range(200))
@@ -116,11 +118,11 @@ def test_a_decimated_series_covers_the_whole_run_in_few_rows(tmp_path):
 
 
 def test_every_decimation_counts_each_record_exactly_once(tmp_path):
-    from ddrl.telemetry.reading import _spans
+    from ddrl.telemetry.store import spans as spans_of
 
     for end in (1, 3, 4, 63, 64, 65, 1000, 12345):
         for points in (1, 7, 100, None):
-            spans = _spans(0, end, points)
+            spans = spans_of(0, end, points)
             assert spans[0][1] == 0
             assert spans[-1][2] == end
             assert all(left[2] == right[1] for left, right in itertools.pairwise(spans))
@@ -289,7 +291,7 @@ def test_evaluations_are_thinned_to_so_many_and_the_newest_stays(tmp_path):
     feed = Feed(FakeCluster(), 1)
     with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
         for number in range(1000):
-            recorder.record_evaluation(float(number), 1.0, 20, env_steps=number, updates=number)
+            recorder.record_evaluation(Judged(0, number, Returns(float(number), 1.0, 20)), updates=number)
     with Run(tmp_path) as run:
         assert len(run.evaluations()) == 1000
         few = run.evaluations(points=30)

@@ -8,6 +8,8 @@ import pytest
 from benchmarks.fake_cluster import FakeCluster
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
@@ -41,7 +43,7 @@ def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
     with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
         for wall, steps in ((30.0, 1e4), (70.0, 1e9)):
             recorder._begin = feed.clock() - wall
-            recorder.record_evaluation(wall, 1.0, 20, env_steps=steps, updates=1)
+            recorder.record_evaluation(Judged(0, int(steps), Returns(wall, 1.0, 20)), updates=1)
             recorder.record_event("note", f"after {wall:g} s")
             recorder.record_event("checkpoint", f"at {steps:g} steps", env_steps=steps)
         recorder._begin = feed.clock() - 55.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,7 @@ END_TIMEOUT = 10.0  # [s] after a failure for a rank inside a long environment s
 class Agreement:
     """One collective answer to "did everyone reach this point?". Made by every rank; `wait` gives the answer."""
 
-    def __init__(self, world: MPI.Comm, error: BaseException | None = None) -> None:
+    def __init__(self, world: MPI.Intracomm, error: BaseException | None = None) -> None:
         self._world, self._error = world, error
         rank = world.Get_rank()
         self._mine = np.array([rank if error is not None else world.Get_size()], np.int64)
@@ -49,7 +49,7 @@ class Agreement:
 
 
 @contextlib.contextmanager
-def abort_on_error(world: MPI.Comm) -> Iterator[None]:
+def abort_on_error(world: MPI.Intracomm) -> Generator[None]:
     """End the whole job where this rank fails before the others could hear of it in any other way."""
     try:
         yield
@@ -59,7 +59,7 @@ def abort_on_error(world: MPI.Comm) -> Iterator[None]:
 
 
 def part(
-    world: MPI.Comm,
+    world: MPI.Intracomm,
     meanwhile: Callable[[], object] = lambda: None,
     run_id: str = "",
     error: BaseException | None = None,

@@ -40,6 +40,7 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     launcher = os.getppid()
     # Rank 0 saves when its launcher is killed; the others, which hold nothing, end at once.
     die_with(launcher, signal.SIGTERM if world.Get_rank() == 0 else signal.SIGKILL)
+    message = b""
     with abort_on_error(world):  # until everyone has the topology, nobody else can know of a failure
         names = host_names(world)
         if world.Get_rank() != 0:
@@ -64,7 +65,7 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     return 0, (lead(world, topology, records, launcher), records.directory)
 
 
-def _follow(world: MPI.Comm, message: bytes) -> int:
+def _follow(world: MPI.Intracomm, message: bytes) -> int:
     """A rank that is not the trainer, from the topology on; its exit status. Whatever fails is said to everybody."""
     if not message:
         return 1  # rank 0 says what is wrong
@@ -97,7 +98,7 @@ def _follow(world: MPI.Comm, message: bytes) -> int:
     return status
 
 
-def _play(world: MPI.Comm, topology: Topology, mine: Assignment, channels: HostChannels | None) -> int:
+def _play(world: MPI.Intracomm, topology: Topology, mine: Assignment, channels: HostChannels | None) -> int:
     if mine.role is Role.RELAY:
         from ddrl.run.relay import relay_process
 

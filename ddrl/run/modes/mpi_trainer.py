@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DISCARDED_ROWS = 64
 
 
-def lead(world: MPI.Comm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
+def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
     """Train to the end; the summary. The learner is built while the other ranks still start."""
     board: Board | None = None
     channels: HostChannels | None = None
