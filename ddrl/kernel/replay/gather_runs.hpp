@@ -61,6 +61,14 @@ protected:
         return most;
     }
 
+    std::size_t most_reward_floats() const {
+        std::size_t most = 0;
+        for (u32 c = 0; c < columns_; ++c)
+            if (store_.column_role(c) == Role::REWARD)
+                most = std::max<std::size_t>(most, store_.column_bytes(c) / sizeof(float));
+        return most;
+    }
+
     // The chunk that holds `position`, from one of the same episode near it.
     u32 seek(u32 chunk, u32 position) const {
         while (store_.head(chunk).base > position) chunk = store_.head(chunk).previous;
