@@ -122,7 +122,7 @@ class StepWriter:
         """Move waiting rows to the ring; True: none is left."""
 
     def cut(self) -> None:
-        """Forget the running episodes; call it when the environments are reset."""
+        """Drop the running episodes; call it when the environments are reset."""
 
     @property
     def pending(self) -> int: ...

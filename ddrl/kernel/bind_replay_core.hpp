@@ -270,7 +270,7 @@ public:
         BytesSink sink;
         {
             Unlocked unlocked(strategies_);
-            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, Teller(progress));
+            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, ProgressCall(progress));
         }
         return sink.take();
     }
@@ -279,20 +279,20 @@ public:
         if (!view.open(data.ptr(), PyBUF_C_CONTIGUOUS)) throw nb::type_error("a snapshot is bytes");
         Unlocked unlocked(strategies_);
         const std::span<const byte> source(view.data(), view.bytes());
-        Snapshot::read(replay_, configuration, {&source, 1}, Teller(progress));
+        Snapshot::read(replay_, configuration, {&source, 1}, ProgressCall(progress));
     }
     void save(const std::string& path, const std::string& configuration, bool increment, nb::object progress) {
         Unlocked unlocked(strategies_);
         FileSink sink(path);
         Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink,
-                        Teller(progress));
+                        ProgressCall(progress));
     }
     void load(const std::vector<std::string>& paths, const std::string& configuration, nb::object progress) {
         Unlocked unlocked(strategies_);
         std::deque<MappedFile> files;
         std::vector<std::span<const byte>> sources;
         for (const std::string& path : paths) sources.push_back(files.emplace_back(path).bytes());
-        Snapshot::read(replay_, configuration, sources, Teller(progress));
+        Snapshot::read(replay_, configuration, sources, ProgressCall(progress));
     }
 
 private:
@@ -333,9 +333,9 @@ private:
         }
     }
     static nb::handle item(nb::handle given, const nb::str& name) {
-        PyObject* found = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
-        if (!found) throw Misfit("columns lacks " + std::string(name.c_str()));
-        return found;
+        PyObject* value = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
+        if (!value) throw Misfit("columns lacks " + std::string(name.c_str()));
+        return value;
     }
     std::unique_ptr<Eviction> eviction_of(const nb::object& given) {
         if (PyUnicode_Check(given.ptr())) return make_eviction(nb::cast<std::string>(given));

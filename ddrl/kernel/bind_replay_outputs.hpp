@@ -26,8 +26,8 @@ public:
     // A batch nobody holds, made by make(size) -> (batch, its arrays in the kernel's order) where there is none. The
     // caller holds the GIL.
     const Entry& take(u32 size, const nb::callable& make) {
-        if (const auto found = by_size_.find(size); found != by_size_.end())
-            for (Entry& entry : found->second)
+        if (const auto entries = by_size_.find(size); entries != by_size_.end())
+            for (Entry& entry : entries->second)
                 if (unused(entry.batch.ptr())) return entry;
         Entry fresh;
         {
@@ -41,9 +41,9 @@ public:
                 if (!array.is_none()) fresh.bytes += view.bytes();
             }
         }
-        // Python ran meanwhile, perhaps another thread's call of this: look again.
+        // Python ran meanwhile, perhaps another thread's call of this: search again.
         if (by_size_.size() >= MAX_SIZES && !by_size_.contains(size))
-            by_size_.clear();  // what is held stays its holder's
+            by_size_.clear();  // a batch in use stays its user's
         std::vector<Entry>& entries = by_size_[size];
         if (entries.size() >= MAX_BATCHES) entries.erase(entries.begin());
         entries.push_back(std::move(fresh));

@@ -60,11 +60,11 @@ public:
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
                 for (u32 c = 0; c < columns; ++c)
-                    ask(chunk + copied[c].offset + offset * copied[c].bytes,
-                        copied[c].bytes * (copied[c].next ? n + 1 : 1));
+                    prefetch(chunk + copied[c].offset + offset * copied[c].bytes,
+                             copied[c].bytes * (copied[c].next ? n + 1 : 1));
                 for (u32 r = 0; r < rewards; ++r) {
                     const std::size_t bytes = summed[r].floats * sizeof(float);
-                    ask(chunk + summed[r].offset + offset * bytes, n * bytes);
+                    prefetch(chunk + summed[r].offset + offset * bytes, n * bytes);
                 }
             }
             const Window& window = windows[i];
@@ -129,7 +129,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t AHEAD = 20;  // windows whose memory is asked for before it is used
+    static constexpr std::size_t AHEAD = 20;  // windows ahead of the copy whose memory is prefetched
     struct Copied {  // a column: where it stands in a chunk, bytes of a record and of what a window takes of it, and
                      // where that goes
         std::size_t offset, bytes, window;
@@ -170,8 +170,8 @@ private:
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
-                for (u32 c = 0; c < states; ++c) ask(state[c].at(chunk, offset), state[c].window + state[c].bytes);
-                for (u32 k = 0; k < others; ++k) ask(other[k].at(chunk, offset), other[k].window);
+                for (u32 c = 0; c < states; ++c) prefetch(state[c].at(chunk, offset), state[c].window + state[c].bytes);
+                for (u32 k = 0; k < others; ++k) prefetch(other[k].at(chunk, offset), other[k].window);
                 if (offset + most > mask) [[unlikely]] {
                     const u32 after = store_.head(slot >> shift).next;
                     chunk = chunks[after == NONE ? 0 : after];
@@ -217,7 +217,7 @@ private:
         copy_bytes(to + first, rest, bytes - first);
     }
     // The first lines of `bytes` from `from` on; the processor fetches the rest of a long run by itself.
-    __attribute__((always_inline)) static void ask(const byte* from, std::size_t bytes) {
+    __attribute__((always_inline)) static void prefetch(const byte* from, std::size_t bytes) {
         const byte* last = from + std::min<std::size_t>(bytes, 320) - 1;
         for (; from < last; from += 64) __builtin_prefetch(from);
         __builtin_prefetch(last);

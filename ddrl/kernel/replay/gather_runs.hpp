@@ -8,7 +8,7 @@ __attribute__((always_inline)) inline void copy_lane(byte* to, const byte* from)
     *reinterpret_cast<Lane*>(to) = *reinterpret_cast<const Lane*>(from);
 }
 
-// Copies of a few hundred bytes, whose sizes repeat: branches are foreseen, and a call to memcpy would be felt.
+// Copies of a few hundred bytes, whose sizes repeat: branches are predicted, and a call to memcpy would cost more.
 __attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from, std::size_t bytes) {
     constexpr std::size_t W = DDRL_REPLAY_LANE;
     if (bytes > 1024) {
