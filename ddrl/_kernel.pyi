@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import numpy
 from numpy.typing import NDArray
 
-def map_memory(descriptor: int, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C")]:
+
+def map_memory(descriptor: int, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]:
     """
     Map a file's bytes, shared (-1: anonymous memory that forks share); unmapped with the last view.
     """
@@ -16,11 +17,7 @@ def map_memory(descriptor: int, nbytes: int) -> Annotated[NDArray[numpy.uint8], 
 class Doorbell:
     """64 bytes of shared memory that processes ring and wait on (futex)."""
 
-    def __init__(
-        self,
-        memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-        initialize: bool = False,
-    ) -> None:
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], initialize: bool = False) -> None:
         """View of 64 aligned bytes; `initialize` makes a fresh one of value 0."""
 
     def ring(self) -> None:
@@ -31,6 +28,7 @@ class Doorbell:
 
     @property
     def value(self) -> int: ...
+
     def wait(self, seen: int, timeout: float | None) -> int:
         """
         Wait until the value differs from `seen`, at most `timeout` [s] (None: for ever); returns the value.
@@ -44,7 +42,7 @@ class Ring:
     Single-producer single-consumer ring of fixed-size rows in memory of the caller.
     """
 
-    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]) -> None:
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
         """View of a ring that `initialize` made."""
 
     @staticmethod
@@ -52,24 +50,15 @@ class Ring:
         """Memory that a ring takes [bytes]."""
 
     @staticmethod
-    def initialize(
-        memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-        capacity: int,
-        row_nbytes: int,
-        drop: bool,
-    ) -> None:
+    def initialize(memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], capacity: int, row_nbytes: int, drop: bool) -> None:
         """Make a fresh ring; `drop`: a full one drops new rows."""
 
-    def push(
-        self,
-        rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        timeout: float | None = None,
-    ) -> int:
+    def push(self, rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout: float | None = None) -> int:
         """
         Append rows; waits for room at most `timeout` [s] (None: for ever) unless the ring drops. Returns rows written.
         """
 
-    def pop(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]) -> int:
+    def pop(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
         """Move the oldest rows to `out`; returns how many."""
 
     def close(self) -> None:
@@ -80,22 +69,31 @@ class Ring:
 
     @property
     def size(self) -> int: ...
+
     @property
     def capacity(self) -> int: ...
+
     @property
     def row_nbytes(self) -> int: ...
+
     @property
     def drops(self) -> bool: ...
+
     @property
     def closed(self) -> bool: ...
+
     @property
     def pushed(self) -> int: ...
+
     @property
     def popped(self) -> int: ...
+
     @property
     def dropped(self) -> int: ...
+
     @property
     def waits(self) -> int: ...
+
     @property
     def wait_seconds(self) -> float: ...
 
@@ -103,7 +101,8 @@ class LaneSet:
     """Rings drained fairly by one consumer."""
 
     def __init__(self, rings: Sequence[object]) -> None: ...
-    def drain(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]) -> int:
+
+    def drain(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
         """Move rows of all rings to `out`; returns how many."""
 
     @property
@@ -112,30 +111,9 @@ class LaneSet:
 class StepWriter:
     """Turns vector steps into rows of a ring."""
 
-    def __init__(
-        self,
-        *,
-        ring: object,
-        row_nbytes: int,
-        table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]],
-        observation: tuple[str, Sequence[int]],
-        stack: int,
-        first_stream: int,
-        env_id: str,
-        drop_nonfinite: bool,
-    ) -> None: ...
-    def write(
-        self,
-        state: object,
-        action: object,
-        reward: object,
-        terminated: object,
-        truncated: object,
-        next_state: object,
-        policy_version: int,
-        columns: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> int:
+    def __init__(self, *, ring: object, row_nbytes: int, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], observation: tuple[str, Sequence[int]], stack: int, first_stream: int, env_id: str, drop_nonfinite: bool) -> None: ...
+
+    def write(self, state: object, action: object, reward: object, terminated: object, truncated: object, next_state: object, policy_version: int, columns: Mapping[str, Any] | None = None, timeout: float | None = None) -> int:
         """
         Record one vector step; returns the rows made. Waits for room at most `timeout` [s] (None: for ever).
         """
@@ -144,10 +122,11 @@ class StepWriter:
         """Move waiting rows to the ring; True: none is left."""
 
     def cut(self) -> None:
-        """Forget the running episodes; call it when the environments are reset."""
+        """Drop the running episodes; call it when the environments are reset."""
 
     @property
     def pending(self) -> int: ...
+
     @property
     def nonfinite(self) -> int:
         """Rows dropped because a reward or state was NaN or infinite."""
@@ -157,21 +136,26 @@ class Sealed:
 
     @property
     def word(self) -> int: ...
+
     @property
     def version(self) -> int: ...
+
     @property
     def checksum(self) -> int: ...
+
     @property
     def time_ns(self) -> int: ...
+
     @property
     def slot(self) -> int: ...
+
     @property
     def values(self) -> tuple[float, ...]: ...
 
 class Mailbox:
     """Slots of bytes: one writer, many readers in place."""
 
-    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]) -> None:
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
         """View of a mailbox that `initialize` made."""
 
     @staticmethod
@@ -179,12 +163,8 @@ class Mailbox:
         """Memory that a mailbox takes [bytes]."""
 
     @staticmethod
-    def initialize(
-        memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-        slots: int,
-        readers: int,
-        data_nbytes: int,
-    ) -> None: ...
+    def initialize(memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], slots: int, readers: int, data_nbytes: int) -> None: ...
+
     def data_offset(self, slot: int) -> int:
         """Where the data of a slot begin in the memory."""
 
@@ -195,20 +175,28 @@ class Mailbox:
         """Hand over a slot; returns whether it is the newest."""
 
     def abandon(self, slot: int) -> None: ...
+
     def wait_newer(self, version: int, timeout: float | None) -> int: ...
+
     def claim(self, reader: int, pid: int, start: int, firm: bool) -> None: ...
+
     def release(self, reader: int) -> None: ...
+
     def reader_process(self, reader: int) -> tuple[int, int]:
         """Process id (0: none) and start time of a reader."""
 
     @property
     def slots(self) -> int: ...
+
     @property
     def readers(self) -> int: ...
+
     @property
     def data_nbytes(self) -> int: ...
+
     @property
     def newest(self) -> int: ...
+
     @property
     def revoked(self) -> int: ...
 
@@ -216,6 +204,7 @@ class MailboxReader:
     """One reader's line of a mailbox."""
 
     def __init__(self, mailbox: object, reader: int) -> None: ...
+
     def pin(self) -> Sealed:
         """Pin the newest version; word 0: none yet."""
 
@@ -225,59 +214,41 @@ class MailboxReader:
         """
 
     def unpin(self) -> None: ...
+
     def valid(self, word: int) -> bool: ...
+
     @property
     def newest_word(self) -> int: ...
 
 class Counter:
     """One float64 in shared memory: one writer, many readers."""
 
-    def __init__(
-        self,
-        table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order="C", device="cpu")],
-        row: int,
-        column: int,
-    ) -> None: ...
+    def __init__(self, table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], row: int, column: int) -> None: ...
+
     def add(self, x: float) -> None:
         """Add to it; a fresh one counts from 0."""
 
     def set(self, x: float) -> None: ...
+
     @property
     def value(self) -> float: ...
 
-def read_table(
-    out: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order="C", device="cpu")],
-    table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order="C", device="cpu", writable=False)],
-) -> None:
+def read_table(out: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
     """Copy a table that others write, value by value."""
 
-def store_table(
-    table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order="C", device="cpu")],
-    values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order="C", device="cpu", writable=False)],
-) -> None:
+def store_table(table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
     """Write a whole table that others read, value by value."""
 
-def checksum(
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> int:
+def checksum(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """64-bit checksum of bytes."""
 
-def copy_with_checksum(
-    out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> int:
+def copy_with_checksum(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Copy bytes and return their checksum, in one pass."""
 
-def encode_bf16(
-    out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> None:
+def encode_bf16(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """float32 values (as bytes) to bfloat16, rounded to nearest even."""
 
-def decode_bf16(
-    values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> None:
+def decode_bf16(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Back to float32 values."""
 
 def int8_bytes(first: int, count: int) -> int:
@@ -285,123 +256,83 @@ def int8_bytes(first: int, count: int) -> int:
     Bytes of values first .. first + count of a tensor as int8 with their scales.
     """
 
-def encode_int8(
-    out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    tensor: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    first: int,
-    count: int,
-) -> None:
+def encode_int8(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], tensor: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], first: int, count: int) -> None:
     """
     Some float32 values of a tensor (as bytes) to int8 with a float32 scale for 256 of them.
     """
 
-def decode_int8(
-    values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    first: int,
-) -> None:
+def decode_int8(values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], first: int) -> None:
     """Back to float32 values, the tensor's from `first` on."""
 
-def split_planes(
-    out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
-) -> None:
+def split_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
     """
     32-bit words of data XOR base, lowest bytes of all words first, highest last.
     """
 
-def join_planes(
-    out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    planes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
-) -> None:
+def join_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
     """What split_planes took apart."""
+
+class Misfit(TypeError):
+    pass
 
 class ReplayCore:
     """The replay kernel; ddrl.replay.ExperienceReplay is its face."""
 
-    def __init__(
-        self,
-        *,
-        table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]],
-        observations: int,
-        row: Sequence[int],
-        capacity: int,
-        pick_len: int,
-        short_picks: bool,
-        n_step: int,
-        burn_in: int,
-        eviction: object,
-        seed: int,
-        shift: int,
-        file: str,
-    ) -> None: ...
+    def __init__(self, *, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], observations: int, row: Sequence[int], capacity: int, pick_len: int, short_picks: bool, n_step: int, burn_in: int, eviction: object, seed: int, shift: int, file: str) -> None: ...
+
     def new_episode(self) -> int: ...
-    def record(
-        self,
-        handle: int,
-        state: object,
-        action: object,
-        reward: object,
-        final_state: object | None,
-        ending: int,
-        policy_version: int,
-        columns: object | None,
-    ) -> int: ...
-    def record_steps(
-        self,
-        handle: int,
-        count: int,
-        state: object,
-        action: object,
-        reward: object,
-        final_state: object | None,
-        ending: int,
-        policy_version: object,
-        columns: object | None,
-    ) -> int: ...
+
+    def record(self, handle: int, state: object, action: object, reward: object, final_state: object | None, ending: int, policy_version: int, columns: object | None) -> int: ...
+
+    def record_steps(self, handle: int, count: int, state: object, action: object, reward: object, final_state: object | None, ending: int, policy_version: object, columns: object | None) -> int: ...
+
     def cut(self, handle: int) -> None: ...
+
     def record_rows(self, rows: object) -> int: ...
+
     def cut_streams(self) -> None: ...
+
     @staticmethod
     def selector_defaults(kind: str) -> list[tuple[str, float]]: ...
+
     def add_selector(self, kind: str, parameters: Sequence[tuple[str, float]]) -> int: ...
+
     def add_foreign_selector(self, selector: object) -> int: ...
+
     def keep_selectors(self, count: int) -> None: ...
+
     def set_importance_exponent(self, selector: int, exponent: float) -> None: ...
+
     def get_batch(self, batch_size: int, selector: int, make: Callable[[int], object]) -> Any: ...
+
     def sample(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
-    def sample_sequences(
-        self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]
-    ) -> Any: ...
-    def set_priority(
-        self,
-        selector: int,
-        pick_epi: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        pick_pos: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        priority: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> int: ...
-    def list_picks(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
-        positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
-    def law(
-        self,
-        selector: int,
-        probability: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
+
+    def sample_sequences(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
+
+    def set_priority(self, selector: int, pick_epi: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], pick_pos: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
+    def list_picks(self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def law(self, selector: int, probability: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
     @property
     def records(self) -> int: ...
+
     @property
     def episodes(self) -> int: ...
+
     @property
     def picks(self) -> int: ...
+
     @property
     def nbytes(self) -> int: ...
+
     def check(self) -> str: ...
+
     def serialize(self, configuration: str, progress: object | None) -> object: ...
+
     def unserialize(self, data: object, configuration: str, progress: object | None) -> None: ...
+
     def save(self, path: str, configuration: str, increment: bool, progress: object | None) -> None: ...
+
     def load(self, paths: Sequence[str], configuration: str, progress: object | None) -> None: ...

@@ -35,7 +35,7 @@ public:
             PyErr_Clear();
             return false;
         }
-        return held_ = true;
+        return open_ = true;
     }
     // Whether it is C-contiguous, of `field`'s dtype, and of `count` (none: a single one) times its shape.
     bool fits(const Field& field, Py_ssize_t count) const {
@@ -82,11 +82,11 @@ private:
         }
     }
     void release() {
-        if (held_) PyBuffer_Release(&buffer_);
-        held_ = false;
+        if (open_) PyBuffer_Release(&buffer_);
+        open_ = false;
     }
-    Py_buffer buffer_;  // set where held_
-    bool held_ = false;
+    Py_buffer buffer_;  // set where open_
+    bool open_ = false;
 };
 
 // So many views: a few without an allocation, for calls that take less than a microsecond.

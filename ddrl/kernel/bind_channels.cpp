@@ -1,6 +1,6 @@
 // Python's view of mailboxes, counters and mapped memory, and of the lanes beside them (bind_lanes.cpp). Every object
 // works in memory that numpy holds, and keeps that memory alive. The GIL is released while a call waits or moves bulk;
-// signals are looked at several times a second while it waits.
+// signals are checked several times a second while it waits.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>

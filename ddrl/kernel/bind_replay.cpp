@@ -12,6 +12,7 @@ namespace nb = nanobind;
 using namespace ddrl::replay;
 
 void bind_replay(nb::module_& module) {
+    nb::exception<Misfit>(module, "Misfit", PyExc_TypeError);
     nb::class_<ReplayCore>(module, "ReplayCore", "The replay kernel; ddrl.replay.ExperienceReplay is its face.")
         .def(nb::init<std::vector<ddrl::bind::ColumnEntry>, u32, const std::array<std::size_t, 4>&, u64, u32, bool, u32,
                       u32, nb::object, u64, u32, const std::string&>(),

@@ -27,6 +27,12 @@ using bind::field_of;
 using bind::View;
 using bind::Views;
 
+// Thrown where an array does not fit its column, before anything is recorded: a TypeError of its own, because an
+// eviction from outside may raise a TypeError when the record is half made.
+struct Misfit : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 class ReplayCore {
 public:
     // `table`: the columns that are stored, those of role STATE first and among them the `observations` arrays of an
@@ -58,7 +64,7 @@ public:
         return replay_.new_episode();
     }
 
-    // One record. Every array must already fit its field: the Python side converts on TypeError and calls again.
+    // One record. Every array must fit its field, else Misfit: the Python side then converts and calls again.
     u64 record(u64 handle, nb::handle state, nb::handle action, nb::handle reward, nb::handle final_state, int ending,
                u64 version, nb::handle further) {
         const bool ends = ending != 0;
@@ -80,7 +86,10 @@ public:
         float number;
         if (const Field& field = columns_[reward_].field; field.shape.empty()) {
             const double value = PyFloat_AsDouble(reward.ptr());
-            if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
+            if (value == -1.0 && PyErr_Occurred()) {
+                PyErr_Clear();
+                throw Misfit("a reward is a number");
+            }
             number = static_cast<float>(value);
             data[reward_] = reinterpret_cast<const byte*>(&number);
         } else {
@@ -93,7 +102,7 @@ public:
         return replay_.record(handle, {data, stride, 1}, static_cast<Ending>(ending), ends ? last : nullptr);
     }
 
-    // Many records of one episode: arrays with a leading axis of `count`.
+    // Many records of one episode: arrays with a leading axis of `count`; otherwise as `record`.
     u64 record_steps(u64 handle, u32 count, nb::handle state, nb::handle action, nb::handle reward,
                      nb::handle final_state, int ending, nb::handle version, nb::handle further) {
         const bool ends = ending != 0;
@@ -261,7 +270,7 @@ public:
         BytesSink sink;
         {
             Unlocked unlocked(strategies_);
-            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, Teller(progress));
+            Snapshot::write(replay_, configuration, SnapshotKind::COPY, sink, ProgressCall(progress));
         }
         return sink.take();
     }
@@ -270,20 +279,20 @@ public:
         if (!view.open(data.ptr(), PyBUF_C_CONTIGUOUS)) throw nb::type_error("a snapshot is bytes");
         Unlocked unlocked(strategies_);
         const std::span<const byte> source(view.data(), view.bytes());
-        Snapshot::read(replay_, configuration, {&source, 1}, Teller(progress));
+        Snapshot::read(replay_, configuration, {&source, 1}, ProgressCall(progress));
     }
     void save(const std::string& path, const std::string& configuration, bool increment, nb::object progress) {
         Unlocked unlocked(strategies_);
         FileSink sink(path);
         Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink,
-                        Teller(progress));
+                        ProgressCall(progress));
     }
     void load(const std::vector<std::string>& paths, const std::string& configuration, nb::object progress) {
         Unlocked unlocked(strategies_);
         std::deque<MappedFile> files;
         std::vector<std::span<const byte>> sources;
         for (const std::string& path : paths) sources.push_back(files.emplace_back(path).bytes());
-        Snapshot::read(replay_, configuration, sources, Teller(progress));
+        Snapshot::read(replay_, configuration, sources, ProgressCall(progress));
     }
 
 private:
@@ -298,17 +307,17 @@ private:
     }
     static const byte* read(nb::handle object, View& view, const Field& field, Py_ssize_t count) {
         if (!view.open(object.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count))
-            throw nb::type_error("an array does not fit");
+            throw Misfit("an array does not fit");
         return view.data();
     }
     void read_observation(nb::handle state, View* views, const byte** data, Py_ssize_t count) {
         if (!PyTuple_CheckExact(state.ptr())) {
-            if (observations_ != 1) throw nb::type_error("a state of several arrays comes as a tuple of them");
+            if (observations_ != 1) throw Misfit("a state of several arrays comes as a tuple of them");
             data[0] = read(state, views[0], columns_[0].field, count);
             return;
         }
         if (PyTuple_GET_SIZE(state.ptr()) != static_cast<Py_ssize_t>(observations_))
-            throw nb::type_error("a state has another number of arrays");
+            throw Misfit("a state has another number of arrays");
         for (u32 c = 0; c < observations_; ++c)
             data[c] =
                 read(PyTuple_GET_ITEM(state.ptr(), static_cast<Py_ssize_t>(c)), views[c], columns_[c].field, count);
@@ -324,9 +333,9 @@ private:
         }
     }
     static nb::handle item(nb::handle given, const nb::str& name) {
-        PyObject* found = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
-        if (!found) throw nb::type_error(("columns lacks " + std::string(name.c_str())).c_str());
-        return found;
+        PyObject* value = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
+        if (!value) throw Misfit("columns lacks " + std::string(name.c_str()));
+        return value;
     }
     std::unique_ptr<Eviction> eviction_of(const nb::object& given) {
         if (PyUnicode_Check(given.ptr())) return make_eviction(nb::cast<std::string>(given));

@@ -20,13 +20,14 @@ class OutputPool {
 public:
     struct Entry {
         nb::object batch;  // a tuple of arrays, None, or dicts of arrays
-        std::vector<byte*> data;  // of its arrays, in the order in which the kernel knows them; null for None
+        std::vector<byte*> data;  // of its arrays, in the kernel's order; null for None
+        std::size_t bytes = 0;  // of its arrays
     };
     // A batch nobody holds, made by make(size) -> (batch, its arrays in the kernel's order) where there is none. The
     // caller holds the GIL.
     const Entry& take(u32 size, const nb::callable& make) {
-        if (const auto found = by_size_.find(size); found != by_size_.end())
-            for (Entry& entry : found->second)
+        if (const auto entries = by_size_.find(size); entries != by_size_.end())
+            for (Entry& entry : entries->second)
                 if (unused(entry.batch.ptr())) return entry;
         Entry fresh;
         {
@@ -37,49 +38,39 @@ public:
                 if (!array.is_none() && !view.open(array.ptr(), PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS))
                     throw nb::type_error("an output array is not writable and contiguous");
                 fresh.data.push_back(array.is_none() ? nullptr : const_cast<byte*>(view.data()));
+                if (!array.is_none()) fresh.bytes += view.bytes();
             }
         }
-        // Python ran meanwhile, perhaps another thread's call of this: look again.
-        if (by_size_.size() >= MOST_SIZES && !by_size_.contains(size))
-            by_size_.clear();  // what is held stays its holder's
+        // Python ran meanwhile, perhaps another thread's call of this: search again.
+        if (by_size_.size() >= MAX_SIZES && !by_size_.contains(size))
+            by_size_.clear();  // a batch in use stays its user's
         std::vector<Entry>& entries = by_size_[size];
-        if (entries.size() >= MOST) entries.erase(entries.begin());
+        if (entries.size() >= MAX_BATCHES) entries.erase(entries.begin());
         entries.push_back(std::move(fresh));
         return entries.back();
     }
     std::size_t nbytes() const {
         std::size_t bytes = 0;
         for (const auto& [size, entries] : by_size_)
-            for (const Entry& entry : entries)
-                each(entry.batch.ptr(), [&](PyObject* array) {
-                    View view;
-                    if (array != Py_None && view.open(array, PyBUF_C_CONTIGUOUS)) bytes += view.bytes();
-                });
+            for (const Entry& entry : entries) bytes += entry.bytes;
         return bytes;
     }
 
 private:
-    static constexpr std::size_t MOST = 8;  // batches of one size that are remembered; more are simply the caller's
-    static constexpr std::size_t MOST_SIZES = 16;
-    template <class Visit>
-    static void each(PyObject* batch, Visit visit) {
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i) {
-            PyObject* item = PyTuple_GET_ITEM(batch, i);
-            if (!PyDict_Check(item)) {
-                visit(item);
-                continue;
-            }
-            PyObject *key, *value;
-            for (Py_ssize_t at = 0; PyDict_Next(item, &at, &key, &value);) visit(value);
-        }
-    }
+    static constexpr std::size_t MAX_BATCHES = 8;  // of one size that are reused; further ones are simply the caller's
+    static constexpr std::size_t MAX_SIZES = 16;
+    // Whether nobody else refers to a batch, to one of its arrays, or to a dict of them.
     static bool unused(PyObject* batch) {
         if (Py_REFCNT(batch) != 1) return false;
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i)
-            if (PyObject* item = PyTuple_GET_ITEM(batch, i); item != Py_None && Py_REFCNT(item) != 1) return false;
-        bool free = true;
-        each(batch, [&](PyObject* array) { free = free && (array == Py_None || Py_REFCNT(array) == 1); });
-        return free;
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i) {
+            PyObject* item = PyTuple_GET_ITEM(batch, i);
+            if (item != Py_None && Py_REFCNT(item) != 1) return false;
+            if (!PyDict_CheckExact(item)) continue;
+            PyObject *key, *array;
+            for (Py_ssize_t at = 0; PyDict_Next(item, &at, &key, &array);)
+                if (Py_REFCNT(array) != 1) return false;
+        }
+        return true;
     }
     std::map<u32, std::vector<Entry>> by_size_;
 };

@@ -1,4 +1,4 @@
-// Snapshots on their way between Python and the replay kernel: bytes objects, and progress that is told. For
+// Snapshots on their way between Python and the replay kernel: bytes objects, and calls of a progress function. For
 // bind_replay.cpp alone.
 #pragma once
 
@@ -35,9 +35,9 @@ private:
 };
 
 // A progress function for the kernel, which runs without the GIL: calls a Python one, or does nothing.
-class Teller {
+class ProgressCall {
 public:
-    explicit Teller(const nb::object& progress) : function_(progress.is_none() ? nullptr : progress.ptr()) {}
+    explicit ProgressCall(const nb::object& progress) : function_(progress.is_none() ? nullptr : progress.ptr()) {}
     void operator()(u64 done, u64 total) const {
         if (!function_) return;
         nb::gil_scoped_acquire acquire;

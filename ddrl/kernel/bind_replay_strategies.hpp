@@ -1,8 +1,8 @@
 // Selectors and evictions written in Python, as the kernel sees them. For bind_replay.cpp alone.
 //
-// The kernel calls them under the replay's lock and takes the GIL for it. That cannot block for ever: a thread lets the
-// GIL go before it takes the lock (Unlocked), so whoever waits for the lock does not hold the GIL. The one way left is
-// a strategy that calls the replay it belongs to; Unlocked refuses that.
+// The kernel calls them under the replay's lock and takes the GIL for it. That cannot block for ever: a thread releases
+// the GIL before it takes the lock (Unlocked), so whoever waits for the lock does not hold the GIL. The one way left
+// is a strategy that calls the replay it belongs to; Unlocked refuses that.
 //
 // What happens to the pick table or to episodes is noted here and handed over once, before the next draw or victim, so
 // that recording calls no Python. An error of a strategy surfaces from the call that drew or recorded.
@@ -28,7 +28,7 @@ struct Strategies {
     std::atomic<std::thread::id> inside{};
 };
 
-// The GIL let go for a call that takes the replay's lock.
+// The GIL released for a call that takes the replay's lock.
 class Unlocked {
 public:
     explicit Unlocked(const Strategies& strategies) : checked_(check(strategies)) {}
@@ -114,13 +114,14 @@ public:
         size_ = size;
     }
     void set_priority(std::span<const u32> index, std::span<const float> priority) override {
-        std::vector<u32> kept;
+        std::vector<u32> indices;
         std::vector<float> values;
         for (std::size_t i = 0; i < index.size(); ++i)
-            if (index[i] != NONE) kept.push_back(index[i]), values.push_back(priority[i]);
+            if (index[i] != NONE) indices.push_back(index[i]), values.push_back(priority[i]);
         Inside inside(strategies_);
         hand_over();
-        strategy_.attr("set_priority")(array_of(kept.data(), kept.size()), array_of(values.data(), values.size()));
+        strategy_.attr("set_priority")(array_of(indices.data(), indices.size()),
+                                       array_of(values.data(), values.size()));
     }
     bool draw(std::span<u32> index, std::span<float> weight) override {
         Inside inside(strategies_);
@@ -191,7 +192,7 @@ private:
     u32 size_ = 0;  // NONE: unknown until the table changes
 };
 
-// ddrl.replay.evictions.Eviction; it knows episodes by handle.
+// ddrl.replay.evictions.Eviction; it names episodes by handle.
 class ForeignEviction final : public Eviction {
 public:
     ForeignEviction(nb::object strategy, Strategies& strategies)

@@ -173,11 +173,11 @@ private:
         }
     }
     nb::handle item(const nb::dict& given, const nb::str& name) const {
-        PyObject* found = PyDict_GetItem(given.ptr(), name.ptr());
-        if (!found)
+        PyObject* value = PyDict_GetItem(given.ptr(), name.ptr());
+        if (!value)
             throw nb::type_error(
                 ("StepWriter.write: columns lacks " + std::string(name.c_str()) + "; rows have " + names()).c_str());
-        return found;
+        return value;
     }
     std::string names() const {
         std::string all;
@@ -213,7 +213,7 @@ void bind_step_writer(nb::module_& module) {
              "Record one vector step; returns the rows made. Waits for room at most `timeout` [s] (None: for ever).")
         .def("flush", &PyStepWriter::flush_waiting, "timeout"_a.none() = nb::none(),
              "Move waiting rows to the ring; True: none is left.")
-        .def("cut", &ddrl::StepWriter::cut, "Forget the running episodes; call it when the environments are reset.")
+        .def("cut", &ddrl::StepWriter::cut, "Drop the running episodes; call it when the environments are reset.")
         .def_prop_ro("pending", &ddrl::StepWriter::pending)
         .def_prop_ro("nonfinite", &ddrl::StepWriter::nonfinite_rows,
                      "Rows dropped because a reward or state was NaN or infinite.");

@@ -67,7 +67,8 @@ struct alignas(64) Lanes {
         for (size_t i = 0; i < num_lanes; ++i) lane[i] = (lane[i] ^ lane[i] >> 47 ^ keys[num_stripes + i]) * prime;
     }
 
-    // The end: what is left after whole blocks; zeros fill the last stripe. `total` tells them from zeros of the data.
+    // The end: what is left after whole blocks; zeros fill the last stripe. `total` distinguishes them from zeros of
+    // the data.
     uint64_t finish(const std::byte* rest, size_t rest_bytes, size_t total) {
         size_t place = 0;
         for (; rest_bytes >= stripe_bytes; rest_bytes -= stripe_bytes, rest += stripe_bytes) stripe(rest, place++);
@@ -86,7 +87,7 @@ struct alignas(64) Lanes {
 // (aligned to 64 bytes).
 enum class To { nothing, copy, stream };
 inline constexpr size_t ahead =
-    2048;  // [bytes] a stream asks memory for data; the processor by itself asks to the end of a page
+    2048;  // [bytes] a stream prefetches; the processor by itself stops at the end of a page
 
 template <To to>
 void blocks_plain(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {

@@ -1,7 +1,7 @@
 // Fewer bytes for a model's float32 values on their way: halves (bf16), bytes with a scale a block (int8), and the
 // difference from another version, byte plane by byte plane, for a general compressor to shorten.
 //
-// Every function reads and writes each byte once and knows no alignment. Decoding uses one multiplication or a shift,
+// Every function reads and writes each byte once and needs no alignment. Decoding uses one multiplication or a shift,
 // nothing that compilers or machines may round differently, so the same bytes give the same values everywhere.
 #pragma once
 

@@ -3,7 +3,7 @@
 // Written by whoever rings, read by whoever waits; any number of both. Who rings wakes a few, and each of these as many
 // more before it goes on: so a ring costs the one who rings next to nothing however many wait, and all cores take part
 // in waking. A waiter takes no lock; one that is killed before it has passed a ring on keeps the others waiting until
-// the first of them looks by itself (Python's waits do, every 0.2 s).
+// the first of them polls (Python's waits do, every 0.2 s).
 #pragma once
 
 #include <atomic>

@@ -22,7 +22,7 @@ public:
     }
 
     // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, what some
-    // leave free goes to the others, and the ring that is asked first changes with each call. O(rings + bytes): each
+    // leave free goes to the others, and the ring that is first changes with each call. O(rings + bytes): each
     // round fills `out` or empties a ring.
     size_t drain(std::byte* out, size_t count) {
         if (rings_.empty() || count == 0) return 0;
@@ -36,14 +36,14 @@ public:
         size_t moved = 0;
         while (!holding_.empty() && moved < count) {
             const size_t share = std::max<size_t>(1, (count - moved) / holding_.size());
-            size_t kept = 0;
+            size_t remaining = 0;
             for (Ring* ring : holding_) {
                 const size_t wanted = std::min(share, count - moved);
                 const size_t taken = ring->pop(out + moved * row_bytes, wanted);
                 moved += taken;
-                if (taken == wanted) holding_[kept++] = ring;
+                if (taken == wanted) holding_[remaining++] = ring;
             }
-            holding_.resize(kept);
+            holding_.resize(remaining);
         }
         return moved;
     }
@@ -51,7 +51,7 @@ public:
 private:
     std::vector<Ring*> rings_;
     std::vector<Ring*> holding_;  // rings with rows left, within one drain
-    size_t first_ = 0;  // who is asked first
+    size_t first_ = 0;  // the ring that comes first
 };
 
 }  // namespace ddrl

@@ -3,7 +3,7 @@
 //
 // Every sealing gives its slot a fresh ticket. `newest` holds ticket and slot of the newest version; a reader pins it
 // by storing that word in its own line (a hazard pointer) and then looking at `newest` again: unchanged means that the
-// writer, who never takes the newest slot and looks at all hazards after it has sealed a newer one, cannot miss the pin
+// writer, who never takes the newest slot and reads all hazards after it has sealed a newer one, cannot miss the pin
 // (all of these are sequentially consistent). Where every other slot is pinned the writer takes the oldest one from its
 // readers: it sets the ticket to 0 before it writes a byte, so the reader's valid() is false from then on. Pins of
 // `firm` readers (a network transfer reads the slot) are never taken away.
@@ -133,7 +133,7 @@ public:
         open_[slot] = 1;
         slots_[slot].ticket.store(0, std::memory_order_seq_cst);
         std::atomic_thread_fence(
-            std::memory_order_seq_cst);  // no byte of the new version may be seen before the ticket is gone
+            std::memory_order_seq_cst);  // no byte of the new version may be visible before the ticket was cleared
         return chosen;
     }
 
@@ -184,7 +184,7 @@ public:
 
     // Whether everything read from the slot until now belongs to the version pinned as `word`.
     bool valid(uint64_t word) const {
-        std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before the look at the ticket
+        std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before that of the ticket
         return slots_[slot_of(word)].ticket.load(std::memory_order_relaxed) == word >> 8;
     }
 

@@ -22,7 +22,7 @@ struct RingHeader {
     uint64_t row_bytes;
     uint64_t drop;  // 1: a full ring drops new rows; 0: its producer waits
     alignas(64) std::atomic<uint64_t> tail;  // rows ever pushed; the producer's line
-    std::atomic<uint64_t> dropped;  // rows that found the ring full (drop mode)
+    std::atomic<uint64_t> dropped;  // rows that came while the ring was full (drop mode)
     std::atomic<uint64_t> waits;  // times the producer waited
     std::atomic<uint64_t> wait_ns;  // time it waited
     alignas(64) std::atomic<uint64_t> head;  // rows ever popped; the consumer's line
@@ -57,8 +57,8 @@ public:
           capacity_(header_->capacity),
           row_bytes_(header_->row_bytes),
           drop_(header_->drop != 0),
-          seen_head_(header_->head.load(std::memory_order_acquire)),
-          seen_tail_(header_->tail.load(std::memory_order_acquire)) {}
+          cached_head_(header_->head.load(std::memory_order_acquire)),
+          cached_tail_(header_->tail.load(std::memory_order_acquire)) {}
 
     size_t capacity() const { return capacity_; }
     size_t row_bytes() const { return row_bytes_; }
@@ -88,8 +88,8 @@ public:
     // Producer: rows that fit now, looking at the consumer's line only when fewer than `wanted` are known to fit.
     size_t room(size_t wanted) {
         const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
-        if (capacity_ - (tail - seen_head_) < wanted) seen_head_ = header_->head.load(std::memory_order_seq_cst);
-        return static_cast<size_t>(capacity_ - (tail - seen_head_));
+        if (capacity_ - (tail - cached_head_) < wanted) cached_head_ = header_->head.load(std::memory_order_seq_cst);
+        return static_cast<size_t>(capacity_ - (tail - cached_head_));
     }
 
     // Producer: memory of the row `offset` rows past the last pushed one; offset < room().
@@ -134,8 +134,8 @@ public:
     // stand there.
     size_t filled(size_t wanted) {
         const uint64_t head = header_->head.load(std::memory_order_relaxed);
-        if (seen_tail_ - head < wanted) seen_tail_ = header_->tail.load(std::memory_order_acquire);
-        return static_cast<size_t>(seen_tail_ - head);
+        if (cached_tail_ - head < wanted) cached_tail_ = header_->tail.load(std::memory_order_acquire);
+        return static_cast<size_t>(cached_tail_ - head);
     }
 
     // Consumer: copy out at most `count` rows, oldest first; returns how many. Wakes a waiting producer.
@@ -158,8 +158,8 @@ private:
     size_t capacity_;
     size_t row_bytes_;
     bool drop_;
-    uint64_t seen_head_;  // the producer's last look at head
-    uint64_t seen_tail_;  // the consumer's last look at tail
+    uint64_t cached_head_;  // head as the producer read it last
+    uint64_t cached_tail_;  // tail as the consumer read it last
     Doorbell* bell_ = nullptr;
 };
 

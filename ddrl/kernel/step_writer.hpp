@@ -80,7 +80,7 @@ public:
     // Begin with N environments, all at the first observation of an episode.
     void start(size_t num_envs) { environments_.assign(num_envs, {}); }
 
-    // Forget the running episodes: with the environments reset, the next step is step 0 of new ones.
+    // Drop the running episodes: with the environments reset, the next step is step 0 of new ones.
     void cut() {
         for (Environment& environment : environments_) environment.done = false, environment.step = 0;
     }

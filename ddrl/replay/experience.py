@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddrl._kernel import ReplayCore
+from ddrl._kernel import Misfit, ReplayCore
 from ddrl.core.rows import RowSchema, row_schema, schema_of
 from ddrl.core.specs import ArraySpec, Column, EnvSpec
 from ddrl.replay.arrays import RecordArrays, conform
@@ -158,8 +158,8 @@ class ExperienceReplay(Snapshots):
         if self._plain and columns is None:
             try:
                 return self._core.record(handle, state, action, reward, final_state, ending, policy_version, None)
-            except TypeError:
-                pass
+            except Misfit:
+                pass  # an array of another dtype, which may fit once converted
         arrays = self._arrays
         return self._core.record(
             handle,
@@ -186,11 +186,18 @@ class ExperienceReplay(Snapshots):
     ) -> int:
         """Append [n, ..] records to one episode in one call; otherwise as `record`."""
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
-        arrays, actions = self._arrays, np.asarray(actions)
+        actions = np.asarray(actions)
         if actions.ndim < 1:
             raise ValueError("actions need a leading axis, the steps")
         lead = actions.shape[:1]
-        versions = policy_version
+        if self._plain and columns is None:
+            try:
+                return self._core.record_steps(
+                    handle, lead[0], states, actions, rewards, final_state, ending, policy_version, None
+                )
+            except Misfit:
+                pass  # as in `record`
+        arrays, versions = self._arrays, policy_version
         if not isinstance(versions, int):
             versions = conform(versions, ArraySpec((), "uint64"), lead, "policy_version")
         return self._core.record_steps(

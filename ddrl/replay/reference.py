@@ -1,7 +1,7 @@
-"""The replay's law in plain Python: the oracle that tests compare the kernel with, record by record and pick by pick.
+"""The replay's law in plain Python: tests compare the kernel with it, record by record, pick by pick, column by column.
 
-Slow on purpose: lists and dicts, no cleverness, every quantity computed from its definition. Knows nothing of the
-kernel."""
+Slow on purpose: lists and dicts, every quantity computed from its definition. Independent of the kernel; like it, takes
+the row schema as data."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.core.rows import RowKind, RowSchema
+from ddrl.core.specs import Column, ColumnRole
+
+Row = Any  # one structured value of the schema's dtype
 Pick = tuple[int, int]  # (handle, position)
 
 
 @dataclass
 class ReferenceEpisode:
-    """One episode: `states` holds one more than `actions` where the episode ended with a final state."""
+    """One episode: its records, and behind them the row with its final state where it ended with one."""
 
     handle: int
-    states: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
-    actions: list[Any] = field(default_factory=list[Any])
-    rewards: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
+    rows: list[Row] = field(default_factory=list[Row])
+    records: int = 0  # T
     ended: bool = False
     terminal: bool = False
     picks: int = 0  # positions 0 .. picks - 1 can be drawn
@@ -30,30 +32,27 @@ class ReferenceEpisode:
     last_use: int = 0  # lru
     uses: int = 0  # lfu
 
-    @property
-    def records(self) -> int:
-        """T."""
-        return len(self.actions)
-
 
 class ReferenceReplay:
     """As ExperienceReplay, without snapshots and speed; priorities are kept by pick."""
 
     def __init__(
         self,
+        schema: RowSchema,
         capacity: int,
         *,
         pick_len: int = 1,
         short_picks: bool = False,
         n_step: int = 1,
-        frame_stack: int = 1,
+        burn_in: int = 0,
         eviction: str = "fifo",
     ) -> None:
+        self.schema = schema
         self.capacity = capacity
         self.pick_len = pick_len
         self.short_picks = short_picks
         self.n_step = n_step
-        self.frame_stack = frame_stack
+        self.burn_in = burn_in
         self.eviction = eviction
         self.episodes: dict[int, ReferenceEpisode] = {}
         self.table: list[Pick] = []
@@ -73,17 +72,7 @@ class ReferenceReplay:
         self.episodes[handle] = ReferenceEpisode(handle)
         return handle
 
-    def record(
-        self,
-        handle: int,
-        state: NDArray[Any],
-        action: Any,
-        reward: float,
-        final_state: NDArray[Any] | None = None,
-        *,
-        truncated: bool = False,
-        policy_version: int = 0,
-    ) -> int:
+    def record(self, handle: int, row: Row, final: Row = None, *, truncated: bool = False) -> int:
         """As ExperienceReplay.record."""
         if handle not in self.episodes:
             handle = self.new_episode()
@@ -94,49 +83,44 @@ class ReferenceReplay:
                 handle = self.new_episode()
         episode = self.episodes[handle]
         assert not episode.ended
-        episode.states.append(np.array(state))
-        episode.actions.append(action)
-        episode.rewards.append(float(np.float32(reward)))
-        episode.versions.append(policy_version)
+        episode.rows.append(row.copy())
+        episode.records += 1
         if self.pointer not in self.episodes:
             self.pointer = handle
         self.make_picks(episode)
-        if final_state is not None:
-            self.finish(episode, final_state, not truncated)
+        if final is not None:
+            self.finish(episode, final, not truncated)
         return handle
 
-    def finish(self, episode: ReferenceEpisode, final_state: NDArray[Any] | None, terminal: bool) -> None:
-        """End an episode, with a final state or without; one without records is forgotten."""
-        if not episode.actions:
+    def finish(self, episode: ReferenceEpisode, final: Row, terminal: bool) -> None:
+        """End an episode, with the row of its final state or None; one without records is removed."""
+        if not episode.records:
             if self.pointer == episode.handle:
                 self.step_pointer()
             del self.episodes[episode.handle]
             return
-        if final_state is not None:
-            episode.states.append(np.array(final_state))
+        if final is not None:
+            episode.rows.append(final.copy())
         episode.ended, episode.terminal = True, terminal
         if self.eviction == "lru":
             self.clock += 1
         episode.last_use = episode.uses = self.clock
         self.make_picks(episode)
 
-    def record_row(
-        self, stream: int, step: int, kind: int, state: NDArray[Any], action: Any, reward: float, policy_version: int
-    ) -> None:
+    def record_row(self, row: Row) -> None:
         """As one row of ExperienceReplay.record_rows."""
+        stream, step = int(row["stream"]), int(row["step"])
         handle, next_step = self.streams.get(stream, (None, 0))
         if handle is not None and step != next_step:
             if handle in self.episodes:
                 self.finish(self.episodes[handle], None, False)
             handle = None
-        if kind == 0:
-            handle = self.record(
-                self.new_episode() if handle is None else handle, state, action, reward, policy_version=policy_version
-            )
+        if row["kind"] == RowKind.STEP:
+            handle = self.record(self.new_episode() if handle is None else handle, row)
             self.streams[stream] = (handle, step + 1)
             return
         if handle is not None and handle in self.episodes:
-            self.finish(self.episodes[handle], state, kind == 1)
+            self.finish(self.episodes[handle], row, row["kind"] == RowKind.TERMINATED)
         self.streams[stream] = (None, next_step)
 
     def cut_streams(self) -> None:
@@ -161,14 +145,14 @@ class ReferenceReplay:
         it."""
         last = position + self.pick_len - 1
         if not episode.ended:
-            return last < episode.records and (self.n_step == 0 or last + self.n_step < len(episode.states))
+            return last < episode.records and (self.n_step == 0 or last + self.n_step < len(episode.rows))
         if self.short_picks:
             last = position
-        return last < episode.records and (self.n_step == 0 or last + 1 < len(episode.states))
+        return last < episode.records and (self.n_step == 0 or last + 1 < len(episode.rows))
 
     def victim(self) -> int:
         """The episode that goes next."""
-        held = [episode for _, episode in sorted(self.episodes.items()) if episode.actions]
+        held = [episode for _, episode in sorted(self.episodes.items()) if episode.records]
         ended = [episode for episode in held if episode.ended]
         if self.eviction == "fifo" or (self.eviction in ("lru", "lfu") and not ended):
             return held[0].handle
@@ -176,7 +160,7 @@ class ReferenceReplay:
             return min(ended, key=lambda episode: (episode.last_use, episode.handle)).handle
         if self.eviction == "lfu":
             return min(ended, key=lambda episode: (episode.uses, episode.handle)).handle
-        while not self.episodes[self.pointer].actions or self.episodes[self.pointer].flag:
+        while not self.episodes[self.pointer].records or self.episodes[self.pointer].flag:
             self.episodes[self.pointer].flag = False
             self.step_pointer()
         return self.pointer
@@ -214,45 +198,93 @@ class ReferenceReplay:
                 self.clock = max(self.clock, episode.uses)
 
     def set_priority(self, picks: list[Pick], priority: list[float]) -> None:
-        """Priorities; picks that are gone are passed over, and count for the maximum all the same."""
+        """Priorities; picks of evicted episodes are passed over, and count for the maximum all the same."""
         for pick, value in zip(picks, priority, strict=True):
             self.max_priority = max(self.max_priority, float(np.float32(value)))
             if pick in self.priority:
                 self.priority[pick] = float(np.float32(value))
 
-    def observation(self, episode: ReferenceEpisode, position: int) -> NDArray[Any]:
-        """The stack that ends at `position`."""
-        if self.frame_stack == 1:
-            return episode.states[position]
-        return np.stack([episode.states[max(0, position - back)] for back in range(self.frame_stack - 1, -1, -1)])
+    def value(self, episode: ReferenceEpisode, column: Column, position: int) -> NDArray[Any]:
+        """A column at a position; an array of the observation is the stack of frames that ends there."""
+        if self.schema.frame_stack == 1 or column not in self.schema.observation:
+            return episode.rows[position][column.name]
+        frames = range(position + 1 - self.schema.frame_stack, position + 1)
+        return np.stack([episode.rows[max(0, frame)][column.name] for frame in frames])
+
+    def run(self, episode: ReferenceEpisode, column: Column, first: int, count: int) -> list[NDArray[Any]]:
+        """A column at `count` positions."""
+        return [self.value(episode, column, position) for position in range(first, first + count)]
+
+    def steps_ahead(self, episode: ReferenceEpisode, position: int) -> int:
+        """From a position to its bootstrap state: n, less where the episode ends sooner."""
+        return min(self.n_step, len(episode.rows) - 1 - position)
+
+    def n_step_sum(self, episode: ReferenceEpisode, column: Column, position: int, discount: float) -> Any:
+        """A column of rewards: sum of discount^j r_{t+j}."""
+        rewards = self.run(episode, column, position, self.steps_ahead(episode, position))
+        return sum(discount**j * np.asarray(reward, np.float64) for j, reward in enumerate(rewards))
+
+    def bootstrap_discount(self, episode: ReferenceEpisode, position: int, discount: float) -> float:
+        """discount^k; 0 where the state k steps on is terminal."""
+        steps = self.steps_ahead(episode, position)
+        ends = episode.ended and episode.terminal and position + steps == len(episode.rows) - 1
+        return 0.0 if ends else discount**steps
 
     def window(self, pick: Pick) -> dict[str, Any]:
-        """A window of one pick, without padding."""
+        """What get_batch gives of one pick, by column, without padding."""
         episode, position = self.episodes[pick[0]], pick[1]
         length = min(self.pick_len, episode.records - position)
-        length_next = min(length, len(episode.states) - 1 - position)
-        return {
-            "state": [self.observation(episode, position + t) for t in range(length)],
-            "action": episode.actions[position : position + length],
-            "reward": episode.rewards[position : position + length],
-            "next": [self.observation(episode, position + 1 + t) for t in range(length_next)],
-        }
+        length_next = min(length, len(episode.rows) - 1 - position)
+        made: dict[str, Any] = {"seq_len": length, "seq_len_next": length_next}
+        for column in self.schema.stored:
+            if column.role is ColumnRole.MEMORY:
+                made[column.name] = self.value(episode, column, position)
+                continue
+            made[column.name] = self.run(episode, column, position, length)
+            if column.role is ColumnRole.STATE:
+                made[f"{column.name}_next"] = self.run(episode, column, position + 1, length_next)
+        return made
 
     def transition(self, pick: Pick, discount: float) -> dict[str, Any]:
-        """The n-step transition of one pick."""
+        """What sample gives of one pick, by column."""
         episode, position = self.episodes[pick[0]], pick[1]
-        steps = min(self.n_step, len(episode.states) - 1 - position)
+        steps = self.steps_ahead(episode, position)
         assert steps >= 1
-        ends = episode.ended and episode.terminal and position + steps == len(episode.states) - 1
-        return {
-            "s_tm1": self.observation(episode, position),
-            "a_tm1": episode.actions[position],
-            "r_t": sum(discount**j * episode.rewards[position + j] for j in range(steps)),
-            "steps": steps,
-            "discount_t": 0.0 if ends else discount**steps,
-            "s_t": self.observation(episode, position + steps),
-            "policy_version": episode.versions[position],
+        made: dict[str, Any] = {"discount_t": self.bootstrap_discount(episode, position, discount)}
+        for column in self.schema.stored:
+            if column.role is ColumnRole.REWARD:
+                made[column.name] = self.n_step_sum(episode, column, position, discount)
+                continue
+            made[column.name] = self.value(episode, column, position)
+            if column.role is ColumnRole.STATE:
+                made[f"{column.name}_next"] = self.value(episode, column, position + steps)
+        return made
+
+    def sequence(self, pick: Pick, discount: float) -> dict[str, Any]:
+        """What sample_sequences gives of one pick, by column, without padding."""
+        episode, position = self.episodes[pick[0]], pick[1]
+        first = max(0, position - self.burn_in)
+        length = min(self.pick_len, len(episode.rows) - 1 - position)
+        positions = range(position, position + length)
+        records = position + length - first
+        made: dict[str, Any] = {
+            "burn_len": position - first,
+            "length": length,
+            "ahead": [self.steps_ahead(episode, at) for at in positions],
+            "discount_t": [self.bootstrap_discount(episode, at, discount) for at in positions],
         }
+        for column in self.schema.stored:
+            if column.role is ColumnRole.STATE:
+                states = min(records + self.n_step, len(episode.rows) - first)
+                made[column.name] = self.run(episode, column, first, states)
+            elif column.role is ColumnRole.REWARD:
+                made[column.name] = [self.n_step_sum(episode, column, at, discount) for at in positions]
+            elif column.role is ColumnRole.MEMORY:
+                made[column.name] = self.value(episode, column, first)
+            else:
+                made[column.name] = self.run(episode, column, first, records)
+        made["policy_version"] = self.value(episode, self.schema.column("policy_version"), position)
+        return made
 
     def proportional_law(self, priority_exponent: float) -> NDArray[np.float64]:
         """P of each pick of the table."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 from ddrl.replay.reference import ReferenceReplay
+from tests.replay.filled import arrays_of, same
 
 DISCOUNT = 0.9
 
@@ -41,7 +42,7 @@ operations = st.lists(
 
 
 class Pair:
-    """The kernel and the reference, told the same."""
+    """The kernel and the reference, with the same calls."""
 
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
@@ -50,7 +51,9 @@ class Pair:
         self.prioritized = self.kernel.new_pick_selector("prioritized", priority_exponent=0.7, importance_exponent=0.5)
         self.ranked = self.kernel.new_pick_selector("rank_based", priority_exponent=0.8)
         self.recent = self.kernel.new_pick_selector("recency", half_life=3.0)
-        self.reference = ReferenceReplay(**self.settings)  # type: ignore[arg-type]
+        self.schema = self.kernel.schema
+        options = {name: value for name, value in settings.items() if name != "frame_stack"}
+        self.reference = ReferenceReplay(self.schema, **options)  # type: ignore[arg-type]
         self.count = 0
         self.handles: dict[int, int] = {}
         self.steps: dict[int, int] = {}
@@ -71,7 +74,7 @@ class Pair:
             row["stream"], row["step"], row["kind"], row["state"] = stream, step, kind, self.state()
             row["action"], row["reward"], row["policy_version"] = self.count, self.count / 8, self.count * 3
             self.steps[stream] = 0 if kind else step + 1
-            self.reference.record_row(stream, step, kind, row["state"], self.count, self.count / 8, self.count * 3)
+            self.reference.record_row(row)
         assert self.kernel.record_rows(rows) == sum(row["kind"] == 0 for row in rows)
 
     def record(self, name: int, count: int, ending: str) -> None:
@@ -79,13 +82,15 @@ class Pair:
             self.handles[name] = self.kernel.new_episode()
             assert self.reference.new_episode() == self.handles[name]
         handle = mine = self.handles[name]
-        states = [self.state() for _ in range(count)]
-        final = self.state() if ending in ("terminated", "truncated") else None
-        for step, state in enumerate(states):
-            last = final if step == count - 1 else None
-            mine = self.reference.record(
-                mine, state, step, step / 4, last, truncated=ending == "truncated", policy_version=step
-            )
+        rows = np.zeros(count + 1, self.schema.dtype)
+        rows["state"] = [self.state() for _ in range(count + 1)]
+        rows["action"] = rows["policy_version"] = np.arange(count + 1)
+        rows["reward"] = np.arange(count + 1) / 4
+        states, last_row = rows["state"][:-1], rows[-1] if ending in ("terminated", "truncated") else None
+        final = None if last_row is None else last_row["state"]
+        for step in range(count):
+            last = last_row if step == count - 1 else None
+            mine = self.reference.record(mine, rows[step], last, truncated=ending == "truncated")
         if count % 2:
             for step, state in enumerate(states):
                 last = final if step == count - 1 else None
@@ -95,7 +100,7 @@ class Pair:
         else:
             handle = self.kernel.record_steps(
                 handle,
-                np.stack(states),
+                states,
                 np.arange(count),
                 np.arange(count) / 4,
                 final,
@@ -115,20 +120,12 @@ class Pair:
             return
         batch = self.kernel.get_batch(size, self.uniform)
         self.reference.drawn(batch.batch_pick_epi)
+        arrays = arrays_of(self.schema, batch)
         for i, pick in enumerate(zip(batch.batch_pick_epi.tolist(), batch.batch_pick_pos.tolist(), strict=True)):
             window = self.reference.window(pick)
-            length, length_next = len(window["action"]), len(window["next"])
-            assert (batch.seq_len[i], batch.seq_len_next[i]) == (length, length_next)
-            for array, wanted in (
-                (batch.batch_state[i], window["state"]),
-                (batch.batch_state_next[i], window["next"]),
-                (batch.batch_action[i], window["action"]),
-                (batch.batch_reward[i], window["reward"]),
-            ):
-                np.testing.assert_array_equal(
-                    array[: len(wanted)], np.array(wanted, array.dtype).reshape(len(wanted), *array.shape[1:])
-                )
-                assert not array[len(wanted) :].any()
+            del window["policy_version"]  # windows hold none
+            for column, wanted in window.items():
+                same(arrays[column][i], wanted, column)
         if self.settings["n_step"] and self.settings["pick_len"] == 1 and any(self.reference.priority.values()):
             self.sample(size)
 
@@ -136,17 +133,15 @@ class Pair:
         batch = self.kernel.sample(size, self.prioritized, DISCOUNT)
         self.reference.drawn(batch.pick_epi)
         law = dict(zip(self.reference.table, self.reference.proportional_law(0.7), strict=True))
+        arrays = arrays_of(self.schema, batch)
         drawn = list(zip(batch.pick_epi.tolist(), batch.pick_pos.tolist(), strict=True))
         least = min(law[pick] for pick in drawn)
         for i, pick in enumerate(drawn):
             wanted = self.reference.transition(pick, DISCOUNT)
-            np.testing.assert_array_equal(batch.s_tm1[i], wanted["s_tm1"])
-            np.testing.assert_array_equal(batch.s_t[i], wanted["s_t"])
-            assert batch.a_tm1[i] == wanted["a_tm1"]
-            assert batch.policy_version[i] == wanted["policy_version"]
-            np.testing.assert_allclose(
-                [batch.r_t[i], batch.discount_t[i]], [wanted["r_t"], wanted["discount_t"]], rtol=1e-5
-            )
+            for column in ("state", "state_next", "action", "policy_version"):
+                same(arrays[column][i], wanted[column], column)
+            for number in ("reward", "discount_t"):
+                np.testing.assert_allclose(arrays[number][i], wanted[number], rtol=1e-5)
             assert law[pick] > 0
             np.testing.assert_allclose(batch.weight[i], (least / law[pick]) ** 0.5, rtol=1e-4)
 

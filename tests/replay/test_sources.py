@@ -197,3 +197,40 @@ def test_min_size_holds_draws_back_and_samples_per_insert_recording() -> None:
     assert source.insertable() == 0
     source.learned(source.sample(), None)
     assert source.insertable() == 8
+
+
+def cut_row_by_row(rows: np.ndarray, length: int) -> list[list[int]]:
+    """The law of trajectories, one row at a time: the numbers of each one's rows, in order of completion."""
+    done: list[list[int]] = []
+    running: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        mine = running.setdefault(int(row["stream"]), [])
+        if mine and row["step"] != rows[mine[-1]]["step"] + 1:
+            done.append(mine.copy())
+            mine.clear()
+        mine.append(number)
+        if row["kind"] or len(mine) == length + 1:
+            done.append(mine.copy())
+            mine[:] = [] if row["kind"] else [number]
+    return [one for one in done if len(one) > 1]
+
+
+def test_trajectories_do_not_depend_on_the_blocks_in_which_rows_arrive() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        length, count = int(random.integers(1, 5)), int(random.integers(1, 80))
+        rows, steps = np.zeros(count, SCHEMA.dtype), [0, 0, 0]
+        rows["reward"], rows["state"][:, 0] = np.arange(count), np.arange(count)
+        for row in rows:
+            stream = int(random.integers(3))
+            steps[stream] += random.random() < 0.1  # a gap
+            row["stream"], row["step"] = stream, steps[stream]
+            row["kind"] = random.choice([0, 1, 2], p=[0.8, 0.1, 0.1])
+            steps[stream] = 0 if row["kind"] else steps[stream] + 1
+        source, wanted = trajectories(length), cut_row_by_row(rows, length)
+        for block in np.split(rows, np.sort(random.integers(0, count + 1, 3))):
+            source.record(block, 0)
+        queue = [one["reward"].astype(int).tolist() for one in source._queue]
+        assert queue == wanted
+        source.cut()
+        assert not source._running

@@ -1,5 +1,5 @@
-// The table of episodes: by index (used again once an episode is gone), by handle (never used again), and in order of
-// handles.
+// The table of episodes: by index (used again once an episode was removed), by handle (never used again), and in order
+// of handles.
 //
 // Not thread-safe: the layer above locks. Everything is O(1) but save, load and check.
 #pragma once
@@ -48,8 +48,8 @@ public:
     u32 oldest() const { return oldest_; }
     u64 next_handle() const { return next_handle_; }
     u32 find(u64 handle) const {
-        const u32* found = by_handle_.find(handle);
-        return found ? *found : NONE;
+        const u32* index = by_handle_.find(handle);
+        return index ? *index : NONE;
     }
     // Whether episode `index` is the one with `handle` still.
     bool holds(u32 index, u64 handle) const {
@@ -95,7 +95,7 @@ public:
         out.value(next_handle_), out.value(oldest_), out.value(newest_);
         table_.save(out, whole);
     }
-    void mark_saved() { table_.forget(); }
+    void mark_saved() { table_.clear_written(); }
     void load(Reader& in) {
         next_handle_ = in.value<u64>(), oldest_ = in.value<u32>(), newest_ = in.value<u32>();
         table_.load(in);
@@ -116,7 +116,7 @@ public:
         u32 before = NONE;
         for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer, ++count) {
             const Episode& episode = table_[i];
-            if (!episode.used || find(episode.handle) != i) return "an episode is not found under its handle";
+            if (!episode.used || find(episode.handle) != i) return "an episode does not stand under its handle";
             if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle))
                 return "the order of handles is broken";
             if (views_[i].handle != episode.handle || views_[i].states != episode.states())

@@ -1,6 +1,6 @@
-// Which episode goes when the replay is full. A strategy hears of episodes added, ended, drawn (a batch of draws at a
-// time) and removed, and names the victim. All calls come under the replay's lock. To add one: derive from Eviction in
-// a header of its own (docs/replay.md).
+// Which episode goes when the replay is full. A strategy is notified of episodes added, ended, drawn (a batch of draws
+// at a time) and removed, and names the victim. All calls come under the replay's lock. To add one: derive from
+// Eviction in a header of its own (docs/replay.md).
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// The evictions that a replay knows by name: the one list to extend when an eviction is to be had from Python.
+// The evictions that a replay has by name: a new one is added to this list.
 #pragma once
 
 #include <memory>

@@ -22,7 +22,7 @@ public:
     const Value* find(u64 key) const { return const_cast<FlatMap*>(this)->find(key); }
     // The value under `key`, made from Value{} where there was none.
     Value& at(u64 key) {
-        if (Value* found = find(key)) return *found;
+        if (Value* value = find(key)) return *value;
         if (2 * (size_ + 1) > cells_.size()) grow();
         std::size_t spot = home(key);
         while (cells_[spot].key != EMPTY) spot = (spot + 1) & mask_;

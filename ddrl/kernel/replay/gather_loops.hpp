@@ -60,11 +60,11 @@ public:
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
                 for (u32 c = 0; c < columns; ++c)
-                    ask(chunk + copied[c].offset + offset * copied[c].bytes,
-                        copied[c].bytes * (copied[c].next ? n + 1 : 1));
+                    prefetch(chunk + copied[c].offset + offset * copied[c].bytes,
+                             copied[c].bytes * (copied[c].next ? n + 1 : 1));
                 for (u32 r = 0; r < rewards; ++r) {
                     const std::size_t bytes = summed[r].floats * sizeof(float);
-                    ask(chunk + summed[r].offset + offset * bytes, n * bytes);
+                    prefetch(chunk + summed[r].offset + offset * bytes, n * bytes);
                 }
             }
             const Window& window = windows[i];
@@ -101,6 +101,7 @@ public:
     // further the bootstrap state stands. length [B] counts the positions in use.
     void sequences(float discount, const SequenceOutputs& out) const {
         const u32 most = options_.pick_len, n = options_.n_step, room = options_.burn_in + most;
+        std::vector<float> rewards((most + n - 1) * most_reward_floats());
         for (std::size_t i = 0; i < windows_.size(); ++i) {
             const Window& window = windows_[i];
             const u32 before = window.position < options_.burn_in ? window.position : options_.burn_in,
@@ -121,14 +122,14 @@ public:
                         break;
                     case Role::STEP: padded(c, chunk, first, before + count, room, to + i * room * bytes); break;
                     case Role::MEMORY: run(c, chunk, first, 1, to + i * bytes); break;
-                    case Role::REWARD: sums(c, chunk, window, count, discount, out, i); break;
+                    case Role::REWARD: sums(c, chunk, window, count, discount, rewards.data(), out, i); break;
                 }
             }
         }
     }
 
 private:
-    static constexpr std::size_t AHEAD = 20;  // windows whose memory is asked for before it is used
+    static constexpr std::size_t AHEAD = 20;  // windows ahead of the copy whose memory is prefetched
     struct Copied {  // a column: where it stands in a chunk, bytes of a record and of what a window takes of it, and
                      // where that goes
         std::size_t offset, bytes, window;
@@ -169,8 +170,8 @@ private:
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
-                for (u32 c = 0; c < states; ++c) ask(state[c].at(chunk, offset), state[c].window + state[c].bytes);
-                for (u32 k = 0; k < others; ++k) ask(other[k].at(chunk, offset), other[k].window);
+                for (u32 c = 0; c < states; ++c) prefetch(state[c].at(chunk, offset), state[c].window + state[c].bytes);
+                for (u32 k = 0; k < others; ++k) prefetch(other[k].at(chunk, offset), other[k].window);
                 if (offset + most > mask) [[unlikely]] {
                     const u32 after = store_.head(slot >> shift).next;
                     chunk = chunks[after == NONE ? 0 : after];
@@ -216,7 +217,7 @@ private:
         copy_bytes(to + first, rest, bytes - first);
     }
     // The first lines of `bytes` from `from` on; the processor fetches the rest of a long run by itself.
-    __attribute__((always_inline)) static void ask(const byte* from, std::size_t bytes) {
+    __attribute__((always_inline)) static void prefetch(const byte* from, std::size_t bytes) {
         const byte* last = from + std::min<std::size_t>(bytes, 320) - 1;
         for (; from < last; from += 64) __builtin_prefetch(from);
         __builtin_prefetch(last);
@@ -241,22 +242,32 @@ private:
             }
         }
     }
-    // The n-step sums of a column of rewards at each position of a sequence, with discount and ahead.
-    void sums(u32 column, u32 chunk, const Window& window, u32 count, float discount, const SequenceOutputs& out,
-              std::size_t i) const {
-        const u32 most = options_.pick_len, n = options_.n_step;
-        const Summed summed{column, store_.column_bytes(column) / u32{sizeof(float)}, out.column[column],
-                            store_.column_offset(column)};
-        const std::size_t bytes = store_.column_bytes(column);
-        std::memset(summed.to + (i * most + count) * bytes, 0, (most - count) * bytes);
-        for (u32 t = count; t < most; ++t) out.discount[i * most + t] = 0.0f, out.ahead[i * most + t] = 0;
+    // The n-step sums of a column of rewards at each position of a sequence, with discount and ahead. `rewards` has
+    // room for the rewards of pick_len + n_step - 1 records, which are copied there once: each of them is in up to
+    // n_step sums.
+    void sums(u32 column, u32 chunk, const Window& window, u32 count, float discount, float* rewards,
+              const SequenceOutputs& out, std::size_t i) const {
+        const u32 most = options_.pick_len, n = options_.n_step, after = window.states() - 1 - window.position;
+        const std::size_t floats = store_.column_bytes(column) / sizeof(float);
+        run(column, chunk, window.position, std::min(after, count + n - 1), reinterpret_cast<byte*>(rewards));
+        float* const sum = reinterpret_cast<float*>(out.column[column]) + i * most * floats;
+        float* const left = out.discount + i * most;
+        u32* const ahead = out.ahead + i * most;
         for (u32 t = 0; t < count; ++t) {
-            const std::size_t at = i * most + t;
-            const u32 position = window.position + t, after = window.states() - 1 - position,
-                      steps = after < n ? after : n;
-            out.ahead[at] = steps;
-            out.discount[at] = n_step(seek(chunk, position), window, position, steps, discount, summed, at);
+            const u32 steps = std::min(n, after - t);
+            double factor = 1.0;
+            for (std::size_t k = 0; k < floats; ++k) {
+                double total = 0.0;
+                factor = 1.0;
+                for (u32 j = 0; j < steps; ++j, factor *= discount) total += factor * rewards[(t + j) * floats + k];
+                sum[t * floats + k] = static_cast<float>(total);
+            }
+            ahead[t] = steps;
+            left[t] = bootstrap(window, window.position + t + steps, factor);
         }
+        std::fill(sum + count * floats, sum + most * floats, 0.0f);
+        std::fill(left + count, left + most, 0.0f);
+        std::fill(ahead + count, ahead + most, 0);
     }
     const Options& options_;
     std::span<const Window> windows_;

@@ -8,7 +8,7 @@ __attribute__((always_inline)) inline void copy_lane(byte* to, const byte* from)
     *reinterpret_cast<Lane*>(to) = *reinterpret_cast<const Lane*>(from);
 }
 
-// Copies of a few hundred bytes, whose sizes repeat: branches are foreseen, and a call to memcpy would be felt.
+// Copies of a few hundred bytes, whose sizes repeat: branches are predicted, and a call to memcpy would cost more.
 __attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from, std::size_t bytes) {
     constexpr std::size_t W = DDRL_REPLAY_LANE;
     if (bytes > 1024) {
@@ -58,6 +58,14 @@ protected:
     u32 most_stacked() const {
         u32 most = 1;
         for (u32 c = 0; c < states_; ++c) most = std::max(most, store_.column_stack(c));
+        return most;
+    }
+
+    std::size_t most_reward_floats() const {
+        std::size_t most = 0;
+        for (u32 c = 0; c < columns_; ++c)
+            if (store_.column_role(c) == Role::REWARD)
+                most = std::max<std::size_t>(most, store_.column_bytes(c) / sizeof(float));
         return most;
     }
 

@@ -1,8 +1,8 @@
 // Flat memory whose pages are committed as they are touched, so that nothing ever moves: readers keep plain pointers
 // while writers grow it.
 //
-// Reserved<T>: one array in RAM. Arena: fixed-size chunks in RAM or in a file (a buffer larger than RAM). Knows no
-// Python and no replay.
+// Reserved<T>: one array in RAM. Arena: fixed-size chunks in RAM or in a file (a buffer larger than RAM). Independent
+// of Python and of the replay.
 #pragma once
 
 #include <fcntl.h>
@@ -32,10 +32,10 @@ inline std::size_t round_up(std::size_t value, std::size_t unit) { return (value
 // Address space of `bytes`, aligned to a huge page where it is large; zero until touched.
 inline byte* reserve_pages(std::size_t bytes, int protection) {
     const bool large = bytes >= 2 * HUGE_PAGE;
-    const std::size_t asked = large ? bytes + HUGE_PAGE : bytes;
-    void* raw = mmap(nullptr, asked, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const std::size_t length = large ? bytes + HUGE_PAGE : bytes;
+    void* raw = mmap(nullptr, length, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED)
-        throw std::runtime_error("replay cannot reserve " + std::to_string(asked) + " bytes of address space (" +
+        throw std::runtime_error("replay cannot reserve " + std::to_string(length) + " bytes of address space (" +
                                  std::strerror(errno) + "): lower replay.capacity, or raise the limit (ulimit -v)");
     auto* begin = static_cast<byte*>(raw);
     if (!large) return begin;

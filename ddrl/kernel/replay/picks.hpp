@@ -57,7 +57,7 @@ public:
     void note_high_water() { most_ = high_water(); }
 
     void save(Writer& out, bool whole) const { table_.save(out, size_, whole); }
-    void mark_saved() { table_.forget(); }
+    void mark_saved() { table_.clear_written(); }
     void load(Reader& in) {
         size_ = static_cast<u32>(table_.load(in));
         for (u32 i = 0; i < size_; ++i) index_of_[table_[i]] = i;

@@ -1,7 +1,7 @@
 // Proportional prioritized draws (Schaul et al. 2016): mass = priority^alpha, P = mass / sum of masses, and importance
 // weights w = (N P)^-beta / max w, the maximum over the batch drawn. O(log16 N) a draw, whatever the masses.
 //
-// A new pick gets the maximal priority seen (at first 1). Priority 0 is mass 0: such a pick is not drawn until its
+// A new pick gets the maximal priority so far (at first 1). Priority 0 is mass 0: such a pick is not drawn until its
 // priority is raised. Stratified: the sum is cut into one equal part a draw, and each draw falls into its own part (the
 // same law for a batch's average).
 #pragma once

@@ -28,11 +28,11 @@ public:
         }
         auto& block = blocks_[block_of(key)];
         block.insert(std::lower_bound(block.begin(), block.end(), key), key);
-        if (block.size() < MOST) return;
+        if (block.size() < MAX_BLOCK) return;
         const std::size_t at = static_cast<std::size_t>(&block - blocks_.data());
-        std::vector<u64> upper(block.begin() + MOST / 2, block.end());
-        upper.reserve(MOST);
-        block.resize(MOST / 2);
+        std::vector<u64> upper(block.begin() + MAX_BLOCK / 2, block.end());
+        upper.reserve(MAX_BLOCK);
+        block.resize(MAX_BLOCK / 2);
         blocks_.insert(blocks_.begin() + static_cast<std::ptrdiff_t>(at) + 1, std::move(upper));
     }
     void erase(u64 key) {
@@ -57,11 +57,11 @@ public:
     void assign(std::vector<u64> keys) {
         std::sort(keys.begin(), keys.end());
         blocks_.clear();
-        for (std::size_t at = 0; at < keys.size(); at += MOST / 2) {
+        for (std::size_t at = 0; at < keys.size(); at += MAX_BLOCK / 2) {
             auto& block = blocks_.emplace_back();
-            block.reserve(MOST);
+            block.reserve(MAX_BLOCK);
             block.assign(keys.begin() + static_cast<std::ptrdiff_t>(at),
-                         keys.begin() + static_cast<std::ptrdiff_t>(std::min(keys.size(), at + MOST / 2)));
+                         keys.begin() + static_cast<std::ptrdiff_t>(std::min(keys.size(), at + MAX_BLOCK / 2)));
         }
         stale_ = true;
     }
@@ -77,7 +77,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t MOST = 256;
+    static constexpr std::size_t MAX_BLOCK = 256;
     // The last block whose first key is not above `key`, or the first block.
     std::size_t block_of(u64 key) const {
         const auto after = std::upper_bound(blocks_.begin(), blocks_.end(), key,
@@ -139,8 +139,8 @@ public:
         u32 largest = 0;
         for (std::size_t i = 0; i < index.size(); ++i) {
             const auto end = cumulative_.begin() + size_;
-            const auto found = std::upper_bound(cumulative_.begin(), end, target_[i]);
-            const u32 rank = found == end ? size_ - 1 : static_cast<u32>(found - cumulative_.begin());
+            const auto at = std::upper_bound(cumulative_.begin(), end, target_[i]);
+            const u32 rank = at == end ? size_ - 1 : static_cast<u32>(at - cumulative_.begin());
             index[i] = static_cast<u32>(keys_.at(rank));
             target_[i] = rank, largest = std::max(largest, rank);
         }
@@ -164,7 +164,7 @@ public:
         out.value(random_), out.value(beta_), out.value(max_priority_);
         priority_.save(out, size_, whole);
     }
-    void mark_saved() override { priority_.forget(); }
+    void mark_saved() override { priority_.clear_written(); }
     void load(Reader& in) override {
         random_ = in.value<Random>(), beta_ = in.value<double>(), max_priority_ = in.value<float>();
         size_ = static_cast<u32>(priority_.load(in));
@@ -174,10 +174,10 @@ public:
         u32 count = 0;
         u64 last = 0;
         bool sound = size == size_;
-        keys_.each([&](u64 found) {
-            sound = sound && (count++ == 0 || last < found) && static_cast<u32>(found) < size_ &&
-                    key(static_cast<u32>(found)) == found;
-            last = found;
+        keys_.each([&](u64 entry) {
+            sound = sound && (count++ == 0 || last < entry) && static_cast<u32>(entry) < size_ &&
+                    key(static_cast<u32>(entry)) == entry;
+            last = entry;
         });
         return sound && count == size_ ? "" : "a rank-based selector has lost the order of its picks";
     }

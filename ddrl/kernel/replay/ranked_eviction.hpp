@@ -46,7 +46,7 @@ public:
         entries_.load(in);
         lay_out();
     }
-    void mark_saved() override { entries_.forget(); }
+    void mark_saved() override { entries_.clear_written(); }
 
 protected:
     static constexpr u32 GROUP = 16;
@@ -93,10 +93,10 @@ private:
                 winners[group] = best;
                 if (level == 0) marked_[group] = 0;
             }
-            u32 kept = 0;
+            u32 groups = 0;
             for (const u32 group : pending_)
-                if (!kept || pending_[kept - 1] != group / GROUP) pending_[kept++] = group / GROUP;
-            pending_.resize(kept);
+                if (!groups || pending_[groups - 1] != group / GROUP) pending_[groups++] = group / GROUP;
+            pending_.resize(groups);
         }
         pending_.clear();
     }

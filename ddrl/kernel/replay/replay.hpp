@@ -42,7 +42,7 @@ public:
     // A selector sees all picks, those made before it too. Returns its handle.
     u32 add_selector(std::unique_ptr<PickSelector> selector) {
         std::lock_guard lock(mutex_);
-        tell_added();
+        announce_picks();
         if (picks_.size()) selector->picks_added(0, picks_.size());
         selectors_.push_back(std::move(selector));
         return static_cast<u32>(selectors_.size() - 1);
@@ -68,7 +68,7 @@ public:
         for (u32 done = 0; done < rows.count;) episode = append(episode, rows, done);
         const u64 in_force =
             ending == Ending::LIVE ? store_.episode(episode).handle : end(episode, ending, final_state);
-        tell_added();
+        announce_picks();
         return in_force;
     }
 
@@ -76,7 +76,7 @@ public:
     void cut(u64 handle) {
         std::lock_guard lock(mutex_);
         end(live_episode(handle), Ending::CUT, nullptr);
-        tell_added();
+        announce_picks();
     }
 
     // Records rows of many streams in their order; returns how many were records (not final states). See streams.hpp.
@@ -84,7 +84,7 @@ public:
         std::lock_guard lock(mutex_);
         Recorder recorder{*this};
         const u32 recorded = streams_.record(recorder, store_, rows, count, layout);
-        tell_added();
+        announce_picks();
         return recorded;
     }
 
@@ -93,7 +93,7 @@ public:
         std::lock_guard lock(mutex_);
         Recorder recorder{*this};
         streams_.cut(recorder, store_);
-        tell_added();
+        announce_picks();
     }
 
     // Priorities of picks; one whose episode was evicted, or that never was, is passed over. Returns how many were set.
@@ -105,7 +105,7 @@ public:
                                             " cannot be used: priorities are finite and at least 0");
         std::lock_guard lock(mutex_);
         PickSelector& chosen = selector(selector_handle);
-        tell_added();
+        announce_picks();
         index_.resize(episode.size());
         u32 set = 0;
         for (std::size_t i = 0; i < episode.size(); ++i) {
@@ -125,7 +125,7 @@ public:
         {
             std::lock_guard lock(mutex_);
             PickSelector& chosen = selector(selector_handle);
-            tell_added();  // all are told already, unless recording failed halfway
+            announce_picks();  // all are announced already, unless recording failed halfway
             if (!picks_.size()) return false;
             index_.resize(count);
             if (!chosen.draw(index_, weights ? std::span<float>(weights, count) : std::span<float>())) return false;
@@ -169,13 +169,13 @@ public:
     }
     void law(u32 selector_handle, std::span<double> probability) {
         std::lock_guard lock(mutex_);
-        tell_added();
+        announce_picks();
         selector(selector_handle).law(probability);
     }
     // What is wrong with the structure, or nothing. O(everything).
     std::string check() {
         std::lock_guard lock(mutex_);
-        tell_added();
+        announce_picks();
         if (std::string wrong = store_.check(); !wrong.empty()) return wrong;
         if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
         if (store_.records() > options_.capacity) return "more records than the capacity";
@@ -190,7 +190,7 @@ public:
     // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds
     // the lock.
     void save_structure(Writer& out, bool whole) {
-        tell_added();
+        announce_picks();
         store_.save(out, whole), picks_.save(out, whole), eviction_->save(out, whole), streams_.save(out);
         out.value<u64>(selectors_.size());
         for (const auto& chosen : selectors_) chosen->save(out, whole);
@@ -202,7 +202,7 @@ public:
     }
     void load_structure(Reader& in) {
         store_.load(in), picks_.load(in), eviction_->load(in), streams_.load(in);
-        told_ = picks_.size();
+        announced_ = picks_.size();
         if (in.value<u64>() != selectors_.size()) throw std::runtime_error("the snapshot holds other selectors");
         for (const auto& chosen : selectors_) chosen->load(in);
     }
@@ -289,15 +289,15 @@ private:
         return episode;
     }
 
-    // Lets go of the lock, which the caller holds, until a leaving reader made `ready` true.
+    // Releases the lock, which the caller holds, until a leaving reader made `ready` true.
     template <class Ready>
     void wait(Ready ready) {
-        tell_added();  // whoever takes the lock meanwhile, a snapshot or a check, finds selectors and pick table agreed
+        announce_picks();  // a snapshot or a check may take the lock meanwhile: selectors and pick table must agree
         readers_.wait(mutex_, ready);
     }
 
     void evict(u32 victim) {
-        tell_added();
+        announce_picks();
         moves_.clear();
         picks_.note_high_water();
         const u32 before = picks_.size();
@@ -307,17 +307,17 @@ private:
                 if (!moves_.empty()) chosen->picks_moved(moves_);
                 chosen->picks_dropped(picks_.size());
             }
-        told_ = picks_.size();
+        announced_ = picks_.size();
         eviction_->removed(victim, store_);
         readers_.remove(victim, store_);
     }
 
-    // Tells the selectors of the picks made since they were told last: once for a batch of records.
-    void tell_added() {
+    // Announces to the selectors the picks made since the last call: once for a batch of records.
+    void announce_picks() {
         const u32 size = picks_.size();
-        if (size != told_)
-            for (const auto& chosen : selectors_) chosen->picks_added(told_, size - told_);
-        told_ = size;
+        if (size != announced_)
+            for (const auto& chosen : selectors_) chosen->picks_added(announced_, size - announced_);
+        announced_ = size;
     }
 
     Options options_;
@@ -331,7 +331,7 @@ private:
     std::vector<Move> moves_;
     std::vector<u32> index_;
     Resolver resolver_;
-    u32 told_ = 0;  // picks that the selectors know of
+    u32 announced_ = 0;  // picks announced to the selectors
 };
 
 }  // namespace ddrl::replay

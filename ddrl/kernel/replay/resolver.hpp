@@ -1,4 +1,4 @@
-// From drawn picks to windows: what a copy needs to know of each, read under the replay's lock so that the copy itself
+// From drawn picks to windows: what a copy needs of each, read under the replay's lock so that the copy itself
 // needs none.
 #pragma once
 
@@ -21,15 +21,15 @@ public:
         const std::size_t count = index.size();
         std::vector<Window> windows = take();
         windows.resize(count);
-        const bool tell = eviction.wants_draws();
-        if (tell) drawn_.resize(count);
-        // Passes, so that the memory each needs has been asked for by the one before: pick table, heads of chunks,
+        const bool notify = eviction.wants_draws();
+        if (notify) drawn_.resize(count);
+        // Passes, so that each finds its memory prefetched by the one before: pick table, heads of chunks,
         // episodes. What they read stands in locals: a number written to an output could be any other, as far as the
         // compiler knows.
         const u32 *const slots = picks.slots(), shift = store.shift(), mask = store.chunk_records() - 1;
         const u32* const wanted = index.data();
         slots_.resize(count);
-        u32* const found = slots_.data();
+        u32* const drawn_slots = slots_.data();
         const ChunkHead* const heads = store.heads();
         const EpisodeView* const views = store.episodes().views();
         Window* const out = windows.data();
@@ -37,20 +37,20 @@ public:
         for (std::size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) __builtin_prefetch(slots + wanted[i + AHEAD]);
             const u32 slot = slots[wanted[i]];
-            found[i] = slot;
+            drawn_slots[i] = slot;
             __builtin_prefetch(heads + (slot >> shift));
         }
         for (std::size_t i = 0; i < count; ++i) {
-            const u32 slot = found[i];
+            const u32 slot = drawn_slots[i];
             const ChunkHead head = heads[slot >> shift];
             const u32 position = head.base + (slot & mask);
             const EpisodeView view = views[head.episode];
             out[i] = {slot, position, view.records, view.states};
             handles[i] = view.handle;
             positions[i] = position;
-            if (tell) drawn[i] = head.episode;
+            if (notify) drawn[i] = head.episode;
         }
-        if (tell) eviction.drawn(drawn_);
+        if (notify) eviction.drawn(drawn_);
         return windows;
     }
     // Takes windows back that have been copied, to use their memory again.
@@ -63,7 +63,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t AHEAD = 32;  // picks whose entry is asked for before it is used
+    static constexpr std::size_t AHEAD = 32;  // picks whose entry is prefetched
 
     std::vector<Window> take() {
         if (scratch_.empty()) return {};

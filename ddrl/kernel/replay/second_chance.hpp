@@ -32,7 +32,7 @@ public:
     std::size_t nbytes() const override { return flag_.nbytes(); }
     void save(Writer& out, bool whole) const override { out.value(pointer_), flag_.save(out, whole); }
     void load(Reader& in) override { pointer_ = in.value<u32>(), flag_.load(in); }
-    void mark_saved() override { flag_.forget(); }
+    void mark_saved() override { flag_.clear_written(); }
 
 private:
     void step(const Store& store) {

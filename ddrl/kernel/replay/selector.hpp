@@ -1,4 +1,4 @@
-// What a way of drawing picks must do: hear of every change of the pick table, and draw indices of it.
+// What a way of drawing picks must do: follow every change of the pick table, and draw indices of it.
 //
 // A call covers a batch (never one pick), so being virtual costs nothing. All calls come under the replay's lock. To
 // add a selector: derive from PickSelector in a header of its own and hand an object to Replay::add_selector
@@ -20,7 +20,7 @@ public:
     virtual void picks_added(u32 first, u32 count) = 0;
     // Picks moved, in this order, each from an index at the table's end into a hole.
     virtual void picks_moved(std::span<const Move> moves) = 0;
-    // The table now holds `size` picks; what stood behind is gone.
+    // The table now holds `size` picks; what stood behind was dropped.
     virtual void picks_dropped(u32 size) = 0;
     // New priorities, checked to be finite and at least 0. A selector without priorities ignores them.
     virtual void set_priority(std::span<const u32> index, std::span<const float> priority) = 0;

@@ -1,4 +1,4 @@
-// The selectors that new_pick_selector knows by name: the one list to extend when a selector is to be had from Python.
+// The selectors of new_pick_selector by name: a new one is added to this list.
 #pragma once
 
 #include <memory>

@@ -27,7 +27,7 @@ enum class SnapshotKind { COPY, WHOLE, INCREMENT };
 
 class Snapshot {
 public:
-    // Writes through sink.begin(all bytes) and sink.put(data, bytes); progress(done, total) is told the bytes of
+    // Writes through sink.begin(all bytes) and sink.put(data, bytes); progress(done, total) is called with the bytes of
     // records now and then.
     template <class Sink, class Progress>
     static void write(Replay& replay, const std::string& configuration, SnapshotKind kind, Sink& sink,
@@ -66,7 +66,7 @@ public:
         put_checked(sink, head.bytes());
         put_checked(sink, structure.bytes());
         Checksum sum;
-        u64 done = 0, told = 0;
+        u64 done = 0, reported = 0;
         for (const Part& part : parts) {
             each_run(store, part, [&](u32 column, std::size_t offset, std::size_t bytes) {
                 const byte* from = store.column(part.chunk, column) + offset;
@@ -74,7 +74,7 @@ public:
                 sink.put(from, bytes);
                 done += bytes;
             });
-            if (done - told >= PROGRESS_BYTES) progress(told = done, total);
+            if (done - reported >= PROGRESS_BYTES) progress(reported = done, total);
         }
         const u64 value = sum.value();
         sink.put(&value, sizeof value);
@@ -88,15 +88,15 @@ public:
     template <class Progress>
     static void read(Replay& replay, const std::string& configuration, std::span<const std::span<const byte>> sources,
                      Progress progress) {
-        u64 total = 0, done = 0, told = 0;
+        u64 total = 0, done = 0, reported = 0;
         for (const auto source : sources) total += 2 * source.size();
-        const auto tell = [&](u64 more) {
+        const auto report = [&](u64 more) {
             done += more;
-            if (done - told >= PROGRESS_BYTES) progress(told = done, total);
+            if (done - reported >= PROGRESS_BYTES) progress(reported = done, total);
         };
         std::vector<Opened> opened;
         for (const auto source : sources)
-            opened.push_back(open(source, configuration, opened.empty() ? 0 : opened.back().id, tell));
+            opened.push_back(open(source, configuration, opened.empty() ? 0 : opened.back().id, report));
 
         std::lock_guard lock(replay.mutex());
         replay.wait_for_readers();
@@ -113,7 +113,7 @@ public:
                     bytes += size;
                 });
                 records += bytes;
-                tell(bytes);
+                report(bytes);
             }
         }
         replay.mark_saved();
@@ -144,8 +144,8 @@ private:
         }
     };
 
-    template <class Tell>
-    static Opened open(std::span<const byte> source, const std::string& configuration, u64 parent, Tell tell) {
+    template <class Report>
+    static Opened open(std::span<const byte> source, const std::string& configuration, u64 parent, Report report) {
         Reader in(source.data(), source.size());
         if (in.left() < 12 || std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0)
             throw std::runtime_error("it is not a snapshot of a ddrl replay");
@@ -172,7 +172,7 @@ private:
         for (u64 done = 0; done < record_bytes; done += PROGRESS_BYTES) {
             const u64 part = std::min<u64>(PROGRESS_BYTES, record_bytes - done);
             sum.add(file.records + done, part);
-            tell(part);
+            report(part);
         }
         if (in.value<u64>() != sum.value()) throw std::runtime_error("its records are corrupt (wrong checksum)");
         return file;

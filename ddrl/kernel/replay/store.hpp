@@ -179,7 +179,7 @@ public:
     // states).
     template <class Visit>
     void each_new(bool whole, Visit visit) const {
-        const auto tell = [&](u32 chunk) {
+        const auto visit_chunk = [&](u32 chunk) {
             const Episode& episode = episodes_[heads_[chunk].episode];
             const u32 base = heads_[chunk].base, first = whole ? 0 : grown_[chunk].saved;
             visit(chunk, first, std::min(chunk_records(), episode.records - base),
@@ -187,11 +187,11 @@ public:
         };
         if (!whole) {
             for (const u32 chunk : growing_)
-                if (grown_[chunk].growing && in_use(chunk)) tell(chunk);
+                if (grown_[chunk].growing && in_use(chunk)) visit_chunk(chunk);
             return;
         }
         for (u32 i = oldest(); i != NONE; i = episodes_[i].newer)
-            for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) tell(chunk);
+            for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) visit_chunk(chunk);
     }
     // Everything there is counts as saved.
     void mark_saved() {
@@ -201,7 +201,7 @@ public:
             grown_[chunk].growing = 0;
         }
         growing_.clear();
-        heads_.forget();
+        heads_.clear_written();
         episodes_.mark_saved();
     }
 

@@ -1,7 +1,7 @@
 // Which episode each stream (one environment of one rollout) is in, and the recording of rows in which many streams
 // interleave.
 //
-// All calls come under the replay's lock, which appending may let go of for a moment: a stream is looked up again after
+// All calls come under the replay's lock, which appending may release for a moment: a stream is looked up again after
 // it.
 #pragma once
 

@@ -69,7 +69,7 @@ public:
 
     // The first `size` masses (or those written since mark_saved) for a snapshot; load returns their number.
     void save(Writer& out, u32 size, bool whole) const { leaves_.save(out, size, whole); }
-    void mark_saved() { leaves_.forget(); }
+    void mark_saved() { leaves_.clear_written(); }
     u32 load(Reader& in) {
         const u32 before = used_, count = static_cast<u32>(leaves_.load(in));
         if (count < before) fill(count, before - count, 0.0f);
@@ -84,7 +84,7 @@ public:
         repair();
         for (u32 i = 0; i < used_; ++i) {
             if (!(leaves_[i] >= 0.0f)) return "a mass is negative";
-            if (i >= size && leaves_[i] != 0.0f) return "a pick that is gone still has mass";
+            if (i >= size && leaves_[i] != 0.0f) return "a dropped pick still has mass";
         }
         for (std::size_t level = 0; level < sums_.size(); ++level)
             for (std::size_t node = 0; node < (used_ >> (4 * (level + 1))) + 1; ++node)
@@ -135,15 +135,15 @@ private:
         if (pending_.empty()) return;
         for (std::size_t level = 0; level < sums_.size(); ++level) {
             double* sums = sums_[level].data();
-            std::size_t kept = 0;
+            std::size_t groups = 0;
             for (const u32 group : pending_) {
                 if (level == 0)
                     marked_[group] = 0, sums[group] = sum(leaves_.data(), group);
                 else
                     sums[group] = sum(sums_[level - 1].data(), group);
-                if (!kept || pending_[kept - 1] != group / FAN) pending_[kept++] = group / FAN;
+                if (!groups || pending_[groups - 1] != group / FAN) pending_[groups++] = group / FAN;
             }
-            pending_.resize(kept);
+            pending_.resize(groups);
         }
         pending_.clear();
     }

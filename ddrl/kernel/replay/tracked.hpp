@@ -1,4 +1,4 @@
-// Arrays that know which of their blocks were written since the last snapshot, so that an incremental snapshot holds
+// Arrays that mark which of their blocks were written since the last snapshot, so that an incremental snapshot holds
 // those alone.
 //
 // Tracked<T>: a fixed array (memory.hpp) that never moves. TrackedVector<T>: one that grows.
@@ -62,7 +62,7 @@ public:
         return size;
     }
     // From here on, writes count as new.
-    void forget() { written_.clear(); }
+    void clear_written() { written_.clear(); }
 
 private:
     static constexpr std::size_t BLOCK = 256;
@@ -95,14 +95,14 @@ public:
     }
     void load(Reader& in) {
         const u64 size = in.value<u64>();
-        if (size > MOST) throw std::runtime_error("it is inconsistent");
+        if (size > MAX_ITEMS) throw std::runtime_error("it is inconsistent");
         resize(size);
         load_blocks(in, items_.data(), size);
     }
-    void forget() { std::fill(written_.begin(), written_.end(), u8{0}); }
+    void clear_written() { std::fill(written_.begin(), written_.end(), u8{0}); }
 
 private:
-    static constexpr std::size_t BLOCK = 32, MOST = std::size_t{1} << 32;
+    static constexpr std::size_t BLOCK = 32, MAX_ITEMS = std::size_t{1} << 32;
     std::vector<T> items_;
     std::vector<u8> written_ = std::vector<u8>(1);
 };

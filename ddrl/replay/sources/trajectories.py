@@ -7,6 +7,9 @@ and `cut` end one early; it is then shorter. Trajectories overlap in no step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +59,7 @@ class TrajectorySource:
         self._batch_size = config.learner.batch_size
         self._capacity = MIN_BATCHES * self._batch_size  # [trajectories]
         self._queue: deque[NDArray[Any]] = deque()  # each: its steps' rows and the row that holds the state after them
-        self._running: dict[int, list[NDArray[Any]]] = {}  # by stream
+        self._running: dict[int, NDArray[Any]] = {}  # by stream: the rows of its unfinished trajectory
         self._newest = 0
         self._dropped = 0
 
@@ -72,8 +75,13 @@ class TrajectorySource:
         if (kinds > RowKind.TRUNCATED).any():
             raise ValueError(f"a row of kind {kinds.max()} is no row of experience: it is torn or foreign")
         self._newest = max(self._newest, newest_version)
-        for row in rows.copy():
-            self._add(row)
+        order = np.argsort(rows["stream"], kind="stable")
+        streams, first = np.unique(rows["stream"][order], return_index=True)
+        finished: list[tuple[int, NDArray[Any]]] = []  # with the place of the row that finished it
+        for stream, places in zip(streams.tolist(), np.split(order, first)[1:], strict=True):
+            finished.extend(self._continue(stream, rows[places], places))
+        for _, trajectory in sorted(finished, key=itemgetter(0)):
+            self._enqueue(trajectory)
         return int((kinds == RowKind.STEP).sum())
 
     def ready(self) -> bool:
@@ -101,8 +109,10 @@ class TrajectorySource:
 
     def cut(self) -> None:
         """End all running trajectories; the state after the last step is unknown, so that step is not learned from."""
-        for stream in list(self._running):
-            self._end(stream, self._running[stream])
+        for _, rows in sorted(self._running.items()):
+            if len(rows) > 1:
+                self._enqueue(rows)
+        self._running.clear()
 
     def save(self, folder: Path) -> None:
         """Write the trajectories that wait."""
@@ -155,32 +165,35 @@ class TrajectorySource:
             "trajectories_dropped": self._dropped,
         }
 
-    def _add(self, row: NDArray[Any]) -> None:
-        stream = int(row["stream"])
-        running = self._running.get(stream, [])
-        if running and row["step"] != running[-1]["step"] + 1:
-            self._end(stream, running)
-            running = []
-        if row["kind"] != RowKind.STEP:
-            if running:
-                self._end(stream, [*running, row])
-            return
-        running.append(row)
-        self._running[stream] = running
-        if len(running) == self._length + 1:  # this row's state is the one after the trajectory
-            self._end(stream, running)
-            self._running[stream] = [row]
+    def _continue(self, stream: int, rows: NDArray[Any], places: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """The trajectories that further rows of one stream finish, each with the place of the row that did.
 
-    def _end(self, stream: int, rows: list[NDArray[Any]]) -> None:
+        A run is a sequence of rows without a gap in `step`, up to an end row. It is cut every `length` rows; a row at a
+        cut is the last of one trajectory, whose state comes after its steps, and the first of the next."""
+        if stream in self._running:
+            before = self._running.pop(stream)
+            rows = np.concatenate([before, rows])
+            places = np.concatenate([np.full(len(before), -1), places])
+        step, ends = rows["step"], rows["kind"] != RowKind.STEP
+        begins = np.flatnonzero((step[1:] != step[:-1] + 1) | ends[:-1]) + 1
+        for start, stop in pairwise([0, *begins.tolist(), len(rows)]):  # the runs
+            for first in range(start, stop - 1, self._length):
+                last = min(first + self._length, stop - 1)
+                if last == first + self._length or ends[last]:
+                    yield int(places[last]), rows[first : last + 1].copy()
+                elif stop < len(rows):  # the row after the gap finishes it
+                    yield int(places[stop]), rows[first : last + 1].copy()
+        if not ends[-1]:
+            start = int(begins[-1]) if len(begins) else 0
+            last = len(rows) - 1
+            self._running[stream] = rows[last - ((last - start) % self._length) :].copy()
+
+    def _enqueue(self, trajectory: NDArray[Any]) -> None:
         """Put a trajectory into the queue: its steps, and the row whose state comes after them."""
-        self._running.pop(stream, None)
-        if len(rows) < 2:
-            return
-        whole = np.array(rows, self._schema.dtype)
-        if self._too_old(whole):
+        if self._too_old(trajectory):
             self._dropped += 1
         else:
-            self._queue.append(whole)
+            self._queue.append(trajectory)
 
     def _too_old(self, rows: NDArray[Any]) -> bool:
         return self._max_lag is not None and int(rows["policy_version"][:-1].min()) + self._max_lag < self._newest
