@@ -9,6 +9,7 @@
     ├── ChannelError       a shared-memory segment, lane, mailbox or counters table
     ├── PlanError          a distribution plan that cannot be built or executed
     ├── MessageError       a message from outside that is not ours or malformed
+    ├── JobFailed          another process of the job has failed
     └── MissingExtraError  an optional dependency that is not installed
 
 A message names what is wrong, where it stands, and what to do, in one line: it is shown to the user as it is, without a
@@ -51,6 +52,11 @@ class PlanError(DdrlError):
 
 class MessageError(DdrlError):
     """A message from outside that is malformed or not ours."""
+
+
+class JobFailed(DdrlError):
+    """The job ended because one of its processes failed; the message is that process's own, empty where it is shown
+    already."""
 
 
 class MissingExtraError(DdrlError):
