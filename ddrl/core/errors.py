@@ -10,6 +10,7 @@
     ├── PlanError          a distribution plan that cannot be built or executed
     ├── PoolError          a device, a lease or a task of a pool
     ├── MessageError       a message from outside that is not ours or malformed
+    ├── JobFailed          another process of the job has failed
     └── MissingExtraError  an optional dependency that is not installed
 
 A message names what is wrong, where it stands, and what to do, in one line: it is shown to the user as it is, without a
@@ -56,6 +57,11 @@ class PoolError(DdrlError):
 
 class MessageError(DdrlError):
     """A message from outside that is malformed or not ours."""
+
+
+class JobFailed(DdrlError):
+    """The job ended because one of its processes failed; the message is that process's own, empty where it is shown
+    already."""
 
 
 class MissingExtraError(DdrlError):

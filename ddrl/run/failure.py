@@ -13,10 +13,6 @@ from ddrl.channels.segment import segment_name
 from ddrl.core.errors import ChannelError, DdrlError
 
 
-class JobFailed(DdrlError):
-    """The job ended because one of its processes failed; the message is that process's own."""
-
-
 def describe(error: BaseException, where: str) -> str:
     """What the user is shown: one line for an error of ours, the traceback for anything else."""
     if isinstance(error, DdrlError):

@@ -1,13 +1,9 @@
 """A relay's process from start to end: the acting model goes from the root to every host, then `distribution.relay`
 does its work.
 
-The only member that speaks MPI while the job runs. What fails on one relay is told to all of them (`Membership`)."""
+The only member that speaks MPI while the job runs. `Membership` reports the failure of one relay to all of them."""
 
 from __future__ import annotations
-
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import forbid_torch
@@ -15,44 +11,27 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RelayFailed, RootRelay, readers_needed
-from ddrl.run.failure import describe, read_failure, report_failure
+from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
+from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.topology import Topology
 from ddrl.telemetry import HostSampler
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-def relay_process(
-    comm: MPI.Comm, topology: Topology, mine: Assignment, join: Callable[[], HostChannels], where: str
-) -> int:
-    """Relay until the stop protocol has ended; the process's exit status. `join` gives this host's channels; `where`
-    names this process in messages."""
-    channels: HostChannels | None = None
-    try:
-        with Membership(comm, lambda error: describe(error, where)) as membership:
-            channels = join()
-            relay = _make_relay(membership, topology, mine, channels)
-            if relay is None:
-                return 1
-            forbid_torch()
-            sampler = HostSampler(channels.counters)
-            sampler.start()
-            try:
-                relay.run()
-            finally:
-                sampler.close()
-    except BaseException as error:
-        text = str(error) if isinstance(error, RelayFailed) else describe(error, where)
-        if channels is None:  # no board on which to report it
-            print(f"ddrl: {text}", file=sys.stderr, flush=True)
-            comm.Abort(1)
-        else:
-            report_failure(channels.board, topology.run_id, mine.host, text)
-        return 1
+def relay_process(membership: Membership, topology: Topology, mine: Assignment, channels: HostChannels) -> int:
+    """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
+    the membership; the process's exit status."""
+    relay = _make_relay(membership, topology, mine, channels)
+    if relay is not None:
+        forbid_torch()
+        sampler = HostSampler(channels.counters)
+        sampler.start()
+        try:
+            relay.run()
+        finally:
+            sampler.close()
+    membership.leave()
     channels.counters_row(mine)["ended"].set(1.0)
     channels.board.trainer_bell.ring()
     return 1 if channels.board.command == Command.FAIL else 0

@@ -18,13 +18,13 @@ import numpy as np
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.run.best_policy import BestPolicy
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
-from ddrl.run.failure import JobFailed, describe, read_failure
+from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.observers import Observers
 from ddrl.run.topology import Topology

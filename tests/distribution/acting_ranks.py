@@ -97,7 +97,7 @@ def main():
             vector = trainer.flat.numpy()  # the trainer's own, never in a mailbox
             found[published] = act(policy, observation, vector)
             values = trainer.values(observation)
-            best, error = np.sort(values, axis=1), np.abs(values - policy.values(observation, vector)).max()
+            best, error = np.sort(values, axis=1), np.abs(values - policy.act(observation, vector)["q"]).max()
             near_tie.append(bool((best[:, -1] - best[:, -2]).min() <= 2 * error))  # there rounding could decide
             argmax.append(values.argmax(1).tolist())
             host.mailbox.publish(vector, published)

@@ -14,10 +14,12 @@ from ddrl.core.errors import MessageError
 
 
 class State(msgspec.Struct, tag="state"):
-    """The root's board: the command and its values."""
+    """The root's board: the command and its values. `models`: how many the root has sent by the plan in force, once the
+    command is STOP or FAIL, after which it sends no more."""
 
     command: int
     values: list[float]
+    models: int
 
 
 class NewPlan(msgspec.Struct, tag="plan"):

@@ -53,6 +53,7 @@ class HostRelay(Relay):
         codec = make_codec(config, local.layout)
         self.models = self.receiver = ModelReceiver(membership, self._inbox, config, codec, local.in_use, trace)
         self._root_knows_failure = self._sent_finished = False
+        self._last_models: int | None = None  # that the root sends, once it has said so
         self._stopped_at = 0.0
 
     def _handle(self, rank: int, message: Message) -> None:
@@ -69,7 +70,8 @@ class HostRelay(Relay):
         self._board.values[: len(state.values)] = state.values
         if self._board.command not in (Command(state.command), Command.FAIL):
             self._board.command = Command(state.command)
-        self._stopping = self._stopping or state.command >= Command.STOP
+        if state.command >= Command.STOP:
+            self._stopping, self._last_models = True, state.models
         self._root_knows_failure = self._root_knows_failure or state.command == Command.FAIL
         self.receiver.stopping = self._stopping
 
@@ -90,7 +92,7 @@ class HostRelay(Relay):
             self._post.send(0, MemberFailed(text[-MAX_TEXT:]))
 
     def _finish_up(self) -> None:
-        if not self._stopping or self._sent_finished:
+        if not self._stopping or self._sent_finished or self._last_models is None:
             return
         self._stopped_at = self._stopped_at or time.monotonic()
         if not self._root_knows_failure:
@@ -101,7 +103,9 @@ class HostRelay(Relay):
         if self._blocks is not None and not self._blocks.idle:
             return
         if self._tables is not None:
-            self._count()  # the last table is exact
+            if not self.receiver.ended(self._last_models):
+                return
+            self._count()  # the last table is exact: nothing more is received or passed on
             if not self._tables.finish():
                 return
         self._sent_finished = True

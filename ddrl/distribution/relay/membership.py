@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.distribution.relay.control import MAX_TEXT, Failed, Message
 from ddrl.distribution.relay.post import Post
 from ddrl.distribution.transport.requests import Exchange, Part, withdraw
@@ -24,7 +24,7 @@ TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK, TAG_EXCHANGE = 1, 2, 3, 4, 5
 LOOK_PERIOD = 0.01  # s, between looks at the post while others are waited for
 
 
-class RelayFailed(DdrlError):
+class RelayFailed(JobFailed):
     """Another relay has failed; the text is its own."""
 
 

@@ -30,6 +30,7 @@ class ModelReceiver(Models):
         super().__init__(membership, inbox, config, codec, trace)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self.stopping = False  # rollouts take no more versions
+        self._confirmed = 0  # models, by the plan in force
         self._in_use = in_use
         self._unconfirmed: deque[Report] = deque()
 
@@ -38,6 +39,10 @@ class ModelReceiver(Models):
         """See Models."""
         return self.executor is None or self.executor.idle
 
+    def ended(self, models: int) -> bool:
+        """Whether so many models of the plan in force have ended here: received, confirmed and passed on."""
+        return self._confirmed >= models and self.resting
+
     def adopt(self, plan: NewPlan) -> None:
         """Build the root's plan here, with receives posted."""
         if plan.nbytes != self.mailbox.nbytes:
@@ -45,7 +50,7 @@ class ModelReceiver(Models):
                 f"relay {self._membership.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root "
                 f"sends {plan.nbytes}: all hosts must use the same network"
             )
-        self._epoch = plan.epoch
+        self._epoch, self._confirmed = plan.epoch, 0
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)
         self._post.send(0, Ready(plan.epoch))
 
@@ -73,6 +78,7 @@ class ModelReceiver(Models):
             ):
                 break
             self._unconfirmed.popleft()
+            self._confirmed += 1
             self._post.send(0, Confirm(self._epoch, report.sequence, report.version, report.problem, report.seconds))
             moved = True
         return moved

@@ -124,7 +124,7 @@ class RootRelay(Relay):
         state = (command, values.tobytes())
         if state != self._state:
             self._state = state
-            self._post.send_all(State(command, values.tolist()))
+            self._post.send_all(State(command, values.tolist(), self.sender.started))
         wish = self._board.wish.read(self._wishes_read)
         if wish is not None:
             self._wishes_read = wish[0]

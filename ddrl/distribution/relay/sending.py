@@ -62,6 +62,11 @@ class ModelSender(Models):
         return not self._open and self.executor is not None and self.executor.idle
 
     @property
+    def started(self) -> int:
+        """Models sent by the plan in force."""
+        return 0 if self.executor is None else self.executor.next_sequence
+
+    @property
     def resting(self) -> bool:
         """See Models."""
         return self.executor is None or self.settled

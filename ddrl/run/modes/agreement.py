@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddrl.channels.segment import unlink_run
+from ddrl.core.errors import JobFailed
 from ddrl.distribution.transport.waits import wait
-from ddrl.run.failure import JobFailed, describe
+from ddrl.run.failure import describe
 from ddrl.run.messages import LONGEST, SHARE, barrier
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ class Agreement:
 
 
 @contextlib.contextmanager
-def abort_on_error(world: MPI.Intracomm) -> Generator[None]:
-    """End the whole job where this rank fails before the others could hear of it in any other way."""
+def abort_on_error(world: MPI.Intracomm, run_id: str = "") -> Generator[None]:
+    """Abort the whole job where this rank fails while no message can reach the others. Channels that the run already
+    has on this machine are removed."""
     try:
         yield
     except BaseException as error:
         print(f"ddrl: {describe(error, f'rank {world.Get_rank()}')}", file=sys.stderr, flush=True)
+        if run_id:
+            unlink_run(run_id)
         world.Abort(1)
 
 

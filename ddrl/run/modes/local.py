@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
+from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import JobFailed
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation

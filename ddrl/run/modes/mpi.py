@@ -6,6 +6,7 @@ modules of their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
+from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.failure import JobFailed, describe, report_failure
+from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.messages import broadcast, host_names
 from ddrl.run.modes.agreement import Agreement, abort_on_error, part
@@ -24,6 +26,7 @@ from ddrl.run.topology import Topology
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ddrl.distribution.relay import Membership
     from ddrl.run.directory import RunDirectory
     from ddrl.run.preparation import Preparation
 
@@ -86,9 +89,14 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     try:
         Agreement(world, trouble).wait()
         assert topology is not None
-        status = _play(world, topology, topology.ranks[world.Get_rank()], channels)
-    except JobFailed:
-        pass  # said by the lowest rank that failed
+        with abort_on_error(world, topology.run_id):  # other relays are inside collective calls that nothing interrupts
+            membership = _join_relays(world, topology)
+        with membership or contextlib.nullcontext():
+            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership)
+    except JobFailed as error:
+        _report(world, topology, str(error))
+    except BaseException as error:
+        _report(world, topology, describe(error, f"rank {world.Get_rank()}"))
     finally:
         part(world)
         if channels is not None:
@@ -98,22 +106,33 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     return status
 
 
-def _play(world: MPI.Intracomm, topology: Topology, mine: Assignment, channels: HostChannels | None) -> int:
-    if mine.role is Role.RELAY:
-        from ddrl.run.relay import relay_process
+def _report(world: MPI.Intracomm, topology: Topology | None, text: str) -> None:
+    """Put a failure on this host's board. Where the ranks could not agree, `text` is empty: the lowest rank that failed
+    has printed its own."""
+    if topology is not None and text:
+        host = topology.ranks[world.Get_rank()].host
+        report_failure(Board.attach(board_name(topology.run_id, host)), topology.run_id, host, text)
 
-        relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
-        comm = world.Create_group(world.Get_group().Incl(relays))
 
-        def join() -> HostChannels:
-            return channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
+def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
+    """A relay joins the other ones; None for any other rank."""
+    mine = topology.ranks[world.Get_rank()]
+    if mine.role is not Role.RELAY:
+        return None
+    from ddrl.distribution.relay import Membership
 
-        return relay_process(comm, topology, mine, join, f"rank {mine.rank} (relay of host {mine.host})")
-    try:
+    relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
+    comm = world.Create_group(world.Get_group().Incl(relays))
+    return Membership(comm, lambda error: describe(error, f"rank {mine.rank} (relay of host {mine.host})"))
+
+
+def _play(topology: Topology, mine: Assignment, channels: HostChannels | None, membership: Membership | None) -> int:
+    """The role of a rank, once every host's channels stand; its exit status."""
+    if membership is None:
         from ddrl.run.members import member_process
 
         return member_process(topology.run_id, mine.host, mine.rank)
-    except BaseException as error:
-        board = Board.attach(board_name(topology.run_id, mine.host))
-        report_failure(board, topology.run_id, mine.host, describe(error, f"rank {mine.rank}"))
-        return 1
+    from ddrl.run.relay import relay_process
+
+    channels = channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
+    return relay_process(membership, topology, mine, channels)

@@ -11,7 +11,8 @@ import numpy as np
 from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
-from ddrl.run.failure import JobFailed, read_failure
+from ddrl.core.errors import JobFailed
+from ddrl.run.failure import read_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.modes.agreement import Agreement, part
