@@ -86,6 +86,10 @@ def scheme(run: Path, config: Config) -> None:
 
 def codec(run: Path, config: Config) -> None:
     assert config.cluster.codec == "deflate:Deflate"
+    assert figure(run, "checksum_failures") == 0
+    with Run(run) as opened:
+        latest = opened.latest()
+    assert (latest.column("policy_version")[latest.column("host") == 1] > 0).all(), "a host acts without a model"
 
 
 def env(run: Path, config: Config) -> None:
