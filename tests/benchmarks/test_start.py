@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.run.launch import ROOT
+from tests.sources import ROOT
 
 pytest.importorskip("torch", reason="needs the extra [train]")
 PROGRAMS = sorted(

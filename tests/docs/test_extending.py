@@ -16,7 +16,9 @@ from ddrl.core.config import Config
 from ddrl.core.settings import config_from_toml
 from ddrl.telemetry import Run
 from tests.docs.pages import Section, sections
-from tests.run.launch import MPI_ENVIRONMENT, ROOT
+from tests.run.launch import MPI_ENVIRONMENT
+from tests.sources import ROOT
+from tests.sources import environment as sources_first
 
 SHARED, *REST = sections(ROOT / "docs" / "extending.md")
 SECTIONS = {section.title: section for section in REST}
@@ -25,7 +27,7 @@ SECTIONS = {section.title: section for section in REST}
 def environment(folder: Path) -> dict[str, str]:
     """A shell in `folder` whose `python` is this one and imports the sources."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, **MPI_ENVIRONMENT, "PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    return sources_first(folder, **MPI_ENVIRONMENT, PATH=path)
 
 
 def follow(section: Section, folder: Path) -> Path:

@@ -15,7 +15,8 @@ from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome, Reason
-from tests.run.launch import ROOT, TINY
+from tests.run.launch import TINY
+from tests.sources import ROOT
 
 PACKAGE = ROOT / "ddrl"
 MAP = (ROOT / "docs" / "architecture.md").read_text().partition("## The map")[2]

@@ -12,7 +12,7 @@ import pytest
 from ddrl.core.settings import load_config
 from ddrl.run.cli import tasks
 from tests.docs.test_extending import environment
-from tests.run.launch import ROOT
+from tests.sources import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
