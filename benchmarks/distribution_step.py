@@ -82,7 +82,7 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
     all hosts."""
     import torch
 
-    from benchmarks.learner import IMAGE, VECTOR, random_batch
+    from benchmarks.learning.learner import IMAGE, VECTOR, random_batch
     from ddrl.distribution.relay import readers_needed, slots_needed
     from ddrl.learner import Learner
 

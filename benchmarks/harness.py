@@ -82,9 +82,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def module() -> str:
+    """The module that this process was started with, as `python -m` takes it."""
+    spec = sys.modules["__main__"].__spec__
+    assert spec is not None, "start a benchmark as a module: python -m benchmarks.FOLDER.NAME"
+    return spec.name.removesuffix(".__main__")
+
+
 def arguments(name: str, description: str) -> argparse.ArgumentParser:
     """The parser every benchmark starts from: --short and --json."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser = argparse.ArgumentParser(prog=f"python -m {module()}", description=description)
     parser.add_argument("--short", action="store_true", help="a smaller form that ends in about a minute")
     parser.add_argument(
         "--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE", help="where the figures go (%(default)s)"
@@ -107,11 +114,9 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:
     """Write the figures with the command and the machine that made them."""
-    words = [
-        "PYTHON_OF_THE_PEER" if before == "--peer-python" else word for before, word in itertools.pairwise(sys.argv)
-    ]
+    words = [_without_paths(before, word) for before, word in itertools.pairwise(sys.argv)]
     document = {
-        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
+        "command": " ".join(["python -m", module(), *words]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         **figures,
@@ -119,3 +124,10 @@ def save(path: Path, figures: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, default=lambda value: asdict(value)) + "\n")
     print(f"saved {path}")
+
+
+def _without_paths(option: str, word: str) -> str:
+    """A word of the command line; interpreters of peers stand where this machine has them."""
+    if option.endswith("-python"):
+        return "PYTHON_OF_THE_PEER"
+    return f"{word.partition('=')[0]}=PYTHON_OF_THE_PEER" if option == "--peer" else word

@@ -1,7 +1,7 @@
 """The DDQN's network in plain numpy: one network for each node, any number of nodes.
 
 Nodes are encoded alone, their codes are pooled (mean and maximum, with the cluster's own features), and each node's
-values follow from its code and the pool; so do the values of K. Inference only; benchmarks/microbatch_train.py holds
+values follow from its code and the pool; so do the values of K. Inference only; benchmarks/microbatch/train.py holds
 the same network in torch. The file is safetensors: its metadata says the form, what was hidden, and what made it."""
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 
 import torch
 
-from benchmarks import microbatch_train as training
+from benchmarks.microbatch import train as training
 from ddrl.balance.affine_filter import FilterSettings
 from ddrl.balance.kinds import make_scenario
 from ddrl.balance.node_state import CONTEXT_FEATURES, FORMS, NODE_FEATURES, NodeState

@@ -20,8 +20,8 @@ pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 import zmq
 
 import ddrl
-from benchmarks.fake_cluster import FakeCluster
-from benchmarks.telemetry import fill
+from benchmarks.telemetry.fake_cluster import FakeCluster
+from benchmarks.telemetry.recorder import fill
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import ControlServer, Recorder

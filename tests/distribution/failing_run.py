@@ -7,15 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-import ddrl
 import ddrl.run.relay as run_relay
 from ddrl.distribution.relay.core import Relay
 from ddrl.distribution.relay.membership import Membership
 from ddrl.distribution.relay.models import Models
 from ddrl.distribution.transport import links, processor
 from ddrl.distribution.transport.executor import Executor
+from tests.sources import check_sources
 
-REPOSITORY = Path(__file__).parents[2]
 MESSAGES_BEFORE = 30  # that an executor has received when it fails: versions are under way then
 # of each place: its owner, its name there, and the relay's rank and whether it is time, from the first argument
 PLACES = {
@@ -49,7 +48,7 @@ def inject(where, host, moment):
 
 
 if __name__ == "__main__":
-    assert Path(ddrl.__file__).parents[1] == REPOSITORY, f"{ddrl.__file__} is not the code under test"
+    check_sources()
     inject(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
     from ddrl.run.__main__ import main
 

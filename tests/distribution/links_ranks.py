@@ -8,6 +8,9 @@ from dataclasses import asdict
 from mpi4py import MPI
 
 from ddrl.distribution.transport.links import measure_links
+from tests.sources import check_sources
+
+check_sources()
 
 WORLD = MPI.COMM_WORLD
 

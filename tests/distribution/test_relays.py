@@ -1,7 +1,6 @@
 """Relays under mpirun: models arrive whole, rows arrive once, everything ends."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import reduce
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddrl.distribution.plans.plan import HEADER_BYTES
+from tests.sources import environment
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -36,7 +36,7 @@ def run(ranks, *arguments, timeout=60, program="ranks.py"):
         text=True,
         timeout=timeout,
         check=False,
-        env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"},
+        env=environment(**allowed, OMPI_MCA_btl="self,sm,tcp", OMPI_MCA_btl_tcp_if_include="lo"),
     )
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.messages import Evaluation as Judged

@@ -7,6 +7,9 @@ import time
 from mpi4py import MPI
 
 from ddrl.run.messages import Barrier, BarrierError, barrier
+from tests.sources import check_sources
+
+check_sources()
 
 WORLD = MPI.COMM_WORLD
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.sources import environment
+
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -44,7 +44,13 @@ TINY = settings(
 
 def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[str]:
     """`python -m ddrl.run ARGUMENTS`."""
-    return subprocess.run([sys.executable, "-m", "ddrl.run", *arguments], capture_output=True, text=True, timeout=limit)
+    return subprocess.run(
+        [sys.executable, "-m", "ddrl.run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env=environment(),
+    )
 
 
 def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.CompletedProcess[str]:
@@ -54,7 +60,7 @@ def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.Comp
         capture_output=True,
         text=True,
         timeout=limit,
-        env={**os.environ, **MPI_ENVIRONMENT},
+        env=environment(**MPI_ENVIRONMENT),
     )
 
 
@@ -64,7 +70,7 @@ def start_mpirun(ranks: int, *arguments: str) -> subprocess.Popen[bytes]:
         mpirun_command(ranks, *arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **MPI_ENVIRONMENT},
+        env=environment(**MPI_ENVIRONMENT),
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.launch import MPI_ENVIRONMENT, ROOT, TINY, mpirun_command, segments_of
+from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of
+from tests.sources import environment
 
 RANKS, RELAYS = 9, 3
 TRAINER, ROOT_RELAY, EVALUATOR, RELAY, ROLLOUT = 0, 1, 2, 3, 4  # one rank of each role
@@ -93,12 +94,9 @@ def fails_in_order(rank: int, function: str, count: int, tmp_path: Path) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={
-            **os.environ,
-            **MPI_ENVIRONMENT,
-            "DDRL_TEST_FAULT": f"{rank}:{function}:{count}",
-            "PYTHONPATH": f"{Path(__file__).parent / 'faults'}:{ROOT}",
-        },
+        env=environment(
+            Path(__file__).parent / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=f"{rank}:{function}:{count}"
+        ),
     )
     try:
         out, _ = process.communicate(timeout=60.0)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from benchmarks.ranks import Loops
+from benchmarks.run.ranks import Loops
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, mpirun, start_mpirun, summary
 

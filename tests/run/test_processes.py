@@ -12,6 +12,7 @@ import pytest
 
 from ddrl.distribution.plans.plan import HEADER_BYTES
 from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, start_mpirun, summary
+from tests.sources import environment
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
 
@@ -124,6 +125,7 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=environment(),
     )
     wait_for_updates(run)
     process.send_signal(number)
@@ -144,6 +146,7 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
         [sys.executable, "-m", "ddrl.run", *TINY, "--set", "run.max_env_steps=100000000", "--set", f"run.dir={run}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env=environment(),
     )
     wait_for_updates(run)
     assert segments_of(tmp_path / "run")

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Metric, run_metrics

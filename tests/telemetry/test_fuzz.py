@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.telemetry import Evaluation, Event, Record, Run
 from ddrl.telemetry.control import TOPIC, Request, read_request

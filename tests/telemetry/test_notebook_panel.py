@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.settings import config_to_toml

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS

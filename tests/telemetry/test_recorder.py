@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zmq
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.messages import Evaluation as Judged

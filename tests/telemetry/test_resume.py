@@ -5,7 +5,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.messages import Evaluation as Judged

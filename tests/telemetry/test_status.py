@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from benchmarks.fake_cluster import FakeCluster
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
 from ddrl.telemetry.record import Snapshot
 from tests.telemetry.feeding import CONFIG, Feed

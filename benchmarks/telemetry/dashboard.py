@@ -20,16 +20,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.fake_cluster import FakeCluster
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.telemetry import fill
-from benchmarks.viewer import Viewer
+from benchmarks.telemetry.fake_cluster import FakeCluster
+from benchmarks.telemetry.recorder import fill
+from benchmarks.telemetry.viewer import Viewer
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if missing_browser():
-        raise SystemExit(f"benchmarks.dashboard {missing_browser()}")
+        raise SystemExit(f"benchmarks.telemetry.dashboard {missing_browser()}")
     kept = json.loads(options.json.read_text()) if options.json.exists() and set(options.parts) != set(PARTS) else {}
     figures = {part: kept[part] for part in PARTS if part in kept}
     port = free_port()

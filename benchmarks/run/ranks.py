@@ -30,7 +30,7 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run
 
-LAUNCHER = Path(__file__).parent.parent / "mpi_launch" / "local"
+LAUNCHER = Path(__file__).parents[2] / "mpi_launch" / "local"
 TRAINER, ROLLOUT = (float(list(Role).index(role)) for role in (Role.TRAINER, Role.ROLLOUT))
 LOOK = 0.02  # s between looks at the counters
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
-from benchmarks.solving import run_ddrl
+from benchmarks.learning.solving import run_ddrl
 
 TARGET = 475
 # what 20 greedy episodes and 100 confirming ones must reach for ddrl to stop, so that 100 others confirm TARGET
 STOP_AT = 490
-PEER = Path(__file__).parent / "peers" / "sb3_dqn.py"
+PEER = Path(__file__).parents[1] / "peers" / "sb3_dqn.py"
 
 
 def run_peer(python: str, seed: int) -> dict[str, Any]:

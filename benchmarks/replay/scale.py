@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, print_table, ratios
-from benchmarks.replay_limit import Limit
-from benchmarks.replay_timing import ACTION, MICROSECONDS, Cases, adders, alternate, fill, timed
+from benchmarks.replay.limit import Limit
+from benchmarks.replay.timing import ACTION, MICROSECONDS, Cases, adders, alternate, fill, timed
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.solving import run_ddrl
+from benchmarks.learning.solving import run_ddrl
 
 FRAME_SKIP = 4  # frames per environment step
 SMALL = [

@@ -28,7 +28,7 @@ class Peer:
 
     def __init__(self, name: str, python: str) -> None:
         self.name = name
-        root = Path(__file__).parents[1]
+        root = Path(__file__).parents[2]
         self._process = subprocess.Popen(
             [python, "-W", "ignore", str(root / "benchmarks" / "peers" / "replay_buffers.py"), name],
             cwd=root,

@@ -1,7 +1,7 @@
 """How fast a rollout is: its whole loop (explore, act, step, record, count) against a bare Gymnasium vector loop with
 the same policy.
 
-    python -m benchmarks.rollout [--short] [--json FILE]
+    python -m benchmarks.run.rollout [--short] [--json FILE]
 
 A rollout and a bare loop alternate in one process. The bare loop is the fastest that Gymnasium offers: its own vector
 form of CartPole, SyncVectorEnv for LunarLander, AtariPreprocessing and FrameStackObservation in a SyncVectorEnv for

@@ -182,7 +182,7 @@ def pareto(clusters: int, iterations: int, agent: Path) -> dict[str, Any]:
 
 def train_agents(updates: int) -> list[dict[str, Any]]:
     """Train every agent that has no file yet, and ship the first seed's."""
-    from benchmarks.microbatch_train import train
+    from benchmarks.microbatch.train import train
 
     done = []
     for variant, seed in [*(("regimes", seed) for seed in SEEDS), ("steps", 0), ("no_gradients", 0)]:

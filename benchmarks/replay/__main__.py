@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, save
-from benchmarks.replay_cases import atari, grid, rows
-from benchmarks.replay_scale import file_tier, record, size_curve, snapshots, trainer
-from benchmarks.replay_timing import Peer
+from benchmarks.replay.cases import atari, grid, rows
+from benchmarks.replay.scale import file_tier, record, size_curve, snapshots, trainer
+from benchmarks.replay.timing import Peer
 
 WITH_PEERS = {"grid": grid, "rows": rows, "atari": atari}
 ALONE = {"size": size_curve, "record": record, "file": file_tier, "save": snapshots, "trainer": trainer}
@@ -41,13 +41,10 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw what the JSON holds, and measure nothing")
     options = parser.parse_args()
     if options.picture:
-        from benchmarks.replay_picture import draw
+        from benchmarks.replay.picture import draw
 
         return draw(json.loads(options.json.read_text()), options.picture)
     peers = [Peer(*text.split("=", 1)) for text in options.peer]
-    sys.argv[1:] = [
-        word.split("=")[0] + "=PYTHON_OF_THE_PEER" if word in options.peer else word for word in sys.argv[1:]
-    ]
     figures: dict[str, Any] = {}
     if options.part and options.json.exists():  # parts run apart stand beside each other
         figures = {

@@ -4,7 +4,7 @@ episodes."""
 from __future__ import annotations
 
 from benchmarks.harness import Timing, arguments, print_table, save
-from benchmarks.solving import run_ddrl
+from benchmarks.learning.solving import run_ddrl
 
 SOLVED = 200.0
 TARGET = 230.0  # what an evaluation of 20 episodes must reach, so that 100 others confirm 200

@@ -1,4 +1,4 @@
-"""The C++ limit of replay (replay_limit.cpp), built on first use into build/ with the machine's own compiler and
+"""The C++ limit of replay (limit.cpp), built on first use into build/ with the machine's own compiler and
 instructions."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-SOURCE = Path(__file__).with_name("replay_limit.cpp")
+SOURCE = Path(__file__).with_name("limit.cpp")
 AHEAD = 16  # records whose memory is asked for before it is used
 DISTINCT = (
     1 << 20
@@ -17,7 +17,7 @@ DISTINCT = (
 
 
 def _build() -> ctypes.CDLL:
-    library = SOURCE.parent.parent / "build" / "replay_limit.so"
+    library = SOURCE.parents[2] / "build" / "replay_limit.so"
     if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
         library.parent.mkdir(exist_ok=True)
         subprocess.run(

@@ -25,7 +25,7 @@ from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
 from ddrl.learner.passes import AutogradPasses
 
-PEER = Path(__file__).parent / "peers" / "sb3_update.py"
+PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
 VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
 IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
 
@@ -201,7 +201,8 @@ def measure_start(rounds: int) -> dict[str, Any]:
         "import torch": "import torch",
         "import ddrl.learner.learner": "import ddrl.learner; ddrl.learner.Learner",
         "... and network, export, first update": (
-            "from benchmarks.learner import *; from ddrl.core.config import Config; from ddrl.learner import Learner; "
+            "from benchmarks.learning.learner import *; from ddrl.core.config import Config; "
+            "from ddrl.learner import Learner; "
             "learner = Learner.of(Config(), VECTOR); learner.acting_model(); learner.update(random_batch(VECTOR, 128))"
         ),
     }

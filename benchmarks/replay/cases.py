@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import interleave, print_table, ratios
-from benchmarks.replay_limit import Limit
-from benchmarks.replay_plain import ListReplay, RingReplay
-from benchmarks.replay_timing import ACTION, Cases, Peer, adders, alternate, fill, learning, show, summarize
+from benchmarks.replay.limit import Limit
+from benchmarks.replay.plain import ListReplay, RingReplay
+from benchmarks.replay.timing import ACTION, Cases, Peer, adders, alternate, fill, learning, show, summarize
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 

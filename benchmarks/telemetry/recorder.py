@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fake_cluster import FakeCluster
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.channels.counters import Counters
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder, Run

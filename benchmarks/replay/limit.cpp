@@ -1,5 +1,5 @@
 // The physical limit of replay: loops that do nothing but the random reads and copies, with indices known beforehand,
-// contiguous columns, and outputs used again. Built with -O3 -march=native by benchmarks.replay_limit, apart from ddrl.
+// contiguous columns, and outputs used again. Built with -O3 -march=native by benchmarks.replay.limit, apart from ddrl.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

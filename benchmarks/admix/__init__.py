@@ -1,0 +1,1 @@
+"""Ad mixing on generated days: `python -m benchmarks.admix`."""

@@ -1,0 +1,1 @@
+"""A pool of devices on traces: `python -m benchmarks.pool`."""

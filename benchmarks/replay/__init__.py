@@ -1,0 +1,1 @@
+"""Replay buffers beside the bare copies and other libraries: `python -m benchmarks.replay`."""

@@ -1,0 +1,1 @@
+"""What a run consists of: rollouts, channels, hundreds of ranks."""

@@ -1,0 +1,50 @@
+"""Every benchmark can be started, and the pages name those that there are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.sources import ROOT
+
+pytest.importorskip("torch", reason="needs the extra [train]")
+PROGRAMS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in (ROOT / "benchmarks").rglob("*.py")
+    if "peers" not in path.parts and re.search(r"\barguments\(|ArgumentParser\(", path.read_text())
+    if path.name != "harness.py"
+)
+START = """
+import runpy, sys
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert end.code in (0, None), name
+    else:
+        raise AssertionError(f"{name} went on")
+"""
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def test_every_benchmark_starts_with_help() -> None:
+    assert len(PROGRAMS) > 15
+    done = subprocess.run(
+        [sys.executable, "-c", START, *PROGRAMS], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^usage: python -m (\S+)", done.stdout, re.MULTILINE) == PROGRAMS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_benchmarks_and_results_that_exist(page) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"python -m (benchmarks[\w.]+)", text)) - {"benchmarks.FOLDER.NAME"}
+    assert named <= set(PROGRAMS)
+    for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link

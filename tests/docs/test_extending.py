@@ -1,0 +1,159 @@
+"""docs/extending.md: each file and each command as it stands there, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.core.config import Config
+from ddrl.core.settings import config_from_toml
+from ddrl.telemetry import Run
+from tests.docs.pages import Section, sections
+from tests.run.launch import MPI_ENVIRONMENT
+from tests.sources import ROOT
+from tests.sources import environment as sources_first
+
+SHARED, *REST = sections(ROOT / "docs" / "extending.md")
+SECTIONS = {section.title: section for section in REST}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A shell in `folder` whose `python` is this one and imports the sources."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return sources_first(folder, **MPI_ENVIRONMENT, PATH=path)
+
+
+def follow(section: Section, folder: Path) -> Path:
+    """Write the files, run the command; the run directory."""
+    SHARED.write(folder)
+    section.write(folder)
+    (command,) = section.commands
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def figure(run: Path, name: str) -> float:
+    """The last value of a series."""
+    with Run(run) as opened:
+        values = opened.series()[name]
+    return float(values[~np.isnan(values)][-1])
+
+
+def algorithm(run: Path, config: Config) -> None:
+    assert config.learner.algorithm == "munchausen:Munchausen"
+    assert config.tables["learner.munchausen"] == {"scale": 0.5}
+    assert figure(run, "log_policy") < 0
+
+
+def column(run: Path, config: Config) -> None:
+    assert config.env.id == "careful:Cart"
+    assert figure(run, "distance") > 0
+
+
+def chooser(run: Path, config: Config) -> None:
+    assert config.rollout.chooser == "boltzmann:Boltzmann"
+
+
+def selector(run: Path, config: Config) -> None:
+    assert config.replay.selector == "tournament:Tournament"
+
+
+def eviction(run: Path, config: Config) -> None:
+    assert config.replay.eviction == "lottery:Lottery"
+    assert figure(run, "rows_recorded") > config.replay.capacity >= figure(run, "replay_size")
+
+
+def scheme(run: Path, config: Config) -> None:
+    assert config.cluster.scheme == "hops:Hops"
+    with Run(run) as opened:
+        assert "hops" in opened.events(kinds=["plan"])["text"][-1]
+        assert np.nanmax(opened.latest().column("host")) == 2
+
+
+def codec(run: Path, config: Config) -> None:
+    assert config.cluster.codec == "deflate:Deflate"
+    assert figure(run, "checksum_failures") == 0
+    with Run(run) as opened:
+        latest = opened.latest()
+    assert (latest.column("policy_version")[latest.column("host") == 1] > 0).all(), "a host acts without a model"
+
+
+def env(run: Path, config: Config) -> None:
+    assert config.env.kwargs == {"length": 7}
+    assert 0 <= figure(run, "return_mean") <= 1
+
+
+PROOFS: dict[str, Callable[[Path, Config], None]] = {
+    "An algorithm": algorithm,
+    "A column": column,
+    "A chooser": chooser,
+    "A selector": selector,
+    "An eviction": eviction,
+    "A scheme": scheme,
+    "A codec": codec,
+    "An environment": env,
+}
+
+
+def test_every_section_is_run() -> None:
+    assert set(SECTIONS) == {*PROOFS, "A dashboard page"}
+
+
+@pytest.mark.parametrize("title", PROOFS)
+def test_a_section_runs_as_it_stands(title: str, tmp_path: Path) -> None:
+    if title in ("A scheme", "A codec"):
+        pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    run = follow(SECTIONS[title], tmp_path)
+    config = config_from_toml((run / "config.toml").read_text(), "the run")
+    PROOFS[title](run, config)
+    with Run(run) as opened:
+        assert opened.status.state == "ended"
+    assert figure(run, "updates") > 0
+
+
+DRAW = """
+import sys
+from streamlit.testing.v1 import AppTest
+app, runs, page, key = sys.argv[1:]
+sys.argv = [app, runs]
+test = AppTest.from_file(app, default_timeout=120)
+test.session_state["wanted page"] = page
+test.run()
+assert not test.exception, test.exception
+assert not test.warning, test.warning
+assert f"key={key!r}" in str(test.main), test.main  # of the chart that the page alone draws
+"""
+
+
+def test_a_dashboard_page_is_found_by_its_name_and_draws(tmp_path: Path) -> None:
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    run = follow(SECTIONS["An environment"], tmp_path)
+    shutil.copytree(ROOT / "dashboard", tmp_path / "dashboard", ignore=shutil.ignore_patterns("__pycache__"))
+    SECTIONS["A dashboard page"].write(tmp_path)
+    app = tmp_path / "dashboard" / "app.py"
+    (page,) = SECTIONS["A dashboard page"].files
+    done = subprocess.run(
+        [sys.executable, "-c", DRAW, str(app), str(run.parent), Path(page).stem.partition("_")[2], "norm"],
+        cwd=tmp_path / "dashboard",
+        env=environment(tmp_path / "dashboard"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
