@@ -26,14 +26,17 @@ def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp
     assert "belongs to c51" in other.stderr
 
 
-def test_an_algorithm_of_the_users_own_brings_columns_figures_and_a_chooser(tmp_path: Path) -> None:
-    """Rollouts of a local run refuse to act once torch is loaded: that they end well shows that it is not."""
+@pytest.mark.parametrize("mode", ["local", "mpirun"])
+def test_an_algorithm_of_the_users_own_brings_columns_figures_and_a_chooser(mode: str, tmp_path: Path) -> None:
+    """Rollouts refuse to act once torch is loaded: that they end well shows that it is not. Under mpirun the columns
+    travel through a relay."""
     wanted = settings(
         f"learner.algorithm={USERS}:Regression", f"rollout.chooser={USERS}:Counting", "run.processes=2",
         f"run.dir={tmp_path / 'run'}",
     )  # fmt: skip
-    done = ddrl(*TINY, *wanted)
+    done = ddrl(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
     assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["updates"] > 50
     with Run(tmp_path / "run") as run:
         bias = run.series(["bias"])["bias"]
         assert (bias == bias).any()
