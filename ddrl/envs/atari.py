@@ -11,7 +11,7 @@ Episodes end where the game ends; the loss of a life ends none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ale_py
 import cv2
@@ -23,7 +23,7 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs.seeds import environment_seeds
 
-ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each of hundreds of processes
+ale_py.ALEInterface.setLoggerMode(cast(Any, ale_py).LoggerMode.Error)  # no banner from each of hundreds of processes
 cv2.setNumThreads(1)  # a screen is small, and a host runs one rollout for each core already
 
 

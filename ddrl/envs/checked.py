@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import EnvStep, VectorEnv
+from ddrl.envs.spaces import is_array
 
 
 class CheckedVectorEnv:
-    """Passes everything on to `env`, after a look at shapes and dtypes."""
+    """Passes everything on to `env`, and checks shapes and dtypes of what it gives."""
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
         self.num_envs, self.spec = env.num_envs, env.spec
@@ -59,13 +60,8 @@ class CheckedVectorEnv:
         self._env.close()
 
     def _check(self, value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        if (
-            not isinstance(value, np.ndarray)
-            or value.shape != shape
-            or value.dtype != dtype
-            or not value.flags.c_contiguous
-        ):
-            given = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        if not is_array(value) or value.shape != shape or value.dtype != dtype or not value.flags.c_contiguous:
+            given = f"{value.dtype} {value.shape}" if is_array(value) else f"a {type(value).__name__}"
             raise EnvError(
                 f"env.id = {self._id}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {given}"
             )

@@ -6,7 +6,7 @@ concatenates nothing, and copies each observation once, into the array it return
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import EnvSpec, EnvStep
 from ddrl.envs.named import describe_named, named_writer
 from ddrl.envs.seeds import environment_seeds
-from ddrl.envs.spaces import describe, observation_writer
+from ddrl.envs.spaces import describe, first_action, observation_writer
 
 
 class LoopVectorEnv:
@@ -40,8 +40,9 @@ class LoopVectorEnv:
             raise EnvError(
                 f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
             )
-        space, lengths = first.observation_space, max_lengths or {}
-        as_record = named and isinstance(space, spaces.Dict)
+        space: Any = first.observation_space
+        lengths = max_lengths or {}
+        as_record = named and _is_dict(space)
         record = describe_named(env_id, space, lengths) if as_record else None
         self.spec: EnvSpec = describe(env_id, space, first.action_space, record)
         for other in environments[1:]:
@@ -52,7 +53,7 @@ class LoopVectorEnv:
                 )
         self._environments = list(environments)
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
-        self._first_action = int(first.action_space.start) if isinstance(first.action_space, spaces.Discrete) else 0
+        self._first_action = first_action(first.action_space)
         self._reward_clip = reward_clip
         self._over = [True] * self.num_envs
         self._started = False
@@ -115,8 +116,12 @@ class LoopVectorEnv:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
 
     def _refuse_result(self, result: Any) -> NoReturn:
-        given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        given = f"{len(cast(Any, result))} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise EnvError(
             f"env.id = {self.spec.env_id}: step returned {given}, but Gymnasium's step returns the 5 values "
             "(observation, reward, terminated, truncated, info)"
         ) from None
+
+
+def _is_dict(space: object) -> bool:
+    return isinstance(space, spaces.Dict)

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registered
@@ -79,7 +79,8 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
         return gymnasium.registry[name]
     factory = getattr(module, name, None)
     if factory is None:
-        near = difflib.get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
+        members = cast(dict[str, Any], vars(module))
+        near = difflib.get_close_matches(name, [key for key, value in members.items() if callable(value)], n=1)
         raise EnvError(
             f"env.id = {env_id}: the module {module_name} has no '{name}'"
             + (f"; did you mean '{near[0]}'?" if near else "")
@@ -105,7 +106,7 @@ def _find_registered(env_id: str) -> Registered:
     near = difflib.get_close_matches(env_id.lower(), list(lower), n=1, cutoff=0.4)
     hint = f"did you mean '{lower[near[0]]}'?" if near else "gymnasium.pprint_registry() lists all ids"
     raise EnvError(
-        f"env.id = {env_id}: Gymnasium knows no such environment; {hint} (an environment of your own: "
+        f"env.id = {env_id}: Gymnasium has no such environment; {hint} (an environment of your own: "
         "package.module:factory)"
     )
 
@@ -188,6 +189,10 @@ def _atari(config: EnvConfig, registered: Registered, count: int) -> VectorEnv:
     return AtariVectorEnv(games, config, limit)
 
 
+def _is_vector(made: object) -> bool:
+    return isinstance(made, gymnasium.vector.VectorEnv)
+
+
 def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) -> VectorEnv:
     kwargs = dict(config.kwargs)
     try:
@@ -201,10 +206,10 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) ->
             signature.bind(**kwargs)
         except TypeError as error:
             raise EnvError(f"env.kwargs = {config.kwargs}: {error}; {config.id} takes {signature}") from None
-    made = factory(**kwargs)
+    made: Any = factory(**kwargs)
     if isinstance(made, gymnasium.Env):
         return _loop(config, [made, *(factory(**kwargs) for _ in range(count - 1))])
-    if isinstance(made, gymnasium.vector.VectorEnv):
+    if _is_vector(made):
         if not speaks_our_protocol(made):
             raise EnvError(
                 f"env.id = {config.id}: a Gymnasium vector needs autoreset mode NEXT_STEP and a Box of observations; "

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from ddrl.core.specs import EnvSpec, EnvStep
 from ddrl.envs.seeds import environment_seeds
-from ddrl.envs.spaces import broken_observation, describe
+from ddrl.envs.spaces import broken_observation, describe, first_action, is_array, is_box
 
 
-def speaks_our_protocol(vector: gymnasium.vector.VectorEnv[Any, Any, Any]) -> bool:
+def speaks_our_protocol(vector: Any) -> bool:
     """Whether a vector resets on the next step and gives arrays (a Box), so that NativeVectorEnv can adapt it."""
     return vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP and isinstance(
         vector.single_observation_space, spaces.Box
@@ -32,15 +32,15 @@ class NativeVectorEnv:
     def __init__(
         self,
         env_id: str,
-        vector: gymnasium.vector.VectorEnv[Any, Any, Any],
+        vector: Any,
         reward_clip: bool = False,
         *,
         trusted: bool = False,
     ) -> None:
-        """Take over `vector`, for which `speaks_our_protocol` holds; `trusted`: one of Gymnasium's own, with actions
-        that ddrl chose."""
+        """Take over `vector`, a gymnasium.vector.VectorEnv for which `speaks_our_protocol` holds; `trusted`: one of
+        Gymnasium's own, with actions that ddrl chose."""
         space, actions = vector.single_observation_space, vector.single_action_space
-        assert isinstance(space, spaces.Box)
+        assert is_box(space)
         self.num_envs = vector.num_envs
         self.spec: EnvSpec = describe(env_id, space, actions)
         self._vector = vector
@@ -50,7 +50,7 @@ class NativeVectorEnv:
             (self.num_envs, *self.spec.observation.shape),
             np.dtype(self.spec.observation.dtype),
         )
-        self._first_action = int(actions.start) if isinstance(actions, spaces.Discrete) else 0
+        self._first_action = first_action(actions)
         self._reward_clip = reward_clip
         self._same_shape = self._shape == self._out_shape
         if trusted:
@@ -75,19 +75,14 @@ class NativeVectorEnv:
 
     def _own(self, observation: Any) -> NDArray[Any]:
         """A C-contiguous copy: vectors may reuse their buffers, and CartPole's array is transposed."""
-        if (
-            not isinstance(observation, np.ndarray)
-            or observation.shape != self._shape
-            or observation.dtype != self._dtype
-        ):
+        if not is_array(observation) or observation.shape != self._shape or observation.dtype != self._dtype:
             raise broken_observation(self.spec.env_id, observation, self._shape, self._dtype)
         own = observation.astype(self._out_dtype, "C")
         return own if self._same_shape else own.reshape(self._out_shape)
 
 
 def _without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """`space`, saying yes to every action: CartPole looks each step whether it may be taken, which costs a sixth of the
-    step."""
+    """`space`, which contains every action: CartPole checks each action in each step, a sixth of the step's time."""
     trusting = copy.copy(space)
     trusting.contains = lambda x: True  # type: ignore[method-assign]
     return trusting

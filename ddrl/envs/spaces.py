@@ -8,7 +8,7 @@ is described for algorithms that act continuously."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -19,6 +19,21 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 Writer = Callable[[Any, NDArray[Any]], None]
+
+
+def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
+    """Whether a space is a Box, of a dtype that a type checker need not follow."""
+    return isinstance(space, spaces.Box)
+
+
+def is_array(value: object) -> TypeGuard[NDArray[Any]]:
+    """Whether a value is a numpy array."""
+    return isinstance(value, np.ndarray)
+
+
+def first_action(space: object) -> int:
+    """The least action of a Discrete space, which ddrl calls 0; 0 for a continuous one."""
+    return int(cast(Any, space).start) if isinstance(space, spaces.Discrete) else 0
 
 
 def describe(
@@ -34,14 +49,14 @@ def describe(
 
 def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Bounds of a Box of actions, flat; empty where it has none on some side."""
-    if not isinstance(space, spaces.Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+    if not is_box(space) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         return (), ()
     return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
 
 
 def describe_array(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
     """The one array that stands for a space of observations; EnvError where there is none."""
-    if isinstance(space, spaces.Box):
+    if is_box(space):
         if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(
             space.dtype, np.complexfloating
         ):
@@ -61,7 +76,7 @@ def describe_array(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
 def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
     if isinstance(space, spaces.Discrete):
         return int(space.n), ArraySpec((), "int64")
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+    if is_box(space) and np.issubdtype(space.dtype, np.floating):
         return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
     raise EnvError(
         f"env.id = {env_id}: actions of {space} are not supported; wrap the environment so that its actions are "
@@ -72,7 +87,7 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
 def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
     """A function (observation, row) that checks one observation against `space` and writes it into `row`
     [*spec.observation.shape]."""
-    if isinstance(space, spaces.Box):
+    if is_box(space):
         return _box_writer(env_id, space)
     if isinstance(space, spaces.Discrete):
         return _one_hot_writer(env_id, space)
@@ -81,11 +96,7 @@ def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
 
 def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dtype: Any) -> EnvError:
     """The error for an observation that is not what its space says."""
-    given = (
-        f"{observation.dtype} {observation.shape}"
-        if isinstance(observation, np.ndarray)
-        else f"a {type(observation).__name__}"
-    )
+    given = f"{observation.dtype} {observation.shape}" if is_array(observation) else f"a {type(observation).__name__}"
     return EnvError(
         f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an "
         f"array of {np.dtype(dtype)} {shape}; make them agree"
@@ -93,11 +104,11 @@ def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dt
 
 
 def _box_writer(env_id: str, space: spaces.Box) -> Writer:
-    shape, dtype, ndarray = space.shape, space.dtype, np.ndarray
+    shape, dtype = space.shape, space.dtype
 
     def write(observation: Any, row: NDArray[Any]) -> None:
-        if not isinstance(observation, ndarray) or observation.shape != shape or observation.dtype != dtype:
-            if shape == () and isinstance(observation, np.generic) and observation.dtype == dtype:
+        if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
+            if shape == () and isinstance(observation, np.generic) and cast(Any, observation).dtype == dtype:
                 row[0] = observation
                 return
             raise broken_observation(env_id, observation, shape, dtype)

@@ -106,7 +106,7 @@ class ExperienceReplay(Snapshots):
             short_picks=short_picks,
             n_step=n_step,
             burn_in=burn_in,
-            eviction=eviction.kind if isinstance(eviction, KernelEviction) else eviction,
+            eviction=eviction.name if isinstance(eviction, KernelEviction) else eviction,
             seed=seed,
             shift=chunk_shift(sum(column.array.nbytes for column in schema.stored), capacity, pick_len),
             file="" if file is None else str(file),
@@ -246,7 +246,7 @@ class ExperienceReplay(Snapshots):
         object: `ddrl.replay.selectors`."""
         if not isinstance(selector, str):
             if isinstance(selector, KernelSelector):
-                return self.new_pick_selector(selector.kind, **(selector.options | options))
+                return self.new_pick_selector(selector.name, **(selector.options | options))
             handle = self._core.add_foreign_selector(selector)
             self._selectors.append({"selector": selector.name, "foreign": True})
             return handle
@@ -291,7 +291,7 @@ class ExperienceReplay(Snapshots):
             np.ascontiguousarray(priority, np.float32),
         )
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspecting --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Records held."""

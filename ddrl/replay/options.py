@@ -61,15 +61,6 @@ def selector_options(kind: str, options: Mapping[str, Any]) -> dict[str, float]:
 def chunk_shift(record_bytes: int, capacity: int, pick_len: int) -> int:
     """log2 of the records in a chunk: long runs for small records and long windows, little waste at an episode's end
     for others."""
-    shift = (
-        8
-        if record_bytes <= 64 and pick_len > 1
-        else 7
-        if record_bytes <= 64
-        else 6
-        if record_bytes <= 256
-        else 5
-        if record_bytes <= 2048
-        else 4
-    )
+    small = 8 if pick_len > 1 else 7
+    shift = next((shift for size, shift in ((64, small), (256, 6), (2048, 5)) if record_bytes <= size), 4)
     return max(0, min(shift, capacity.bit_length() - 1))

@@ -10,6 +10,7 @@ import msgspec
 
 from ddrl._kernel import ReplayCore
 from ddrl.core.errors import CheckpointError
+from ddrl.core.files import replacement
 
 Progress = Callable[[int, int], object]
 
@@ -45,15 +46,11 @@ class Snapshots:
         With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and
         is loaded after it: load(first, *increments). Raises CheckpointError where it cannot be written, or there is
         nothing to build on."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
         try:
-            self._core.save(str(partial), self._describe(self._selectors), increment, progress)
-            partial.replace(path)
+            with replacement(Path(path)) as temporary:
+                self._core.save(str(temporary), self._describe(self._selectors), increment, progress)
         except (RuntimeError, OSError) as error:
             raise CheckpointError(f"{path}: {error}") from None
-        finally:
-            partial.unlink(missing_ok=True)
 
     def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
         """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from ddrl.core.files import write_atomically
+from ddrl.core.files import replacement, write_atomically
 
 
 def test_a_file_is_replaced_whole_with_the_permissions_asked_for(tmp_path):
@@ -26,3 +26,17 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         write_atomically(path, b"new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_while_the_replacement_is_written_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with replacement(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"old")]

@@ -1,7 +1,7 @@
 """Evictions: which episode goes when replay is full. Each is one class in one file, reached by the setting
 replay.eviction.
 
-A built-in eviction names a kind of the kernel. One from outside is a Python class with the methods of `Eviction`,
+A built-in eviction names one of the kernel's. One from outside is a Python class with the methods of `Eviction`,
 written package.module:Class and constructed with its own settings (the table `[replay.<name>]`).
 """
 
@@ -22,7 +22,7 @@ Handles = NDArray[np.uint64]
 
 
 class Eviction(Protocol):
-    """An eviction in Python. Constructed as cls(settings). It knows episodes by handle.
+    """An eviction in Python. Constructed as cls(settings). It names episodes by handle.
 
     The kernel calls it under the replay's lock, once where an episode must go and once a snapshot; it must not call
     the replay. An exception surfaces from the call that recorded.
@@ -50,10 +50,9 @@ class Eviction(Protocol):
 
 
 class KernelEviction:
-    """An eviction of the kernel."""
+    """The kernel's eviction of that `name`."""
 
     name: ClassVar[str]
-    kind: ClassVar[str]
 
     def __init__(self, settings: Any) -> None:
         """Take the checked `Settings` of the class: None, for none of the kernel's has any."""

@@ -7,4 +7,3 @@ class Fifo(KernelEviction):
     """First in, first out: the episode that began first goes."""
 
     name = "fifo"
-    kind = "fifo"

@@ -7,4 +7,3 @@ class Lfu(KernelEviction):
     """The episode that was drawn least goes; running episodes only where no ended one is there."""
 
     name = "lfu"
-    kind = "lfu"

@@ -7,4 +7,3 @@ class Lru(KernelEviction):
     """The episode whose last draw is longest ago goes; running episodes only where no ended one is there."""
 
     name = "lru"
-    kind = "lru"

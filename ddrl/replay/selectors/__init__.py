@@ -1,6 +1,6 @@
 """Selectors: ways of drawing picks, each one class in one file, reached by the setting replay.selector.
 
-A built-in selector names a kind of the kernel and gives its options (`KernelSelector`). One from outside is a Python
+A built-in selector names one of the kernel's and gives its options (`KernelSelector`). One from outside is a Python
 class with the methods of `Selector`, written package.module:Class. Both are made with their own settings (the table
 `[replay.<name>]`) and with `Common`, which holds the settings that many selectors take.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core import plugins
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.settings import plugin_settings
 
 PACKAGE = "ddrl.replay.selectors"
@@ -30,10 +30,9 @@ class Common:
 
 
 class KernelSelector:
-    """A selector of the kernel: `kind` and the options of `ExperienceReplay.new_pick_selector`."""
+    """The kernel's selector of that `name`, with the options of `ExperienceReplay.new_pick_selector`."""
 
     name: ClassVar[str]
-    kind: ClassVar[str]
     uses_priorities: ClassVar[bool]
 
     def __init__(self, settings: Any, common: Common) -> None:
@@ -43,6 +42,28 @@ class KernelSelector:
     def kernel_options(self, settings: Any, common: Common) -> dict[str, float]:
         """The options of the kernel's selector."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Stratified:
+    """The table of a selector that can draw from equal parts of the mass."""
+
+    stratified: bool = setting(False, "", "Cut the mass into one part a draw: less spread between batches.")
+
+
+class PrioritySelector(KernelSelector):
+    """A selector of the kernel that draws by the learner's priorities."""
+
+    uses_priorities = True
+    Settings: ClassVar[type] = Stratified
+
+    def kernel_options(self, settings: Stratified, common: Common) -> dict[str, float]:
+        """The options of the kernel's selector."""
+        return {
+            "priority_exponent": common.priority_exponent,
+            "importance_exponent": common.importance_exponent,
+            "stratified": settings.stratified,
+        }
 
 
 @runtime_checkable

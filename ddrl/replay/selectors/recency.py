@@ -21,7 +21,6 @@ class Recency(KernelSelector):
     """P halves with every half_life picks made later."""
 
     name = "recency"
-    kind = "recency"
     uses_priorities = False
     Settings: ClassVar[type] = Settings
 

@@ -9,7 +9,6 @@ class Uniform(KernelSelector):
     """Every pick alike."""
 
     name = "uniform"
-    kind = "uniform"
     uses_priorities = False
 
     def kernel_options(self, settings: None, common: Common) -> dict[str, float]:

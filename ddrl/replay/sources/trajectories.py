@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.core.files import replacement
 from ddrl.core.rows import RowKind, RowSchema
 from ddrl.core.specs import Column, ColumnRole
 
@@ -118,7 +119,7 @@ class TrajectorySource:
         """Write the trajectories that wait."""
         rows = np.concatenate([*self._queue, np.zeros(0, self._schema.dtype)])
         lengths = np.array([len(one) for one in self._queue], np.int64)
-        with (folder / FILE).open("wb") as file:
+        with replacement(folder / FILE) as temporary, temporary.open("wb") as file:
             np.save(file, lengths, allow_pickle=False)
             np.save(file, rows.view(np.uint8), allow_pickle=False)
 
