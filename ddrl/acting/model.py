@@ -14,8 +14,8 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 
 
 class ActingModel(msgspec.Struct, frozen=True):
-    """A graph with inputs "observation" [N, *observation.shape], those of `inputs` [N, *shape], and parameters by their
-    names in `layout`.
+    """A graph with inputs "observation" [N, *observation.shape] (where it is a record: each array by its own name),
+    those of `inputs` [N, *shape], and parameters by their names in `layout`.
 
     A parameter that acting does not use is in `layout` but not among the graph's inputs. `outputs` gives each output by
     name, without the leading N; the next state of a recurrent model (`ActingInput.output`) is among them.

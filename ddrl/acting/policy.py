@@ -73,6 +73,8 @@ class ActingPolicy:
         known = {entry.name: entry for entry in model.layout.entries}
         self._parameters = [known[name] for name in inputs if name in known]
         self._used = [declared for declared in model.inputs if declared.name in inputs]
+        self._observed = [name for name in model.spec.observation.arrays if name in inputs]
+        self._record = bool(model.spec.observation.fields)
         self._allocate(0)
         self._vector: NDArray[np.uint8] | None = None
         self._binding: Any = None
@@ -85,7 +87,8 @@ class ActingPolicy:
         They stay as they are until the next call. Another N than before begins with fresh recurrent state."""
         if vector is not self._vector or len(observation) != self._count:
             self._bind(len(observation), vector)
-        self._observation[...] = observation
+        for name, array in self._observation.items():
+            array[...] = observation[name] if self._record else observation
         if self._noise and not self._drawn:
             self._draw()
         try:
@@ -142,9 +145,12 @@ class ActingPolicy:
     # ---- memory ---------------------------------------------------------------------------------------------------
 
     def _allocate(self, count: int) -> None:
-        spec = self.spec.observation
         self._count = count
-        self._observation: NDArray[Any] = np.zeros((count, *spec.shape), spec.dtype)
+        self._observation = {
+            name: np.zeros((count, *array.shape), array.dtype)
+            for name, array in self.spec.observation.arrays.items()
+            if name in self._observed
+        }
         self._outputs = {
             name: np.zeros((count, *array.shape), array.dtype)
             for name, array in self.model.outputs.items()
@@ -175,7 +181,7 @@ class ActingPolicy:
             if len(self._bindings) == _KEPT_BINDINGS:
                 self._bindings.clear()
             binding = self._session.io_binding()
-            for name, array in {"observation": self._observation, **self._held}.items():
+            for name, array in {**self._observation, **self._held}.items():
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
             for entry in self._parameters:
                 binding.bind_input(
@@ -209,11 +215,17 @@ class ActingPolicy:
         """Raise NetworkError where graph, model and chooser do not fit."""
         inputs = [value.name for value in self._session.get_inputs()]
         outputs = [value.name for value in self._session.get_outputs()]
-        known = {"observation", *self._inputs, *(entry.name for entry in self.model.layout.entries)}
-        if "observation" not in inputs or not known.issuperset(inputs) or not set(self.model.outputs) <= set(outputs):
+        arrays = self.spec.observation.arrays
+        known = {*arrays, *self._inputs, *(entry.name for entry in self.model.layout.entries)}
+        if (
+            not set(arrays).intersection(inputs)
+            or not known.issuperset(inputs)
+            or not set(self.model.outputs) <= set(outputs)
+        ):
             raise NetworkError(
                 f"the acting network takes {', '.join(inputs)} and gives {', '.join(outputs)}, but it must take "
-                f"'observation', declared inputs and parameters of its manifest, and give {list(self.model.outputs)}"
+                f"{' or '.join(map(repr, arrays))}, declared inputs and parameters of its manifest, and give "
+                f"{list(self.model.outputs)}"
             )
         needed = {name for name in chooser.reads if name not in getattr(chooser, "optional", ())}
         missing = sorted((needed | set(self._next_states().values())) - set(self.model.outputs))

@@ -8,7 +8,6 @@ policies is noticed and refused."""
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.files import write_atomically
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -92,12 +92,7 @@ def save_policy(
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     try:
         for name, data in ((GRAPH, model.onnx), (PARAMETERS, parameters), (MANIFEST, document)):
-            partial = run_dir / f".{name}.partial"
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(run_dir / name)
+            write_atomically(run_dir / name, data)
     except OSError as error:
         raise RunDirError(f"cannot write the policy into {run_dir}: {error.strerror or error}") from None
 

@@ -6,7 +6,7 @@ differentiates, steps, moves the targets, publishes and saves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from ddrl.core.algorithm import Declaration
@@ -32,9 +32,15 @@ class Evaluation(NamedTuple):
 class Loss(NamedTuple):
     """What one part minimizes, and what it knows besides."""
 
-    loss: torch.Tensor  # scalar
+    loss: torch.Tensor | Callable[[], torch.Tensor]  # scalar; with `slopes`, a function of it is called for statistics
     priority: torch.Tensor | None = None  # [B], of the batch's draws
     figures: Mapping[str, torch.Tensor] = {}  # scalars by the names of metrics
+    slopes: Mapping[str, torch.Tensor] = {}  # the loss's derivatives by all outputs that are differentiated, by name;
+    # none: autograd finds them. Given, they save the time of building and walking a graph.
+
+    def scalar(self) -> torch.Tensor:
+        """The loss []."""
+        return self.loss() if callable(self.loss) else self.loss
 
 
 class Acting(NamedTuple):

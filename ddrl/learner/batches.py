@@ -6,7 +6,7 @@ turn, so that filling one does not wait for the copy out of the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,47 +35,46 @@ class BatchLoader:
 
     def load(self, batch: Any) -> TensorBatch:
         """The batch as tensors; on the CPU they are views, so the batch must outlive them (torch holds the arrays)."""
-        loaded: dict[str, Any] = {"columns": {}}
-        arrays = _arrays(batch)
-        tensors = map(_shared, arrays) if self._device.type == "cpu" else self._copy(arrays)
-        for (field, name, _), tensor in zip(arrays, tensors, strict=True):
-            if name is None:
-                loaded[field] = tensor
-            else:
-                loaded.setdefault(field, {})[name] = tensor
-        return TensorBatch(**loaded)
-
-    def _copy(self, arrays: list[tuple[str, str | None, NDArray[Any]]]) -> Iterator[torch.Tensor]:
+        if self._device.type == "cpu":
+            return self._loaded(batch, lambda key, array: _shared(array))
         self._turn ^= 1
         if self._copied[self._turn] is not None:
             self._copied[self._turn].synchronize()
-        staging = self._staging[self._turn]
-        for field, name, array in arrays:
-            key, dtype = f"{field}.{name}", _torch_dtype(array)
-            pinned = staging.get(key)
-            if pinned is None or pinned.shape != array.shape or pinned.dtype != dtype:
-                pinned = staging[key] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
-            np.copyto(pinned.numpy(), array)
-            yield pinned.to(self._device, non_blocking=True)
+        loaded = self._loaded(batch, self._copy)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         self._copied[self._turn] = event
+        return loaded
+
+    def _loaded(self, batch: Any, tensor: Callable[[str, NDArray[Any]], torch.Tensor]) -> TensorBatch:
+        """All that networks may read, by `tensor` of a key and an array."""
+        loaded: dict[str, Any] = {"columns": {}}
+        for field in batch._fields:
+            value = getattr(batch, field)
+            if isinstance(value, np.ndarray):
+                if field not in BOOKKEEPING:
+                    loaded[field] = tensor(field, value)
+            elif isinstance(value, dict):
+                arrays: dict[str, NDArray[Any]] = value
+                loaded[field] = {name: tensor(f"{field}.{name}", array) for name, array in arrays.items()}
+        return TensorBatch(**loaded)
+
+    def _copy(self, key: str, array: NDArray[Any]) -> torch.Tensor:
+        staging, dtype = self._staging[self._turn], _torch_dtype(array)
+        pinned = staging.get(key)
+        if pinned is None or pinned.shape != array.shape or pinned.dtype != dtype:
+            pinned = staging[key] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+        np.copyto(pinned.numpy(), array)
+        return pinned.to(self._device, non_blocking=True)
 
 
-def _arrays(batch: Any) -> list[tuple[str, str | None, NDArray[Any]]]:
-    """(field, name within it, array) of all that networks may read."""
-    arrays: list[tuple[str, str | None, NDArray[Any]]] = []
-    for field in batch._fields:
-        value = getattr(batch, field)
-        if isinstance(value, dict):
-            arrays += [(field, name, array) for name, array in value.items()]
-        elif isinstance(value, np.ndarray) and field not in BOOKKEEPING:
-            arrays.append((field, None, value))
-    return arrays
+def rows_of(inputs: Any) -> int:
+    """B of a tensor [B, ...] or of a dict of them."""
+    tensors: dict[str, torch.Tensor] = inputs if isinstance(inputs, dict) else {"": inputs}
+    return next(iter(tensors.values())).shape[0]
 
 
-def _shared(entry: tuple[str, str | None, NDArray[Any]]) -> torch.Tensor:
-    array = entry[2]
+def _shared(array: NDArray[Any]) -> torch.Tensor:
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)  # torch computes with signed integers
     return torch.from_numpy(array if array.flags.writeable else array.copy())

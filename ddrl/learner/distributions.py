@@ -53,6 +53,12 @@ def taken(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[2])).squeeze(1)
 
 
+def at_taken(rows: torch.Tensor, action: torch.Tensor, num_actions: int) -> torch.Tensor:
+    """[B, A, N] that holds the rows [B, N] at each action taken [B], and zeros elsewhere."""
+    spread = rows.new_zeros((len(rows), num_actions, rows.shape[1]))
+    return spread.scatter_(1, action.view(-1, 1, 1).expand(-1, 1, rows.shape[1]), rows.unsqueeze(1))
+
+
 def divergence(target: torch.Tensor, log_probability: torch.Tensor) -> torch.Tensor:
     """KL(target || p) [B], from [B, N] each; its gradient is that of the cross-entropy."""
     return (torch.xlogy(target, target) - target * log_probability).sum(dim=1)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,23 +47,85 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     layout = layout_of(owner)
     module, owner = copy.deepcopy((acting.module, owner))  # together: they share their tensors
     module, owner = module.to("cpu").eval(), owner.to("cpu")
+    if spec.observation.fields:
+        module = _OfArrays(module, tuple(spec.observation.arrays)).eval()
     inputs = declaration.inputs
-    graph = _parameters_as_inputs(_trace(module, acting, inputs, spec, what), module, owner, layout, inputs, what)
+    names = (*spec.observation.arrays, *(declared.name for declared in inputs))
+    if taken := sorted({entry.name for entry in layout.entries}.intersection(names)):
+        raise NetworkError(f"{what} has a parameter or buffer {taken[0]!r}, and an input has that name: rename it")
     outputs = _outputs(module, acting.outputs, inputs, spec, what)
-    _check(graph, module, owner, acting.outputs, inputs, spec, what)
+    shorter = _shorter_lengths(module, inputs, spec)
+    traced = _trace(module, acting, inputs, spec, what, dynamic=bool(shorter))
+    graph = _parameters_as_inputs(traced, module, owner, layout, names, spec.observation.arrays, what)
+    _check(graph, module, owner, acting.outputs, inputs, spec, what, [{}, shorter] if shorter else [{}])
     return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
 
 
+class _OfArrays(nn.Module):
+    """A module of a dict of named arrays as one of arrays in a row: what a graph's inputs are."""
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module, self._names = module, names
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """What the module gives for the dict and the further inputs."""
+        count = len(self._names)
+        return self.module(dict(zip(self._names, inputs[:count], strict=True)), *inputs[count:])
+
+
 def random_inputs(
-    spec: EnvSpec, inputs: Sequence[ActingInput], count: int, generator: np.random.Generator
+    spec: EnvSpec,
+    inputs: Sequence[ActingInput],
+    count: int,
+    generator: np.random.Generator,
+    lengths: Mapping[str, int] = MappingProxyType({}),
 ) -> list[NDArray[Any]]:
-    """`count` observations and declared inputs, in the order in which the module takes them."""
-    drawn = [random_observations(spec.observation, count, generator)]
+    """`count` observations (each array of a record by itself) and declared inputs, in the order of the graph's inputs.
+    `lengths`: of named axes, where they are not the longest."""
+    arrays, drawn = spec.observation.arrays, dict[str, NDArray[Any]]()
+    axes = _named_axes(spec)
+    for name, array in arrays.items():
+        shape = list(array.shape)
+        for place, axis in axes.get(name, {}).items():
+            shape[place - 1] = lengths.get(axis, shape[place - 1])
+        drawn[name] = random_observations(ArraySpec(tuple(shape), array.dtype), count, generator)
+    for axis in {axis for named in axes.values() for axis in named.values()}:
+        mask = drawn[f"{axis}_mask"]  # at least one entry: a mean over none is not a number
+        mask[...] = np.arange(mask.shape[1]) < generator.integers(1, mask.shape[1] + 1, (count, 1))
+    further: list[NDArray[Any]] = []
     for declared in inputs:
         draw = generator.random if declared.distribution == "uniform" else generator.standard_normal
         values = generator.standard_normal if declared.kind == "state" else draw
-        drawn.append(values((count, *declared.shape)).astype(declared.dtype))
-    return drawn
+        further.append(values((count, *declared.shape)).astype(declared.dtype))
+    return [*drawn.values(), *further]
+
+
+def _named_axes(spec: EnvSpec) -> dict[str, dict[int, str]]:
+    """By array: its axes of varying length, counted behind the batch's, with their names."""
+    named: dict[str, dict[int, str]] = {}
+    for name, array in spec.observation.fields:
+        for place, axis in enumerate(array.axes, start=1):
+            if axis:
+                named.setdefault(name, {})[place] = axis
+                named[f"{axis}_mask"] = {1: axis}
+    return named
+
+
+def _shorter_lengths(module: nn.Module, inputs: Sequence[ActingInput], spec: EnvSpec) -> dict[str, int]:
+    """By named axis a length below the longest; empty where the module computes with the longest alone."""
+    arrays, lengths = spec.observation.arrays, dict[str, int]()
+    for name, named in _named_axes(spec).items():
+        lengths |= {axis: arrays[name].shape[place - 1] - 1 for place, axis in named.items()}
+    lengths = {axis: length for axis, length in lengths.items() if length > 0}
+    if not lengths:
+        return {}
+    try:
+        with torch.no_grad():
+            module(*map(torch.from_numpy, random_inputs(spec, inputs, 2, np.random.default_rng(0), lengths)))
+    except (RuntimeError, ValueError, IndexError):  # a network of one width, such as the mlp: always padded
+        return {}
+    return lengths
 
 
 def _run(module: nn.Module, arrays: list[NDArray[Any]], names: tuple[str, ...], what: str) -> dict[str, NDArray[Any]]:
@@ -95,9 +159,12 @@ def random_observations(observation: ArraySpec, count: int, generator: np.random
     return generator.integers(0, 2, shape).astype(dtype)
 
 
-def _trace(module: nn.Module, acting: Acting, inputs: Sequence[ActingInput], spec: EnvSpec, what: str) -> bytes:
+def _trace(
+    module: nn.Module, acting: Acting, inputs: Sequence[ActingInput], spec: EnvSpec, what: str, *, dynamic: bool
+) -> bytes:
     example = tuple(map(torch.from_numpy, random_inputs(spec, inputs, TRACED_BATCH, np.random.default_rng(0))))
-    names = ["observation", *(declared.name for declared in inputs)]
+    names = [*spec.observation.arrays, *(declared.name for declared in inputs)]
+    named = _named_axes(spec) if dynamic else {}
     file = io.BytesIO()
     with warnings.catch_warnings():
         # The TorchScript exporter is the one that keeps parameters as inputs by name and needs no further package.
@@ -116,7 +183,7 @@ def _trace(module: nn.Module, acting: Acting, inputs: Sequence[ActingInput], spe
                     opset_version=OPSET,
                     input_names=names,
                     output_names=list(acting.outputs),
-                    dynamic_axes={name: {0: "batch"} for name in (*names, *acting.outputs)},
+                    dynamic_axes={name: {0: "batch", **named.get(name, {})} for name in (*names, *acting.outputs)},
                 )
         except torch.onnx.OnnxExporterError as error:
             raise _export_error(what, error) from error
@@ -142,7 +209,8 @@ def _parameters_as_inputs(
     module: nn.Module,
     owner: nn.Module,
     layout: ParameterLayout,
-    inputs: Sequence[ActingInput],
+    names_of_inputs: tuple[str, ...],
+    observed: Iterable[str],
     what: str,
 ) -> bytes:
     """Drop the parameters' values from the graph, and give each of them the one name that it has in the layout,
@@ -173,10 +241,9 @@ def _parameters_as_inputs(
         tensor for tensor in model.graph.initializer if tensor.name not in names and tensor.name not in renamed
     ]
     used = {name for node in model.graph.node for name in node.input}
-    declared_names = [declared.name for declared in inputs]
-    order = ["observation", *declared_names, *(entry.name for entry in layout.entries)]
+    order = [*names_of_inputs, *(entry.name for entry in layout.entries)]
     ordered = [kept_inputs[name] for name in order if name in kept_inputs and name in used]
-    if "observation" not in used:
+    if not used.intersection(observed):
         raise NetworkError(f"{what} does not use the observation it is given")
     del model.graph.input[:], model.graph.initializer[:]
     model.graph.input.extend(ordered)
@@ -192,6 +259,7 @@ def _check(
     inputs: Sequence[ActingInput],
     spec: EnvSpec,
     what: str,
+    lengths: Sequence[Mapping[str, int]],
 ) -> None:
     import onnxruntime
 
@@ -204,9 +272,10 @@ def _check(
         views = {name: tensor.detach().numpy() for name, tensor in named_tensors(owner).items()}
         taken = [value.name for value in session.get_inputs()]
         generator = np.random.default_rng(1)
-        for rows in CHECKED_BATCHES:
-            arrays = random_inputs(spec, inputs, rows, generator)
-            feed = views | dict(zip(("observation", *(declared.name for declared in inputs)), arrays, strict=True))
+        order = (*spec.observation.arrays, *(declared.name for declared in inputs))
+        for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
+            arrays = random_inputs(spec, inputs, rows, generator, chosen)
+            feed = views | dict(zip(order, arrays, strict=True))
             given = session.run(list(names), {name: feed[name] for name in taken})
             for (name, expected), array in zip(_run(module, arrays, names, what).items(), given, strict=True):
                 scale = 1.0 + float(np.abs(expected).max())

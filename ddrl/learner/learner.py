@@ -26,12 +26,13 @@ from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm
-from ddrl.learner.batches import BatchLoader, TensorBatch
+from ddrl.learner.batches import BatchLoader, TensorBatch, rows_of
 from ddrl.learner.declaration import algorithm_class, describe
 from ddrl.learner.export import export_model
 from ddrl.learner.flat import FlatParameters
+from ddrl.learner.observations import as_tensors
 from ddrl.learner.part import Part
-from ddrl.learner.passes import Passes, make_passes
+from ddrl.learner.passes import Passes, draws_nothing, make_passes
 from ddrl.learner.targets import linear_lr
 
 
@@ -71,6 +72,9 @@ class Learner:
             raise NetworkError(f"{algorithm.name} has modules for {tuple(self.parts)}, not for {algorithm.parts}")
         self._acting = algorithm.acting()
         self._random = [torch.get_rng_state(), *_cuda_state(self.device)]
+        # Swapping the random state costs as much as a small layer. Only the library's algorithms are known not to draw.
+        own = type(algorithm).__module__.startswith("ddrl.learner.algorithms.")
+        self._draws = not (own and all(draws_nothing(part.module) for part in self.parts.values()))
         self._begin()
 
     @classmethod
@@ -144,14 +148,14 @@ class Learner:
         return export_model(self._acting, self.parts[self._acting.part].module, self.spec, self.declaration)
 
     def inspect(self, observations: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The algorithm's named arrays [B, ...] for observations [B, *observation.shape], as it acts (evaluation
-        mode)."""
+        """The algorithm's named arrays [B, ...] for observations [B, *observation.shape] (structured where they are
+        records), as it acts (evaluation mode)."""
         modes = {part: part.module.training for part in self.parts.values()}
         for part in modes:
             part.module.eval()
         with self._own_random(), torch.no_grad():
-            tensor = torch.from_numpy(np.ascontiguousarray(observations)).to(self.device)
-            arrays = {name: value.cpu().numpy() for name, value in self.algorithm.inspect(tensor).items()}
+            tensors = as_tensors(observations, self.spec.observation, self.device)
+            arrays = {name: value.cpu().numpy() for name, value in self.algorithm.inspect(tensors).items()}
         for part, training in modes.items():
             part.module.train(training)
         return arrays
@@ -239,19 +243,22 @@ class Learner:
             loss = self.algorithm.loss(passes.forward(evaluations), tensors, name) if evaluations else None
             if loss is None:
                 return None
-            vectors = passes.backward(loss.loss)
+            vectors = passes.backward(loss)
         figures = {}
         if statistics:
             own = {key: value.detach().mean(dtype=torch.float32) for key, value in loss.figures.items()}
-            figures = {"loss": loss.loss.detach(), **own}
+            figures = {"loss": loss.scalar().detach(), **own}
         priority = None if loss.priority is None else loss.priority.detach()
-        first = evaluations[0].inputs[0]
-        count = first.shape[0] if isinstance(first, torch.Tensor) else len(tensors.weight)
+        count = rows_of(evaluations[0].inputs[0])
         return Gradient(name, vectors, count, self.parts[name].updates, priority, figures)
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """torch's random state is the learner's own while it computes: others in this process do not disturb it."""
+        """torch's random state is the learner's own while it computes, unless nothing of the algorithm draws: others in
+        this process do not disturb it."""
+        if not self._draws:
+            yield
+            return
         outer = [torch.get_rng_state(), *_cuda_state(self.device)]
         _set_random(self._random, self.device)
         try:

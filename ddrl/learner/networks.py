@@ -2,8 +2,9 @@
 
 Written by users as ordinary torch modules, read by `dqn` (which trains them) and `export` (which turns them into what
 rollouts act with). A network takes observations as the environment gives them, [B, *observation.shape] in their own
-dtype, and returns q [B, num_actions] float32: scaling bytes and converting integers is the network's own first step, so
-that learner and rollout cannot disagree on it.
+dtype (a dict of such tensors where the observation is a record of named arrays), and returns q [B, num_actions]
+float32: scaling bytes and converting integers is the network's own first step, so that learner and rollout cannot
+disagree on it.
 
 Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016), so that E_pi[Q(s, a)] = V(s). pi is
     mean      uniform: the sample mean of the advantages (their eq. 9)
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from torch import nn
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner.observations import FlatInputs, blank, input_scale
 
 SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
 
@@ -113,7 +114,8 @@ class ValueHead(nn.Module):
 
 
 class MLP(nn.Module):
-    """Flattened observation -> hidden layers with relu -> head. Byte observations are scaled to [0, 1]."""
+    """Flattened observation (of a record: all its arrays) -> hidden layers with relu -> head. Byte observations are
+    scaled to [0, 1]."""
 
     def __init__(
         self,
@@ -125,24 +127,13 @@ class MLP(nn.Module):
         epsilon: float = 0.0,
     ) -> None:
         super().__init__()
-        self.scale = _input_scale(observation)
-        self.convert = observation.dtype != "float32"
-        self.flatten = len(observation.shape) != 1
+        self.inputs = FlatInputs(observation)
         widths = [observation.size, *hidden]
         layers: list[nn.Module] = []
         for width_in, width_out in itertools.pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU(inplace=True)]
         self.trunk = nn.Sequential(*layers)
         self.head = ValueHead(widths[-1], num_actions, form, 0, atoms, epsilon)
-
-    def inputs(self, observation: torch.Tensor) -> torch.Tensor:
-        """Observations as they come -> [B, observation.size] float32."""
-        x = observation.float() if self.convert else observation
-        if self.scale != 1.0:
-            x = x * self.scale
-        if self.flatten:
-            x = x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
-        return x
 
     def layers(self) -> list[nn.Linear]:
         """Every linear layer, in order; the last one gives V and A, or Q."""
@@ -174,7 +165,7 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         shape, chosen = observation.shape, CNN_KINDS[kind]
-        self.scale = _input_scale(observation)
+        self.scale = input_scale(observation)
         self.channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
         self.add_channel = len(shape) == 2
         if len(shape) not in (2, 3):
@@ -281,14 +272,14 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) 
     """Run `network` on two blank observations, leaving its mode as it was; NetworkError unless q is [2, num_actions]
     float32 ([2, num_actions, atoms] with atoms)."""
     training = network.training
-    blank = torch.zeros((2, *spec.observation.shape), dtype=getattr(torch, _torch_name(spec.observation)))
+    zeros = blank(spec.observation, 2)
     network.eval()
     try:
         with torch.no_grad():
-            q = network(blank)
+            q = network(zeros)
     except Exception as error:
         raise NetworkError(
-            f"{what} fails on observations {list(blank.shape)} {spec.observation.dtype} as {spec.env_id} gives them: "
+            f"{what} fails on observations {_describe(spec.observation)} as {spec.env_id} gives them: "
             f"{type(error).__name__}: {_first_line(error)}"
         ) from error
     finally:
@@ -331,18 +322,11 @@ def _user_network(name: str, spec: EnvSpec) -> nn.Module:
     return network
 
 
-def _input_scale(observation: ArraySpec) -> float:
-    return 1.0 / 255.0 if observation.dtype == "uint8" else 1.0
-
-
-def _torch_name(observation: ArraySpec) -> str:
-    name = observation.dtype
-    if not hasattr(torch, name) or math.prod(observation.shape) == 0:
-        raise NetworkError(
-            f"observations {list(observation.shape)} {name} cannot go into a torch network: convert them in the "
-            "environment"
-        )
-    return name
+def _describe(observation: ArraySpec) -> str:
+    arrays = {name: f"{[2, *array.shape]} {array.dtype}" for name, array in observation.arrays.items()}
+    if not observation.fields:
+        return arrays["observation"]
+    return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
 
 
 def _first_line(error: BaseException) -> str:

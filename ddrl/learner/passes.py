@@ -18,9 +18,12 @@ import torch
 from torch import nn
 
 from ddrl.core.errors import NetworkError
-from ddrl.learner.algorithm import Evaluation
+from ddrl.learner.algorithm import Evaluation, Loss
+from ddrl.learner.batches import rows_of
 from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part
+
+PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential)  # draw no random numbers
 
 
 class Passes(Protocol):
@@ -30,8 +33,8 @@ class Passes(Protocol):
         """The outputs by name; valid until the next forward pass."""
         ...
 
-    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
-        """Gradients of the scalar loss, contiguous; valid until the next backward pass."""
+    def backward(self, loss: Loss) -> list[torch.Tensor]:
+        """Gradients of the loss of the last forward pass, contiguous; valid until the next backward pass."""
         ...
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
@@ -76,11 +79,19 @@ class AutogradPasses:
             inputs = [outputs[given] if isinstance(given, str) else given for given in evaluation.inputs]
             with torch.set_grad_enabled(evaluation.gradient):
                 outputs[evaluation.name] = module(*inputs)
+        self._outputs = dict(outputs)
         return outputs
 
-    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
+    def backward(self, loss: Loss) -> list[torch.Tensor]:
         """See `Passes`."""
-        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        self._outputs, outputs = {}, self._outputs
+        if loss.slopes:
+            # A scalar with these derivatives: giving autograd the derivatives themselves imports sympy (0.4 s).
+            products = [torch.dot(outputs[name].reshape(-1), slope.reshape(-1)) for name, slope in loss.slopes.items()]
+            scalar = products[0] if len(products) == 1 else torch.stack(products).sum()
+        else:
+            scalar = loss.scalar()
+        gradients = torch.autograd.grad(scalar, self._parameters, allow_unused=True)
         # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may
         # return it transposed, expanded or with channels last, and None for a parameter that was not used.
         pairs = zip(self._parameters, gradients, strict=True)
@@ -92,22 +103,37 @@ class AutogradPasses:
         return [views[place] for place in self._places]
 
 
-class _Plan(NamedTuple):
-    """Where each evaluation's rows stand: the inputs in order, and by evaluation its copy and first input."""
+class _Layer(NamedTuple):
+    """One product of a forward pass; all are views that stay in place."""
 
-    inputs: list[torch.Tensor]
-    online: int  # inputs that the online network takes: the first ones
-    target: tuple[int, int]  # inputs that the target copy takes: from, to
-    places: list[tuple[Evaluation, int]]
+    bias: torch.Tensor
+    below: torch.Tensor
+    weight: torch.Tensor  # transposed
+    out: torch.Tensor
 
 
-class _Buffers(NamedTuple):
-    """Memory of one size of a plan: inputs, layer outputs of both copies, and gradients by layer outputs."""
+class _Step(NamedTuple):
+    """One layer of the backward pass; all are views that stay in place."""
 
-    inputs: torch.Tensor
-    online: list[torch.Tensor]
-    target: list[torch.Tensor]
-    slopes: list[torch.Tensor]
+    slope: torch.Tensor  # by the layer's output; made by the step before
+    slope_t: torch.Tensor
+    below: torch.Tensor
+    weight: torch.Tensor
+    weight_gradient: torch.Tensor
+    bias_gradient: torch.Tensor
+    slope_below: torch.Tensor | None  # None: the first layer
+
+
+class _Program(NamedTuple):
+    """The operations of one arrangement of evaluations at one size, in buffers of their own."""
+
+    inputs: list[torch.Tensor]  # by slot
+    layers: list[_Layer]  # of both copies, each without its last layer
+    heads: list[_Layer]
+    mixed: list[tuple[torch.Tensor, torch.Tensor]]  # a head's output, and where the values go
+    outputs: dict[str, torch.Tensor]
+    differentiated: str
+    steps: list[_Step]  # from the last layer to the first
 
 
 class MLPPasses:
@@ -130,116 +156,126 @@ class MLPPasses:
         self._views = list(views.values())
         self._gradients = [(views[id(layer.weight)], views[id(layer.bias)]) for layer in network.layers()]
         self._mixing = network.head.mixing()
-        self._buffers: dict[tuple[int, int], _Buffers] = {}
+        self._mixing_t = self._mixing.t()
+        self._programs: dict[tuple[Any, ...], _Program] = {}
+        self._program: _Program | None = None
         self._autograd = AutogradPasses(part, parts)
-        self._differentiated: torch.Tensor | None = None
 
     def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         """See `Passes`. What does not fit into one batch goes through autograd."""
-        plan = self._plan(evaluations)
-        self._differentiated = None
-        if plan is None:
-            return self._autograd.forward(evaluations)
-        size = plan.inputs[0].shape[0]
-        buffers = self._buffers.get((size, len(plan.inputs))) or self._allocate(size, len(plan.inputs))
-        first, last = plan.target
-        with torch.inference_mode():  # the cheapest mode; its tensors must not leave this class
-            for place, tensor in enumerate(plan.inputs):
-                buffers.inputs[place * size : (place + 1) * size] = self._convert(tensor)
-            x = self._run(self._online, buffers.inputs[: plan.online * size], buffers.online)
-            if last:
-                x_target = self._run(self._target, buffers.inputs[first * size : last * size], buffers.target)
-        outputs: dict[str, Any] = {}
-        with torch.no_grad():
-            q, q_target = self._mix(x), self._mix(x_target) if last else x
-            for evaluation, place in plan.places:
-                at = (place - first if evaluation.target else place) * size
-                outputs[evaluation.name] = (q_target if evaluation.target else q)[at : at + size]
-        differentiated = plan.places[0][0].name
-        self._differentiated = outputs[differentiated] = outputs[differentiated].detach().requires_grad_()
-        self._size, self._slots = size, len(plan.inputs)
-        return outputs
+        self._program = None
+        inputs: list[Any] = []
+        key: list[Any] = []
+        for name, part, given, target, gradient, _ in evaluations:
+            tensor = given[0]
+            if part != self._name or len(given) != 1 or isinstance(tensor, str):
+                return self._autograd.forward(evaluations)
+            slot = next((slot for slot, known in enumerate(inputs) if known is tensor), len(inputs))
+            if slot == len(inputs):
+                inputs.append(tensor)
+            key.append((name, slot, target, gradient))
+        sizes = {rows_of(tensor) for tensor in inputs}
+        whole = (*key, *sizes)
+        program = self._programs.get(whole)
+        if program is None:
+            if len(sizes) != 1 or not self._fits(key):
+                return self._autograd.forward(evaluations)
+            program = self._programs[whole] = self._compile(key, *sizes)
+        with torch.inference_mode():  # the cheapest mode; what leaves this class was allocated outside it
+            for slot, tensor in zip(program.inputs, inputs, strict=True):
+                slot.copy_(self._convert(tensor))
+            for bias, below, weight, out in program.layers:
+                torch.addmm(bias, below, weight, out=out).relu_()
+            for bias, below, weight, out in program.heads:
+                torch.addmm(bias, below, weight, out=out)
+            for rows, values in program.mixed:
+                if self._atoms == 1:
+                    torch.mm(rows, self._mixing_t, out=values)
+                else:
+                    torch.matmul(self._mixing, rows.view(len(rows), -1, self._atoms), out=values)
+        self._program = program
+        return dict(program.outputs)
 
-    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
+    def backward(self, loss: Loss) -> list[torch.Tensor]:
         """See `Passes`."""
-        if self._differentiated is None:
+        program = self._program
+        if program is None:
             for view, gradient in zip(self._views, self._autograd.backward(loss), strict=True):
                 view.copy_(gradient)
             return self._gradient
-        (gradient,) = torch.autograd.grad(loss, (self._differentiated,))
-        size = self._size
-        buffers = self._buffers[size, self._slots]
+        gradient = loss.slopes.get(program.differentiated)
+        if gradient is None:
+            (gradient,) = torch.autograd.grad(loss.scalar(), (program.outputs[program.differentiated],))
         with torch.inference_mode():
             if self._atoms == 1:
-                slope = gradient.mm(self._mixing)  # by the last layer's output
+                torch.mm(gradient, self._mixing, out=program.steps[0].slope)
             else:
-                slope = torch.matmul(self._mixing.t(), gradient).flatten(1)
-            for place in range(len(self._online) - 1, -1, -1):
-                below = (buffers.online[place - 1] if place else buffers.inputs)[:size]
-                weight_gradient, bias_gradient = self._gradients[place]
-                torch.mm(slope.t(), below, out=weight_gradient)
+                slope = program.steps[0].slope
+                torch.matmul(self._mixing_t, gradient, out=slope.view(len(slope), -1, self._atoms))
+            for slope, slope_t, below, weight, weight_gradient, bias_gradient, slope_below in program.steps:
+                torch.mm(slope_t, below, out=weight_gradient)
                 torch.sum(slope, 0, out=bias_gradient)
-                if place:
-                    slope = torch.mm(slope, self._online[place][0], out=buffers.slopes[place - 1])
-                    slope.mul_(below > 0)  # relu's derivative
+                if slope_below is not None:
+                    torch.mm(slope, weight, out=slope_below).mul_(below > 0)  # relu's derivative
         return self._gradient
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """See `Passes`: the whole vector, whose padding stays zero."""
         return [vector.view(torch.float32)]
 
-    def _plan(self, evaluations: Sequence[Evaluation]) -> _Plan | None:
-        """One batch for all evaluations, the differentiated one first; None where there is no such batch."""
-        ordered = sorted(evaluations, key=lambda evaluation: (evaluation.target, not evaluation.gradient))
-        if sum(evaluation.gradient for evaluation in ordered) != 1 or ordered[0].target:
-            return None
-        inputs: list[torch.Tensor] = []
-        places: list[tuple[Evaluation, int]] = []
-        online = 0
-        for evaluation in ordered:
-            tensor = evaluation.inputs[0]
-            if evaluation.part != self._name or len(evaluation.inputs) != 1 or not isinstance(tensor, torch.Tensor):
-                return None
-            if evaluation.target and not self._target:
-                return None
-            place = next((place for place, known in enumerate(inputs) if known is tensor), len(inputs))
-            if place == len(inputs):
-                if inputs and tensor.shape[0] != inputs[0].shape[0]:
-                    return None
-                inputs.append(tensor)
-            places.append((evaluation, place))
-            if not evaluation.target:
-                online = len(inputs)
-        of_target = [place for evaluation, place in places if evaluation.target]
-        between = (min(of_target), max(of_target) + 1) if of_target else (0, 0)
-        return _Plan(inputs, online, between, places)
+    def _fits(self, key: list[tuple[str, int, bool, bool]]) -> bool:
+        """Whether one batch serves: one evaluation of the online network is differentiated."""
+        differentiated = [target for _, _, target, gradient in key if gradient]
+        return differentiated == [False] and (bool(self._target) or not any(target for _, _, target, _ in key))
 
-    def _run(
-        self, layers: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor, outputs: list[torch.Tensor]
-    ) -> torch.Tensor:
-        rows, last = x.shape[0], len(layers) - 1
-        for place, (weight, bias) in enumerate(layers):
-            x = torch.addmm(bias, x, weight.t(), out=outputs[place][:rows])
-            if place != last:
-                x.relu_()
-        return x
+    def _compile(self, key: list[tuple[str, int, bool, bool]], size: int) -> _Program:
+        """The program for evaluations (name, slot of its input, target, gradient) of `size` rows. Inputs of the online
+        network come first, those of the target copy last; some are both."""
+        differentiated, first = next((name, slot) for name, slot, _, gradient in key if gradient)
+        by_copy = [sorted({slot for _, slot, target, _ in key if target is copy}) for copy in (False, True)]
+        order = [first, *(slot for slot in by_copy[0] if slot != first and slot not in by_copy[1])]
+        order += [slot for slot in by_copy[0] if slot != first and slot in by_copy[1]]
+        order += [slot for slot in by_copy[1] if slot not in order]
+        place = {slot: index for index, slot in enumerate(order)}
+        inputs = torch.empty(len(order) * size, self._online[0][0].shape[1])
+        layers, heads, mixed, outputs = [], [], [], dict[str, torch.Tensor]()
+        online: list[_Layer] = []
+        for copy, tensors in ((False, self._online), (True, self._target)):
+            if not by_copy[copy]:
+                continue
+            begin, end = min(place[slot] for slot in by_copy[copy]), max(place[slot] for slot in by_copy[copy]) + 1
+            below, chain = inputs[begin * size : end * size], list[_Layer]()
+            for weight, bias in tensors:
+                chain.append(_Layer(bias, below, weight.t(), torch.empty(len(below), len(weight))))
+                below = chain[-1].out
+            layers += chain[:-1]
+            heads.append(chain[-1])
+            actions = self._mixing.shape[0]
+            values = torch.empty((len(below), actions) if self._atoms == 1 else (len(below), actions, self._atoms))
+            mixed.append((below, values))
+            for name, slot, target, _ in key:
+                if target is copy:
+                    at = (place[slot] - begin) * size
+                    outputs[name] = values[at : at + size].detach().requires_grad_(name == differentiated)
+            online = online or chain
+        steps: list[_Step] = []
+        slope = torch.empty(size, len(self._online[-1][0]))
+        for layer in range(len(self._online) - 1, -1, -1):
+            below, weight = online[layer].below[:size], self._online[layer][0]
+            slope_below = torch.empty(size, weight.shape[1]) if layer else None
+            steps.append(_Step(slope, slope.t(), below, weight, *self._gradients[layer], slope_below))
+            slope = slope if slope_below is None else slope_below
+        ordered = [inputs[place[slot] * size : (place[slot] + 1) * size] for slot in range(len(order))]
+        return _Program(ordered, layers, heads, mixed, outputs, differentiated, steps)
 
-    def _mix(self, x: torch.Tensor) -> torch.Tensor:
-        if self._atoms == 1:
-            return x.mm(self._mixing.t())
-        return torch.matmul(self._mixing, x.view(len(x), -1, self._atoms))
 
-    def _allocate(self, size: int, slots: int) -> _Buffers:
-        widths = [weight.shape[0] for weight, _ in self._online]
-        with torch.inference_mode():
-            buffers = _Buffers(
-                torch.empty(slots * size, self._online[0][0].shape[1]),
-                [torch.empty(slots * size, width) for width in widths],
-                [torch.empty(slots * size, width) for width in widths],
-                [torch.empty(size, width) for width in widths[:-1]],
-            )
-        self._buffers[size, slots] = buffers
-        return buffers
+def draws_nothing(module: nn.Module) -> bool:
+    """Whether it is known that `module` draws no random numbers: it consists of the library's own modules and of
+    torch's plain layers, without hooks."""
+    kinds = {type(part) for part in module.modules()}
+    return not _has_hooks(module) and all(
+        kind in PLAIN_LAYERS or kind.__module__.startswith("ddrl.learner.") for kind in kinds
+    )
 
 
 def _tensors(network: MLP) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ddrl.core.specs import EnvSpec
+from ddrl.learner.observations import FlatInputs, Observation
 
 
 class RecurrentValues(nn.Module):
@@ -17,24 +18,24 @@ class RecurrentValues(nn.Module):
     def __init__(self, spec: EnvSpec, units: int) -> None:
         super().__init__()
         self.units = units
-        self.scale = 1.0 / 255.0 if spec.observation.dtype == "uint8" else 1.0
+        self.flatten = FlatInputs(spec.observation)
         self.inputs = nn.Linear(spec.observation.size, units)
         self.gates = nn.Linear(2 * units, 4 * units)
         self.values = nn.Linear(units, spec.num_actions)
 
-    def forward(self, observation: torch.Tensor, memory: torch.Tensor, burn_len: torch.Tensor) -> torch.Tensor:
+    def forward(self, observation: Observation, memory: torch.Tensor, burn_len: torch.Tensor) -> torch.Tensor:
         """q [B, T, num_actions]; nothing is differentiated through the first `burn_len` [B] steps."""
         features = self.features(observation)
         outputs = []
-        for place in range(observation.shape[1]):
+        for place in range(features.shape[1]):
             memory = self.step(features[:, place], memory)
             memory = torch.where((place < burn_len).unsqueeze(1), memory.detach(), memory)
             outputs.append(memory[:, : self.units])
         return self.values(torch.stack(outputs, dim=1))
 
-    def features(self, observation: torch.Tensor) -> torch.Tensor:
-        """[B, T, units]."""
-        return torch.relu(self.inputs(observation.flatten(2).float() * self.scale))
+    def features(self, observation: Observation, leading: int = 2) -> torch.Tensor:
+        """[B, T, units], or [B, units] with one leading axis."""
+        return torch.relu(self.inputs(self.flatten(observation, leading)))
 
     def step(self, features: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         """The state after one step [B, 2 units], from [B, units] and [B, 2 units]."""
@@ -51,10 +52,10 @@ class OneStep(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, observation: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, observation: Observation, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See the class."""
         network = self.network
-        following = network.step(network.features(observation.unsqueeze(1))[:, 0], memory)
+        following = network.step(network.features(observation, 1), memory)
         return network.values(following[:, : network.units]), following
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from ddrl.core.errors import CheckpointError
+from ddrl.core.files import write_atomically
 
 FORMAT = "ddrl.learner/2"
 
@@ -26,12 +26,9 @@ FORMAT = "ddrl.learner/2"
 def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
     """Write `state` and `about` (JSON values) to `path`, whole or not at all."""
     header = {"ddrl": json.dumps({"format": FORMAT, **about, "checksum": _checksum(state)})}
-    partial = path.with_name(path.name + ".partial")
     try:
-        save_file(dict(state), partial, metadata=header)
-        os.replace(partial, path)
+        write_atomically(path, save(dict(state), metadata=header))
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write the learner's state to {path}: {error}") from None
 
 

@@ -7,7 +7,6 @@ termination."""
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import huber_loss, mse_loss
 
 
 def q_learning_target(r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tensor) -> torch.Tensor:
@@ -27,17 +26,19 @@ def double_q_target(
     return torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1))
 
 
-def loss_of(value: torch.Tensor, target: torch.Tensor, kind: str) -> torch.Tensor:
-    """Elementwise loss of the error d = target - value, [B]: "huber" (delta 1) is d^2 / 2 within [-1, 1] and |d| - 1/2
-    beyond, "mse" is d^2 / 2."""
-    if kind == "mse":
-        return 0.5 * mse_loss(value, target, reduction="none")
-    return huber_loss(value, target, reduction="none")
+def weighted_loss(td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """mean_b weight_b l(d_b) [], of TD errors d = target - value [B] and weights [B].
+
+    "huber" (delta 1): l(d) is d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse": l(d) = d^2 / 2."""
+    size = td_error.abs()
+    inside = size.clamp(max=1.0) if kind == "huber" else size
+    return (weight * inside * (size - 0.5 * inside)).mean()
 
 
-def weighted_mean(each: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """mean_b weight_b each_b, [] from [B], [B]."""
-    return torch.dot(weight / len(weight), each)  # one operation to differentiate
+def value_slope(td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """The derivative of `weighted_loss` by the values [B], their targets held constant."""
+    slope = td_error.clamp(-1.0, 1.0) if kind == "huber" else td_error
+    return slope * weight * (-1.0 / len(weight))
 
 
 def linear_lr(lr: float, end_fraction: float, progress: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -94,14 +95,17 @@ def test_a_directory_without_a_policy_is_refused(tmp_path: Path) -> None:
         load_policy(tmp_path / "nowhere")
 
 
-def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RunDirError, match="cannot write the policy"):
         save(tmp_path / "nowhere")
     first = save(tmp_path, 1)
-    (tmp_path / ".policy.safetensors.partial").mkdir()
-    with pytest.raises(RunDirError):
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("ddrl.core.files.os.fsync", Mock(side_effect=[None, full]))  # the graph fits, the rest does not
+    with pytest.raises(RunDirError, match="No space left"):
         save(tmp_path, 2)
-    (tmp_path / ".policy.safetensors.partial").rmdir()
+    assert {path.name for path in tmp_path.iterdir()} == {"policy.onnx", "policy.safetensors", "policy.json"}
     layout = MODEL.layout
     np.testing.assert_array_equal(
         layout.views(load_policy(tmp_path).vector)["0.weight"], layout.views(first)["0.weight"]

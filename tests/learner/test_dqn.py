@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -247,3 +248,30 @@ heavy = {"torch._dynamo", "torch._inductor", "sympy", "gymnasium", "mpi4py", "pa
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})
+
+
+@pytest.mark.parametrize(("network", "spec"), [("mlp", VECTOR), ("nature_cnn", SCREEN)])
+def test_a_dueling_network_gives_its_streams_by_name_to_inspect_and_to_acting(network: str, spec: EnvSpec) -> None:
+    learner = learner_of(LearnerConfig(network=network, hidden=[8], dueling="mean"), spec)
+    states = random_batch(spec, 5, 0).s_t
+    inspected = learner.inspect(states)
+    acted = ActingPolicy(learner.acting_model()).act(states, learner.parameters.numpy())
+    assert list(inspected) == list(acted) == ["q", "value", "advantage"]
+    for name, array in inspected.items():
+        np.testing.assert_allclose(acted[name], array, rtol=1e-3, atol=1e-4)
+    centred = inspected["advantage"] - inspected["advantage"].mean(1, keepdims=True)
+    np.testing.assert_allclose(inspected["q"], inspected["value"] + centred, rtol=1e-4, atol=1e-5)
+    single = learner_of(LearnerConfig(network=network, hidden=[8], dueling="none"), spec)
+    assert list(single.inspect(states)) == list(single.acting_model().outputs) == ["q"]
+
+
+def test_only_what_may_draw_random_numbers_pays_for_a_state_of_its_own() -> None:
+    """The library's algorithms and plain layers leave torch's generator alone; for anything else it is swapped."""
+    for algorithm in ("dqn", "c51", "r2d2"):
+        learner = learner_of(LearnerConfig(algorithm=algorithm, hidden=[8]))
+        assert not learner._draws
+    learner, before = learner_of(LearnerConfig(hidden=[8])), torch.get_rng_state()
+    learner.update(random_batch(VECTOR, 4, 0))
+    assert torch.equal(torch.get_rng_state(), before)
+    for module in (nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), Normalized(VECTOR)):
+        assert learner_of(LearnerConfig(), module=module)._draws

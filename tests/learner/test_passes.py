@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import make_network
-from ddrl.learner.algorithm import Evaluation
+from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.part import Part
 from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch, values
@@ -62,8 +62,8 @@ def test_written_out_passes_compute_what_autograd_computes(
         for name, tensor in ours.items():
             torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
         weight = torch.randn_like(theirs["q_tm1"].detach())
-        (whole,) = written.backward((ours["q_tm1"] * weight).sin().sum())
-        gradients = reference.backward((theirs["q_tm1"] * weight).sin().sum())
+        (whole,) = written.backward(Loss((ours["q_tm1"] * weight).sin().sum()))
+        gradients = reference.backward(Loss((theirs["q_tm1"] * weight).sin().sum()))
         assert whole.shape == written.learning(part.online.vector)[0].shape
         for mine, autograds in zip(part.online.split(whole.view(torch.uint8)), gradients, strict=True):
             torch.testing.assert_close(mine, autograds, rtol=1e-4, atol=1e-5)
@@ -87,7 +87,7 @@ def test_evaluations_that_are_not_one_batch_go_through_autograd_to_the_same_grad
     first, second = (torch.from_numpy(random_batch(VECTOR, size, size).s_tm1) for size in (4, 6))
     asked = [Evaluation(name, "value", (s,), gradient=True) for name, s in (("first", first), ("second", second))]
     ours, theirs = (
-        passes.backward(sum(q.square().sum() for q in passes.forward(asked).values()))
+        passes.backward(Loss(sum(q.square().sum() for q in passes.forward(asked).values())))
         for passes in (written, reference)
     )
     for mine, autograds in zip(part.online.split(ours[0].view(torch.uint8)), theirs, strict=True):

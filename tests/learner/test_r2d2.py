@@ -56,7 +56,7 @@ def test_a_cue_is_remembered_until_the_answer_is_due() -> None:
         burn_in=2,
         n_step=1,
         short_picks=True,
-        memory=ArraySpec((2 * UNITS,), "float32"),
+        columns=describe(CONFIG, CUE).columns,
         seed=1,
     )
     selector = replay.new_pick_selector("prioritized", priority_exponent=0.6, importance_exponent=0.4)
@@ -68,7 +68,9 @@ def test_a_cue_is_remembered_until_the_answer_is_due() -> None:
             rewards[-1] = pay[index]
             final = np.zeros(2, np.float32)
             handle = replay.new_episode()
-            replay.record_steps(handle, states[index], actions[index], rewards, final, memory=memories[index])
+            replay.record_steps(
+                handle, states[index], actions[index], rewards, final, columns={"memory": memories[index]}
+            )
         for _ in range(4):
             batch = replay.sample_sequences(32, selector, 0.95)
             update = learner.update(batch, statistics=False)

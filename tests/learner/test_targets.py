@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddrl.learner.targets import double_q_target, linear_lr, loss_of, q_learning_target
+from ddrl.learner.targets import double_q_target, linear_lr, q_learning_target, value_slope, weighted_loss
 
 
 def test_the_target_bootstraps_from_the_largest_value_and_not_from_terminal_states() -> None:
@@ -22,14 +22,15 @@ def test_the_double_target_takes_the_selector_s_action_and_the_other_network_s_v
 @pytest.mark.parametrize("kind", ["huber", "mse"])
 def test_the_loss_and_its_derivative_are_those_of_its_equation(kind: str) -> None:
     target = torch.tensor([-3.0, -1.5, -0.5, 0.0, 0.7, 1.2, 40.0], dtype=torch.float64)
+    weight = torch.tensor([1.0, 0.5, 0.25, 3.0, 1.0, 0.1, 0.7], dtype=torch.float64)
     value = torch.full_like(target, 0.25, requires_grad=True)
     d = target - value.detach()
-    inside = d.abs() <= 1
-    loss = loss_of(value, target, kind)
-    expected = torch.where(inside, d.square() / 2, d.abs() - 0.5) if kind == "huber" else d.square() / 2
-    torch.testing.assert_close(loss, expected)
-    (slope,) = torch.autograd.grad(loss.sum(), value)
-    torch.testing.assert_close(slope, -(d.clamp(-1, 1) if kind == "huber" else d))
+    each = torch.where(d.abs() <= 1, d.square() / 2, d.abs() - 0.5) if kind == "huber" else d.square() / 2
+    loss = weighted_loss(target - value, weight, kind)
+    torch.testing.assert_close(loss, (weight * each).mean())
+    (slope,) = torch.autograd.grad(loss, value)
+    torch.testing.assert_close(slope, -weight / 7 * (d.clamp(-1, 1) if kind == "huber" else d))
+    torch.testing.assert_close(value_slope(d, weight, kind), slope)
 
 
 def test_the_step_size_falls_linearly_and_stays_at_its_end() -> None:

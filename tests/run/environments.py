@@ -101,3 +101,32 @@ class Cue(gymnasium.Env):
 def cue() -> gymnasium.Env:
     """A task that needs memory."""
     return Cue()
+
+
+class Orders(gymnasium.Env):
+    """A queue of one to four orders (price, size) and some cash: taking the order of the highest price pays 1."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "cash": gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32),
+            "queue": gymnasium.spaces.Sequence(gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._queue = self.np_random.random((int(self.np_random.integers(1, 5)), 2)).astype(np.float32)
+        return self._observe(), {}
+
+    def step(self, action):
+        best = int(self._queue[:, 0].argmax())
+        return self._observe(), float(action == best), True, False, {}
+
+    def _observe(self):
+        return {"cash": np.array([0.5], np.float32), "queue": tuple(self._queue)}
+
+
+def orders() -> gymnasium.Env:
+    """A queue of varying length."""
+    return Orders()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ddrl.acting.policy_file import load_policy
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, settings, summary
 
@@ -73,3 +74,35 @@ def test_a_recurrent_algorithm_solves_what_needs_memory_and_dqn_does_not(tmp_pat
     done = ddrl("--serial", *common, *settings(f"run.dir={tmp_path / 'dqn'}", "run.max_env_steps=6000"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "dqn")["evaluation"]["mean"] < 1.0
+
+
+@pytest.mark.parametrize("network", ["mlp", "tests.run.networks:Scores"])
+def test_a_queue_of_named_arrays_is_learned_from_and_its_policy_is_saved(network: str, tmp_path: Path) -> None:
+    wanted = settings(
+        "env.id=tests.run.environments:orders", "env.observation=named", "env.max_lengths.queue=4",
+        f"learner.network={network}", "learner.lr=3e-3", f"run.dir={tmp_path / 'run'}", "run.max_env_steps=6000",
+        "replay.n_step=1", "rollout.epsilon_decay_steps=2000", "evaluation.episodes=60",
+    )  # fmt: skip
+    done = ddrl("--serial", *TINY, *wanted)
+    assert done.returncode == 0, done.stderr
+    reached = summary(tmp_path / "run")["evaluation"]["mean"]
+    assert reached > 0.6  # whoever does not look at prices gets 0.52
+    policy = load_policy(tmp_path / "run")
+    assert set(policy.model.spec.observation.arrays) == {"cash", "queue", "queue_mask"}
+
+
+@pytest.mark.parametrize("mode", ["serial", "local"])
+@pytest.mark.parametrize("task", ["bandit", "chain"])
+def test_an_algorithm_on_trajectories_solves_what_it_is_given(mode: str, task: str, tmp_path: Path) -> None:
+    """A draw is learned from in several epochs of minibatches; in the chain rewards come five steps later."""
+    wanted = settings(
+        "learner.algorithm=tests.learner.user_trajectories:ClippedActorCritic", f"env.id=tests.run.environments:{task}",
+        "learner.lr=1e-2", "learner.batch_size=32", "run.max_env_steps=12000", "run.target_return=1.0",
+        "evaluation.episodes=20", "rollout.warmup_steps=0", f"run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    done = ddrl(*(["--serial"] if mode == "serial" else []), *TINY, *wanted, *settings("run.processes=2"))
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["evaluation"]["mean"] == 1.0
+    with Run(tmp_path / "run") as run:
+        entropy = run.series(["entropy"])["entropy"]
+        assert (entropy == entropy).any()

@@ -92,10 +92,12 @@ class C51:
         best = support.mean(selector.softmax(2)).argmax(1)
         p_t = rules.taken(outputs["logits_t"], best).softmax(1)  # [B, N]
         target = support.project(p_t, batch.r_t, batch.discount_t)
-        logits = rules.taken(outputs["logits_tm1"], batch.a_tm1)
-        divergence = rules.divergence(target, logits.log_softmax(1))  # [B]
-        loss = (batch.weight * divergence).mean()
-        return Loss(loss, divergence.detach().clamp(min=0.0), {"q_mean": support.mean(logits.detach().softmax(1))})
+        logits_tm1 = outputs["logits_tm1"].detach()
+        log_p = rules.taken(logits_tm1, batch.a_tm1).log_softmax(1)
+        p, divergence = log_p.exp(), rules.divergence(target, log_p)  # [B, N], [B]
+        share = batch.weight / len(batch.weight)
+        slopes = {"logits_tm1": rules.at_taken((p - target) * share.unsqueeze(1), batch.a_tm1, logits_tm1.shape[1])}
+        return Loss(share.dot(divergence), divergence.clamp(min=0.0), {"q_mean": support.mean(p)}, slopes)
 
     def acting(self) -> Acting:
         """See `Algorithm`: the action values."""

@@ -8,6 +8,7 @@ by their global norm."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
@@ -74,10 +75,14 @@ class DQN:
             target = rules.double_q_target(batch.r_t, batch.discount_t, q_t, outputs["q_t_selector"])
         else:
             target = rules.q_learning_target(batch.r_t, batch.discount_t, q_t)
-        q_taken = outputs["q_tm1"].gather(1, batch.a_tm1.unsqueeze(1)).squeeze(1)
-        loss = rules.weighted_mean(rules.loss_of(q_taken, target, self._config.loss), batch.weight)
-        priority = (target - q_taken.detach()).abs()  # |TD error|
-        return Loss(loss, priority, {"td_error": priority, "q_mean": q_taken})
+        q_tm1, action = outputs["q_tm1"].detach(), batch.a_tm1.unsqueeze(1)
+        q_taken = q_tm1.gather(1, action).squeeze(1)
+        td_error, kind = target - q_taken, self._config.loss
+        slope = rules.value_slope(td_error, batch.weight, kind)
+        slopes = {"q_tm1": q_tm1.new_zeros(q_tm1.shape).scatter_(1, action, slope.unsqueeze(1))}
+        loss = partial(rules.weighted_loss, td_error, batch.weight, kind)
+        priority = td_error.abs()
+        return Loss(loss, priority, {"td_error": priority, "q_mean": q_taken}, slopes)
 
     def acting(self) -> Acting:
         """See `Algorithm`."""
@@ -86,5 +91,8 @@ class DQN:
         return Acting("value", *acting_values(self.network))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions]."""
-        return {"q": self.network(observations)}
+        """See `Algorithm`: what acting gives: q [B, num_actions], and the two streams of a dueling network of the
+        library by name: "value" [B, 1], "advantage" [B, num_actions]."""
+        acting = self.acting()
+        given = acting.module(observations)
+        return dict(zip(acting.outputs, given if isinstance(given, tuple) else (given,), strict=True))

@@ -104,5 +104,6 @@ class R2D2:
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """See `Algorithm`: q [B, num_actions] at an episode's first step."""
-        blank = observations.new_zeros((len(observations), 2 * self._settings.units))
-        return {"q": self._rules.OneStep(self.network)(observations, blank)[0]}
+        features = self.network.features(observations, 1)
+        state = self.network.step(features, features.new_zeros((len(features), 2 * self._settings.units)))
+        return {"q": self.network.values(state[:, : self._settings.units])}
