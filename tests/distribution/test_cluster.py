@@ -7,7 +7,7 @@ import sys
 import pytest
 
 os.environ["DDRL_CLUSTER"] = "ddtest"  # beside a cluster that somebody uses; read when the module is imported
-cluster = pytest.importorskip("benchmarks.cluster")
+cluster = pytest.importorskip("benchmarks.distribution.cluster")
 del os.environ["DDRL_CLUSTER"]
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 REASON = cluster.available()

@@ -25,7 +25,7 @@ from ddrl.distribution.transport.shards import Bytes
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-BYTE_CPU = 1e-9  # s at each end, where links are too slow to measure it; fitted once to benchmarks/distribution.py
+BYTE_CPU = 1e-9  # s at each end, where links are too slow to measure it; fitted once to benchmarks.distribution
 SMALL, LARGE = 1 << 10, 1 << 15  # bytes of payload
 FANOUT = 3
 MODELS = 4  # of each size; the first opens connections and is not counted

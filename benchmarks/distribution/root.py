@@ -1,7 +1,7 @@
 """The root's side of the distribution benchmarks: it publishes models one after another, and times each from its first
 byte to the last host's confirmation.
 
-`drive` sends the models of one case, `replan` streams while a link changes. Used by `distribution_ranks` on rank 0."""
+`drive` sends the models of one case, `replan` streams while a link changes. Used by `ranks` on rank 0."""
 
 from __future__ import annotations
 

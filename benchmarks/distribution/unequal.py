@@ -1,7 +1,7 @@
 """Random unequal clusters: 4 to 16 hosts, each link 50 to 400 Mbit/s. What auto chooses, against the best of a full
 sweep of schemes.
 
-`python -m benchmarks.distribution_unequal [--clusters 50] [--minutes 18]`; needs root. Closed loop, S = 1 MB. The sweep
+`python -m benchmarks.distribution.unequal [--clusters 50] [--minutes 18]`; needs root. Closed loop, S = 1 MB. The sweep
 is measured, not predicted. The best of many noisy figures is a hard rival, so the sweep's winner is measured again in
 turn with auto, and those figures are compared. One mpirun serves all clusters: links are shaped anew, and relays start
 afresh on the first hosts. Figures are saved after each cluster; run again, it goes on where the JSON ends.
@@ -14,8 +14,8 @@ import random
 import statistics
 from typing import Any
 
-from benchmarks import cluster
-from benchmarks.distribution_cases import case, efficiency, made, modeled, predicted, run_groups
+from benchmarks.distribution import cluster
+from benchmarks.distribution.cases import case, efficiency, made, modeled, predicted, run_groups
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.planner import choose_best, predict
 from ddrl.distribution.plans.scheme import Choice, Situation, candidates

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cluster
-from benchmarks.distribution_cases import (
+from benchmarks.distribution import cluster
+from benchmarks.distribution.cases import (
     BCAST_ALGORITHMS,
     case,
     efficiency,
@@ -82,7 +82,7 @@ def ray(python: str, hosts: int, nbytes: int) -> dict[str, Any]:
             [
                 sys.executable,
                 "-m",
-                "benchmarks.distribution_ray",
+                "benchmarks.distribution.ray",
                 "--hosts",
                 str(hosts),
                 "--bytes",

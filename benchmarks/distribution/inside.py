@@ -1,7 +1,7 @@
 """The hand-over inside a host: a 20 MB model from the publisher to 36 rollouts, against one memcpy, MPI_Bcast to 36
 ranks, and others' ways.
 
-`python -m benchmarks.distribution_inside [--torchrl-python PYTHON] [--ray-python PYTHON]`; no root needed. The mailbox
+`python -m benchmarks.distribution.inside [--torchrl-python PYTHON] [--ray-python PYTHON]`; no root needed. The mailbox
 hands a version over in place: publishing costs one copy with its checksum, readers map it and copy nothing. Each reader
 is a process that waits for a newer version, pins it, and a few milliseconds later (not in the way of readers still to
 be woken) looks at its first and last byte; the time that counts is when it holds the pin. The memcpy writes where a
@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cluster import mpi_environment
+from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
 
-PEERS = Path(__file__).parent / "peers"
+PEERS = Path(__file__).parents[1] / "peers"
 SLOTS = 4
 SEEN, DONE, TIMES = (
     0,
@@ -183,7 +183,7 @@ def broadcast(nbytes: int, ranks: int, models: int) -> list[float]:
             "--oversubscribe",
             sys.executable,
             "-m",
-            "benchmarks.distribution_mpi",
+            "benchmarks.distribution.mpi",
             "bcast",
             str(nbytes),
             str(models),
@@ -191,7 +191,7 @@ def broadcast(nbytes: int, ranks: int, models: int) -> list[float]:
         ]
         subprocess.run(
             command,
-            env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parent.parent)},
+            env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parents[2])},
             capture_output=True,
             timeout=600,
             check=False,

@@ -1,7 +1,7 @@
 """The source's experiment on 30, 100 and 298 emulated hosts: models a second, tree against sharded, each with its best
 parameter (table 1), the busiest relay's bandwidth (table 2), and our own schemes and MPI_Bcast beside them.
 
-`python -m benchmarks.distribution_scale --hosts 100` (or 30, or 298); needs root. Rates and S are scaled down so that
+`python -m benchmarks.distribution.scale --hosts 100` (or 30, or 298); needs root. Rates and S are scaled down so that
 the machine's cores are not the limit: what counts is S/B, which the table gives as the bound. Closed loop is the
 source's rule: the next model leaves when every host has confirmed the last. Bytes are those that each relay's executor
 counted, headers included."""
@@ -12,8 +12,8 @@ import json
 import time
 from typing import Any
 
-from benchmarks import cluster
-from benchmarks.distribution_cases import case, efficiency, made, modeled, run_cases, run_mpi, summarize
+from benchmarks.distribution import cluster
+from benchmarks.distribution.cases import case, efficiency, made, modeled, run_cases, run_mpi, summarize
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.scheme import make_plan, preset_relays
 from ddrl.distribution.plans.simulator import Network, simulate

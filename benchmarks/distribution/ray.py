@@ -1,7 +1,7 @@
 """What `benchmarks.distribution` compares with: Ray's object store, a model put on the trainer's host and fetched on
 every other.
 
-`python -m benchmarks.distribution_ray --hosts 16 --bytes 5000000 --models 4 --ray-python PYTHON OUT.json` on a cluster
+`python -m benchmarks.distribution.ray --hosts 16 --bytes 5000000 --models 4 --ray-python PYTHON OUT.json` on a cluster
 that stands already. Ray runs from an environment of its own (`--ray-python`): it is no dependency of ddrl. A Ray node
 starts in every namespace; each model is one `ray.put` on the head, and a task pinned to each node takes it with
 `ray.get` and looks at every page. The time runs from the put until all have it."""
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import cluster
+from benchmarks.distribution import cluster
 
 DRIVER = """
 import json, sys, time
@@ -143,7 +143,7 @@ def measure(python: str, hosts: int, nbytes: int, models: int, *, timeout: float
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.distribution_ray", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m benchmarks.distribution.ray", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--bytes", type=int, default=5_000_000)

@@ -1,7 +1,7 @@
 """Codecs in models a second: real versions of Pong's network by the library's relays to emulated hosts, each codec in
 turn.
 
-`python -m benchmarks.distribution_codecs [--versions FOLDER]`; needs root (network namespaces). The versions are a
+`python -m benchmarks.distribution.coded [--versions FOLDER]`; needs root (network namespaces). The versions are a
 short training's, 10 updates apart, kept in FOLDER for the next run. Every codec goes by the same plan, closed loop and
 streaming; rounds alternate. The first model of a case goes whole in every codec and is not counted, nor are those on
 their way with it. Efficiency against two bounds: of the model's own bytes (a codec can exceed 1), and of the bytes that
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cluster
-from benchmarks.distribution_cases import case, made, run_groups
+from benchmarks.distribution import cluster
+from benchmarks.distribution.cases import case, made, run_groups
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.plans.costs import bound_unequal
@@ -32,7 +32,7 @@ PERIOD, TASK, STEPS = 10, "pong", 2_000  # updates between versions; environment
 def train_versions(folder: Path, short: bool) -> None:
     """Train for a while and keep the last versions, `PERIOD` updates apart: FOLDER/versions.npy [STREAMED, nbytes] and
     FOLDER/manifest.json."""
-    from benchmarks.codecs import SHORT, Diary, train
+    from benchmarks.distribution.codecs import SHORT, Diary, train
 
     class Last(Diary):
         """Keeps the last versions."""

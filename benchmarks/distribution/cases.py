@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cluster
+from benchmarks.distribution import cluster
 from ddrl.distribution.plans.costs import bound_unequal
 from ddrl.distribution.plans.plan import HEADER_BYTES
 from ddrl.distribution.plans.scheme import make_plan
@@ -37,7 +37,7 @@ BCAST_ALGORITHMS = {
     8: "scatter + allgather",
     9: "scatter + ring",
 }
-SOURCES = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+SOURCES = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 HEADERS, WIRE = 52, 14  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
 
 
@@ -87,7 +87,7 @@ def run_groups(
         request.write_text(json.dumps({"groups": list(groups), "tune": tune or {}}))
         environment = {"PYTHONPATH": SOURCES} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
         command = cluster.mpirun(
-            [sys.executable, "-m", "benchmarks.distribution_ranks", str(request), str(out)],
+            [sys.executable, "-m", "benchmarks.distribution.ranks", str(request), str(out)],
             hosts=hosts,
             environment=environment,
         )
@@ -172,7 +172,7 @@ def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout:
                 "OMPI_MCA_coll_tuned_bcast_algorithm": str(algorithm),
             }
         command = cluster.mpirun(
-            [sys.executable, "-m", "benchmarks.distribution_mpi", kind, str(nbytes), str(models), str(out)],
+            [sys.executable, "-m", "benchmarks.distribution.mpi", kind, str(nbytes), str(models), str(out)],
             environment=environment,
         )
         try:

@@ -1,7 +1,7 @@
 """What the distribution benchmarks run on each host of a cluster: relays that carry models by one plan after another,
 timed at the root.
 
-`python -m benchmarks.distribution_ranks REQUEST.json OUT.json`; one rank a host. A request holds groups, one after
+`python -m benchmarks.distribution.ranks REQUEST.json OUT.json`; one rank a host. A request holds groups, one after
 another, each on the first `hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models,
 versions_in_flight}, and it may name a codec with the model's manifest, and a file of versions to send. The relays are
 the library's own; the root publishes whenever a model may leave, and takes the times of the confirmations. Rank 0 asks
@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 import ddrl.distribution.relay.core as relay_module
-from benchmarks.distribution_root import Root, ask_for_rates, connect, drive, replan
+from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane

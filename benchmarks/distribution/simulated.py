@@ -1,7 +1,7 @@
 """Simulated only: 298 to 10,000 hosts, S = 20 MB, 10 GbE each way, 50 us a message: each scheme with its best settings,
 and the bound.
 
-`python -m benchmarks.distribution_simulated`. Stripes run in the simulator; the others by their closed forms, which the
+`python -m benchmarks.distribution.simulated`. Stripes run in the simulator; the others by their closed forms, which the
 simulator meets on equal links (tests/distribution/test_simulator.py)."""
 
 from __future__ import annotations

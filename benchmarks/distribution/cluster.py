@@ -1,9 +1,8 @@
 """A virtual cluster on one Linux machine, for root: network namespaces on a bridge, every link shaped each way.
 
-`python -m benchmarks.cluster up --hosts 100 --rate 20mbit`, `python -m benchmarks.cluster run -- PROGRAM ...` (one rank
-a host), and `python -m benchmarks.cluster down`. Host 0 is the trainer's, hosts 1..N the others. `up` replaces what an
-earlier `up` left; `down` leaves nothing: namespaces, bridge, neighbor table limits and files are as before. Only the
-standard library and iproute2."""
+`python -m benchmarks.distribution.cluster up --hosts 100 --rate 20mbit`, `... run -- PROGRAM ...` (one rank a host),
+and `... down`. Host 0 is the trainer's, hosts 1..N the others. `up` replaces what an earlier `up` left; `down` leaves
+nothing: namespaces, bridge, neighbor table limits and files are as before. Only the standard library and iproute2."""
 
 from __future__ import annotations
 
@@ -258,7 +257,8 @@ def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=(__doc__ or "").split("\n\n")[0])
+    description = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.distribution.cluster", description=description)
     actions = parser.add_subparsers(dest="action", required=True)
     make = actions.add_parser("up", help="make the cluster")
     make.add_argument("--hosts", type=int, default=16, help="hosts beside the trainer's (%(default)s)")

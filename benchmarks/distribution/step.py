@@ -1,7 +1,7 @@
 """Does distribution slow the learner? Updates with relays that carry its models to other hosts of this machine, and
 without, in turn.
 
-`python -m benchmarks.distribution_step`; mpirun, no root. Three cases alternate, some updates each: "off" (nothing is
+`python -m benchmarks.distribution.step`; mpirun, no root. Three cases alternate, some updates each: "off" (nothing is
 published, all relays are stopped by a signal), "publish" (versions go to the mailbox, relays stopped), "on" (relays
 carry them to `--hosts` other hosts as fast as they can). On a real trainer's host the relay has a core of its own, so
 relays are put on all cores but the first and the learner on the first ("pinned"); with few cores that is the only way
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cluster import mpi_environment
+from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
@@ -106,14 +106,14 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
             "none",
             sys.executable,
             "-m",
-            "benchmarks.distribution_step",
+            "benchmarks.distribution.step",
             "--relay",
             run_id,
             str(nbytes),
             str(int(pinned)),
             str(told),
         ]
-        job = subprocess.Popen(command, env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parent.parent)})
+        job = subprocess.Popen(command, env={**mpi_environment(), "PYTHONPATH": str(Path(__file__).parents[2])})
         try:
             if not board.wait_ready(1, 120):
                 raise SystemExit("the relays did not start")

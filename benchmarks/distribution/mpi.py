@@ -1,6 +1,6 @@
 """What `benchmarks.distribution` compares with, on each host of a cluster: MPI's own broadcast and torch's.
 
-`python -m benchmarks.distribution_mpi KIND NBYTES MODELS OUT.json`; KIND: bcast (MPI_Bcast; the algorithm by
+`python -m benchmarks.distribution.mpi KIND NBYTES MODELS OUT.json`; KIND: bcast (MPI_Bcast; the algorithm by
 OMPI_MCA_coll_tuned_bcast_algorithm), scatter_allgather (blocking MPI_Scatter, then MPI_Allgather), gloo
 (torch.distributed.broadcast)."""
 

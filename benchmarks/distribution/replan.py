@@ -2,7 +2,7 @@
 auto; then one host can send at 20 Mbit/s only. How long models take before, after, and once the relays have noticed,
 measured the links again and planned anew.
 
-`python -m benchmarks.distribution_replan`; needs root. Nothing tells the relays: the root sees that models have become
+`python -m benchmarks.distribution.replan`; needs root. Nothing tells the relays: the root sees that models have become
 slow."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import itertools
 import statistics
 from typing import Any
 
-from benchmarks import cluster
-from benchmarks.distribution_cases import made, run_groups
+from benchmarks.distribution import cluster
+from benchmarks.distribution.cases import made, run_groups
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.costs import bound_unequal
 
