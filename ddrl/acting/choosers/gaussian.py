@@ -40,9 +40,9 @@ class Gaussian:
             )
         self._generator = np.random.default_rng(seed)
         self._shape, self._dtype = (num_envs, *spec.action.shape), np.dtype(spec.action.dtype)
-        low, high = getattr(spec, "action_low", None), getattr(spec, "action_high", None)
-        self._low = np.full(spec.action.shape, -np.inf) if low is None else np.asarray(low).reshape(spec.action.shape)
-        self._high = np.full(spec.action.shape, np.inf) if high is None else np.asarray(high).reshape(spec.action.shape)
+        size = spec.action.size
+        self._low = np.reshape(spec.action_low or [-np.inf] * size, spec.action.shape)
+        self._high = np.reshape(spec.action_high or [np.inf] * size, spec.action.shape)
         self._bounded = bool(np.isfinite(self._low).all() and np.isfinite(self._high).all())
 
     def random(self, observation: NDArray[Any]) -> tuple[NDArray[Any], Columns]:
