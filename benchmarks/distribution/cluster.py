@@ -29,7 +29,7 @@ SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
 # Of a link's time that a connection may hold in its socket, where links are slow: as long as a relay rests while models
-# travel, alone on a core and for each that shares one (SLOW_SLEEP of ddrl.distribution.relay, CROWDED_LOOK of
+# travel, alone on a core and for each that shares one (SLOW_SLEEP of ddrl.distribution.relay, CROWDED_POLL of
 # ddrl.distribution.transport.links).
 QUEUE_SECONDS, CROWDED_SECONDS = 0.02, 4e-4
 SOCKET_LEAST = 8192  # bytes

@@ -1,7 +1,7 @@
 """The few collective calls of a start and an end, without spinning and without pickling.
 
 Every call is nonblocking and polled with a sleep (`distribution.transport.waits`). A barrier has a name: where ranks
-come to different ones, or one does not come in time, the error says which."""
+reach different ones, or one does not reach it in time, the error names them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 NAME_BYTES = 256
-# Of the time waited so far, and [s]: hundreds of ranks that look a hundred times a second slow the one they wait for.
+# Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
 SHARE, LONGEST = 0.3, 0.1
 
 
@@ -29,7 +29,7 @@ class BarrierError(DdrlError):
 
 
 class Barrier:
-    """All ranks of `comm` meet here; making it says that this rank has come, `wait` waits for the others."""
+    """All ranks of `comm` meet here; making it counts this rank, `wait` waits for the others."""
 
     def __init__(self, comm: MPI.Comm, name: str) -> None:
         from mpi4py import MPI
@@ -41,7 +41,7 @@ class Barrier:
         self._request = comm.Iallreduce(self._mine, self._everyone, MPI.MAX)
 
     def wait(self, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-        """Until all have come; `meanwhile` is done between looks. BarrierError after `limit` seconds, or where some
+        """Until all are here; `meanwhile` is called between polls. BarrierError after `limit` seconds, or where some
         came to another barrier. Waiting once more does nothing."""
         deadline = None if limit is None else time.monotonic() + limit
 
@@ -59,7 +59,7 @@ class Barrier:
 
 
 def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-    """Come and wait; see Barrier."""
+    """Make one and wait; see Barrier."""
     Barrier(comm, name).wait(meanwhile, limit)
 
 

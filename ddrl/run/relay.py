@@ -92,7 +92,7 @@ def _share_policy(
     """Hand the acting model from the root to the other relays; it and the host's mailbox, or None when the job failed
     before there was one."""
     if mine.host == 0:
-        policy = channels.attach_policy(START_TIMEOUT, membership.look)
+        policy = channels.attach_policy(START_TIMEOUT, membership.poll)
         membership.exchange.broadcast(policy[0].to_bytes() if policy else b"")
         return policy
     data = membership.exchange.broadcast(None)

@@ -1,4 +1,4 @@
-"""Codecs chunk by chunk, versions told against others, and coded models under mpirun."""
+"""Codecs chunk by chunk, versions as differences from others, and coded models under mpirun."""
 
 import contextlib
 import itertools
@@ -255,7 +255,7 @@ def test_a_version_told_against_one_that_is_not_held_is_refused():
     assembly = CodedAssembly(coding, wire, np.zeros_like(model), headers, 3, 9, checksum)
     assembly.lengths[:] = encoder.lengths
     assembly.arrived(0)
-    assert "told against one that is not held here" in assembly.problem
+    assert "a difference from one that this host does not have" in assembly.problem
 
 
 def test_a_wrong_base_does_not_pass_for_the_trainers_model():
@@ -276,7 +276,7 @@ def test_bases_are_kept_until_all_models_up_to_one_told_against_a_newer_have_end
         bases.keep(sequence, np.zeros(1, np.uint8), lambda sequence=sequence: gone.append(sequence))
         bases.ended(sequence, 0 if sequence < 3 else 2)
     assert gone == []
-    assert bases.find(0) is not None  # 2 may be told against it
+    assert bases.find(0) is not None  # 2 may be a difference from it
     bases.keep(2, np.zeros(1, np.uint8), lambda: gone.append(2))
     bases.ended(2, 2)
     assert gone == [0]

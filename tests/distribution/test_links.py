@@ -2,7 +2,7 @@
 
 import math
 
-from ddrl.distribution.transport.links import CROWDED_LOOK, SHARED_CPU, Links, PaceWatch
+from ddrl.distribution.transport.links import CROWDED_POLL, SHARED_CPU, Links, PaceWatch
 
 
 def send(watch, clock, seconds, models):
@@ -38,9 +38,9 @@ def test_relays_rest_between_looks_where_very_many_share_a_core():
         Links([1.0] * hosts, [1.0] * hosts, 0.0, 1e-4, machines, 2, 1e-9)
         for hosts, machines in ((24, 1), (300, 1), (300, 300))
     )
-    assert few.least_rest == apart.least_rest == 0.0
-    assert many.least_rest == 150 * CROWDED_LOOK
-    assert many.network().latency == 0.5 * many.least_rest
+    assert few.min_rest == apart.min_rest == 0.0
+    assert many.min_rest == 150 * CROWDED_POLL
+    assert many.network().latency == 0.5 * many.min_rest
     assert apart.network().latency == few.network().latency < many.network().latency
 
 

@@ -184,7 +184,7 @@ def test_a_host_that_lost_its_base_refuses_and_gets_a_whole_model():
     assert all(host["wrong"] == [] for host in (root, first, loser, last))
     assert first["refused"] == last["refused"] == 0
     assert loser["refused"] == 1
-    assert "told against one that is not held here" in loser["problems"][0]
+    assert "a difference from one that this host does not have" in loser["problems"][0]
     assert loser["seen"] == last["seen"] == list(range(12))
     whole = [step > 0.85 * root["model"] for step in root["steps"]]
     assert whole[0]

@@ -69,7 +69,7 @@ def shards_over_relays(
     )  # large shards are dealt out as evenly as small ones
     messages: list[tuple[int, int, int, int]] = []
     # Whole shards arrive one after another. Were the first host that a relay serves the one beside it, each relay would
-    # come to a host together with the one that began before it, and all would hold each other up to the end; so they
+    # reach a host together with the one that began before it, and all would hold each other up to the end; so they
     # begin apart.
     apart = 0 if chunk_bytes else max(1, hosts // max(1, len(edges) - 1))
     for _, shard, chunk in pieces:

@@ -40,7 +40,7 @@ def choose_best(situation: Situation, *, budget_seconds: float = math.inf) -> Ch
     """The proposal with the least simulated time between models; where several are alike, the one whose models arrive
     soonest.
 
-    The ranking goes on until `budget_seconds` are spent, best guesses first, and looks at one proposal at least."""
+    The ranking goes on until `budget_seconds` are spent, best guesses first; at least one proposal is simulated."""
     hosts, nbytes, network = situation.hosts, situation.nbytes, situation.network
     best, least, begun = Choice("direct", {}), math.inf, time.monotonic()
     if hosts < 1 or nbytes < 1:

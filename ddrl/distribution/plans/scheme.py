@@ -1,4 +1,4 @@
-"""What a scheme is: a class that knows its name, its settings, its facts, and how it makes plans.
+"""What a scheme is: a class with a name, settings, facts, and a function that makes plans.
 
 A scheme is a plug-in (`core.plugins`): one file in `schemes/`, or package.module:Class from outside, named by
 cluster.scheme; its settings stand in the table [cluster.NAME]. Plans are pure functions of (hosts, model size,
@@ -79,7 +79,7 @@ class Situation:
 
     @property
     def chunk_sizes(self) -> list[int]:
-        """Sizes of pieces worth a look [bytes]."""
+        """Sizes of pieces to propose [bytes]."""
         if self.chunk_bytes:
             return [self.chunk_bytes]
         return [size for size in CHUNKS if self.nbytes / MAX_CHUNKS <= size < self.nbytes] or [self.nbytes]
@@ -126,7 +126,7 @@ class Scheme:
 
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
-        """Parameter sets that "auto" should look at, each with the seconds a model that a closed form gives it. A
+        """Parameter sets for "auto" to compare, each with the seconds a model that a closed form gives it. A
         scheme that is never the best proposes nothing."""
         return iter(())
 

@@ -1,6 +1,6 @@
-"""Small messages: what the root and the other relays say to each other, and the root relay and its trainer.
+"""Small messages between the root and the other relays, and between the root relay and its trainer.
 
-Root to relay: `State` (what the board says), `NewPlan`, `Measure`, `Goodbye`. Relay to root: `Ready`, `Confirm`,
+Root to relay: `State` (of the board), `NewPlan`, `Measure`, `Goodbye`. Relay to root: `Ready`, `Confirm`,
 `MemberFailed`, `Finished`. Either way: `Failed`. Between trainer and root relay, in slots of their board: `SchemeWish`,
 `PlanInForce`. Packed by msgspec, so a message that is not ours is refused; nothing is unpickled."""
 
@@ -37,7 +37,7 @@ class Measure(msgspec.Struct, tag="measure"):
 
 
 class Goodbye(msgspec.Struct, tag="goodbye"):
-    """Nothing more will come: end."""
+    """Nothing more is sent: end."""
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -71,13 +71,13 @@ class Finished(msgspec.Struct, tag="finished"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """This relay, or one that told it so, cannot go on: withdraw everything at once."""
+    """This relay, or one that sent it this message, cannot go on: withdraw everything at once."""
 
     text: str
 
 
 class SchemeWish(msgspec.Struct, tag="scheme_wish"):
-    """The trainer wants this scheme from the next version on."""
+    """The scheme to use from the next version on."""
 
     scheme: str
 

@@ -1,7 +1,7 @@
-"""What both kinds of relay share: one look at everything, sleeping between looks, counters, and the end.
+"""What both kinds of relay share: polling everything once, sleeping between polls, counters, and the end.
 
 `progress` does what can be done now; `run` repeats it and sleeps on the relay's bell between, so an idle relay costs
-next to nothing and never spins in MPI. A relay knows bytes and rows, not tensors (a codec is given the places of
+next to nothing and never spins in MPI. A relay handles bytes and rows, not tensors (a codec is given the places of
 float32 values)."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.requests import Part
 
 COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
-# s, between two looks: shortest, longest while models travel, longest
-BUSY_SLEEP, BUSY_LONGEST, IDLE_SLEEP = 2e-4, 2e-3, 1e-2
+# s, between two polls: shortest, longest while models travel, longest
+BUSY_SLEEP, BUSY_MAX_SLEEP, IDLE_SLEEP = 2e-4, 2e-3, 1e-2
 SLOW_SLEEP = 2e-2  # s, longest where links are slow: a small socket must not run empty
 SOCKET_BYTES = 1 << 16
 
@@ -50,9 +50,9 @@ class LocalHost:
     """What a relay uses of its own host.
 
     `readers`: `readers_needed` firm readers of the mailbox. `counters`: the relay's own row. `layout`: manifest of the
-    model, for codecs that must know where float32 values stand. `quiet`: whether no producer of this host will push
+    model, for codecs that treat float32 values apart. `quiet`: whether no producer of this host will push
     another row. `in_use`: whether this host's rollouts all use that version or a newer one (closed loop: the next model
-    leaves only then); None: nobody asks."""
+    leaves only then); None: not required."""
 
     mailbox: Mailbox
     readers: Sequence[MailboxReader]
@@ -135,9 +135,9 @@ class Relay(ABC):
         """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between
         two moves.
 
-        Where many relays share a core, they look less often and sleep between any two looks: else looking takes what
-        moving needs."""
-        bell, least = self._board.relay_bell, self._shortest_sleep()
+        Where many relays share a core, they poll less often and sleep between any two polls: else polling takes the
+        time that moving needs."""
+        bell, least = self._board.relay_bell, self._min_sleep()
         seen = bell.value
         moved = self.progress()
         if moved:
@@ -147,19 +147,19 @@ class Relay(ABC):
             self._sleep = max(least, 0.5 * self._pace)
         if not self.finished and (not moved or least > BUSY_SLEEP):
             bell.wait(seen, least if moved else self._sleep)
-            self._sleep = max(least, min(self._longest_sleep(), self._sleep * 1.3))
+            self._sleep = max(least, min(self._max_sleep(), self._sleep * 1.3))
 
-    def _shortest_sleep(self) -> float:
+    def _min_sleep(self) -> float:
         links = self.models.links
-        return BUSY_SLEEP if links is None else max(BUSY_SLEEP, links.least_rest)
+        return BUSY_SLEEP if links is None else max(BUSY_SLEEP, links.min_rest)
 
-    def _longest_sleep(self) -> float:
+    def _max_sleep(self) -> float:
         """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is
         called."""
         if self.models.resting:
             return IDLE_SLEEP
         links = self.models.links
-        return BUSY_LONGEST if links is None else min(SLOW_SLEEP, SOCKET_BYTES / links.down[self.rank])
+        return BUSY_MAX_SLEEP if links is None else min(SLOW_SLEEP, SOCKET_BYTES / links.down[self.rank])
 
     def _count(self) -> None:
         """Bring the counters up to date."""

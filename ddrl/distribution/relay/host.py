@@ -1,6 +1,6 @@
 """The relay of every host but the trainer's: models in and on to others, this host's experience and counters up.
 
-It obeys the root: what the root's board says, this host's board says too."""
+It copies the command and the values of the root's board to this host's board."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 class HostRelay(Relay):
     """See the module. Making one is collective over the membership.
 
-    `lanes`: this host's. `table`: this host's counters, sent up. Where this host's board says FAIL, the root gets the
+    `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
     text of `failure` and ends the job; rows not yet sent are left."""
 
     def __init__(
@@ -52,8 +52,8 @@ class HostRelay(Relay):
             self._keep(self._tables)
         codec = make_codec(config, local.layout)
         self.models = self.receiver = ModelReceiver(membership, self._inbox, config, codec, local.in_use, trace)
-        self._root_knows_failure = self._sent_finished = False
-        self._last_models: int | None = None  # that the root sends, once it has said so
+        self._failure_at_root = self._sent_finished = False
+        self._last_models: int | None = None  # that the root sends by the plan in force, known from STOP on
         self._stopped_at = 0.0
 
     def _handle(self, rank: int, message: Message) -> None:
@@ -72,22 +72,22 @@ class HostRelay(Relay):
             self._board.command = Command(state.command)
         if state.command >= Command.STOP:
             self._stopping, self._last_models = True, state.models
-        self._root_knows_failure = self._root_knows_failure or state.command == Command.FAIL
+        self._failure_at_root = self._failure_at_root or state.command == Command.FAIL
         self.receiver.stopping = self._stopping
 
     def _move(self) -> bool:
         moved = False
-        if self._blocks is not None and not self._root_knows_failure:
+        if self._blocks is not None and not self._failure_at_root:
             moved = self._blocks.progress(flush=self._stopping)
         if self._tables is not None:
             self._tables.progress()
-        self._tell_failure()
+        self._send_failure()
         self._finish_up()
         return moved
 
-    def _tell_failure(self) -> None:
-        if not self._root_knows_failure and self._board.command == Command.FAIL:
-            self._root_knows_failure = self._stopping = True
+    def _send_failure(self) -> None:
+        if not self._failure_at_root and self._board.command == Command.FAIL:
+            self._failure_at_root = self._stopping = True
             text = self._failure() if self._failure is not None else f"host {self.rank} failed"
             self._post.send(0, MemberFailed(text[-MAX_TEXT:]))
 
@@ -95,7 +95,7 @@ class HostRelay(Relay):
         if not self._stopping or self._sent_finished or self._last_models is None:
             return
         self._stopped_at = self._stopped_at or time.monotonic()
-        if not self._root_knows_failure:
+        if not self._failure_at_root:
             if not self._local.quiet() and time.monotonic() - self._stopped_at < QUIET_SECONDS:
                 return
             if self._blocks is not None and self._blocks.pending:

@@ -1,9 +1,9 @@
 """A relay among all relays: it joins, and it leaves with the others, in order or because one of them has failed.
 
-Used as a context: what is raised inside is told to every other relay, all of them withdraw what they have posted in
-MPI, and it goes on upwards. On the others `RelayFailed` is raised wherever they are, with the text of the first one, so
-that a failure at any time, while links are measured and plans are made included, ends all of them within seconds and
-leaves no memory to MPI that is freed."""
+Used as a context: an error raised inside is sent to every other relay, all of them withdraw what they have posted in
+MPI, and the error goes on upwards. On the others `RelayFailed` is raised wherever they are, with the text of the first
+one, so that a failure at any time, while links are measured and plans are made included, ends all of them within
+seconds and leaves no memory to MPI that is freed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK, TAG_EXCHANGE = 1, 2, 3, 4, 5
-LOOK_PERIOD = 0.01  # s, between looks at the post while others are waited for
+POLL_PERIOD = 0.01  # s, between polls of the post while others are waited for
 
 
 class RelayFailed(JobFailed):
@@ -29,7 +29,7 @@ class RelayFailed(JobFailed):
 
 
 def describe_relay(error: BaseException) -> str:
-    """What others are told of an error, where nobody knows better words."""
+    """The text of an error that other relays get, unless the relay is given another function."""
     return str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {error}"
 
 
@@ -39,7 +39,7 @@ class Membership:
     def __init__(self, comm: MPI.Comm, describe: Callable[[BaseException], str] = describe_relay) -> None:
         self.rank, self.hosts = comm.rank, comm.size - 1
         self.data, self.control = comm.Dup(), comm.Dup()
-        self._describe, self._left, self._next_look = describe, False, 0.0
+        self._describe, self._left, self._next_poll = describe, False, 0.0
         self._unread: list[tuple[int, Message]] = []
         self._parts: list[Part] = []
         root = self.rank == 0
@@ -77,15 +77,15 @@ class Membership:
         """All of its requests have ended."""
         self._parts.remove(part)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise RelayFailed where another relay has failed."""
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_PERIOD
+        if now >= self._next_poll:
+            self._next_poll = now + POLL_PERIOD
             self._read()
 
     def messages(self) -> list[tuple[int, Message]]:
-        """What others have said since the last call, (rank, message). RelayFailed where one of them has failed."""
+        """Messages since the last call, (rank, message). RelayFailed where another relay has failed."""
         self._read()
         unread, self._unread = self._unread, []
         return unread
@@ -112,7 +112,7 @@ class Membership:
         self.abandon(str(error) if isinstance(error, RelayFailed) else self._describe(error))
 
     def abandon(self, text: str) -> None:
-        """Tell the others that this relay has failed, or that it has heard of one that has, and withdraw together."""
+        """Send the text of a failure, this relay's or another's, to the others, and withdraw together."""
         if self._left:
             return
         self._left = True

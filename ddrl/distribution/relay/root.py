@@ -1,8 +1,8 @@
 """The relay beside the trainer: models out, experience of all hosts in, and the end of the job.
 
-Order of the end: the board says STOP -> the root tells all -> each relay drains its lanes, sends its last table and
-`Finished` -> the root, once every model has ended everywhere and every row stands in its lane, says `Goodbye` -> all
-withdraw and leave together."""
+Order of the end: the board's command is STOP -> the root sends it to all -> each relay drains its lanes, sends its last
+table and `Finished` -> the root, once every model has ended everywhere and every row stands in its lane, sends
+`Goodbye` -> all withdraw and leave together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ddrl.distribution.transport.codec import make_codec
 from ddrl.distribution.transport.tables import TableReceiver
 from ddrl.distribution.transport.uplink import UplinkReceiver
 
-STATE_PERIOD = 0.1  # s, between looks at the root's board values
+STATE_PERIOD = 0.1  # s, between reads of the root's board values
 # s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
 DRAIN_SECONDS = 2.0
 
@@ -44,8 +44,8 @@ class RootRelay(Relay):
     """See the module. Making one is collective over the membership.
 
     `lanes`: one to the trainer for each other relay, in rank order. `mirrors`: a counters table for each other relay,
-    as large as the one there, or none. A host that says that one of its processes has failed ends the job everywhere:
-    its text goes to `on_failure`, and this host's board says FAIL."""
+    as large as the one there, or none. A host's message that one of its processes has failed ends the job everywhere:
+    its text goes to `on_failure`, and this host's command becomes FAIL."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class RootRelay(Relay):
         moved = self._blocks.progress()
         self._tables.progress()
         now = time.monotonic()
-        self._tell_state(now)
+        self._send_state(now)
         self.sender.stopping = self._stopping
         if not self._stopping:
             return moved
@@ -114,8 +114,8 @@ class RootRelay(Relay):
             self._end()
         return moved
 
-    def _tell_state(self, now: float) -> None:
-        """Pass on what the board says, and hear what the trainer wants."""
+    def _send_state(self, now: float) -> None:
+        """Send the board's command and values to all, and read the trainer's wish."""
         command = int(self._board.command)
         if self._state is not None and command == self._state[0] and now < self._next_state:
             return

@@ -25,7 +25,7 @@ from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.links import PaceWatch
 
 RETRIES = 3  # sends of a version that some host refused
-KEPT = 1 << 14  # confirmations kept for whoever asks
+KEPT = 1 << 14  # confirmations to keep for readers
 
 
 class ModelSender(Models):
@@ -77,8 +77,8 @@ class ModelSender(Models):
         return self._sent_version
 
     def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
-        """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most what the settings
-        say (0: that)."""
+        """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most the setting's
+        (0: the setting)."""
         self.choice = choice
         self._in_flight = min(versions_in_flight or self._most, self._most)
         self._epoch += 1
@@ -163,7 +163,7 @@ class ModelSender(Models):
         return True
 
     def confirmed(self, rank: int, message: Confirm) -> None:
-        """A host says how a model ended there."""
+        """Record how a model ended on a host."""
         if message.epoch != self._epoch:
             return
         self.confirms.append((rank, message))
@@ -180,6 +180,6 @@ class ModelSender(Models):
                 self._bases.confirmed(message.sequence)
 
     def stands(self, rank: int, message: Ready) -> None:
-        """A host says that a plan stands there."""
+        """Record that a plan stands on a host."""
         if message.epoch == self._epoch:
             self.ready.add(rank)

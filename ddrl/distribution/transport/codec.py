@@ -2,8 +2,8 @@
 
 A codec is a plug-in (`core.plugins`): one file in `codecs/`, or package.module:Class from outside, named by
 cluster.codec; its settings stand in the table [cluster.NAME]. It transforms one chunk at a time and is called by
-`coding`; it knows where float32 values stand, nothing of versions, relays or MPI. The same bytes decode to the same
-values on every machine."""
+`coding`; it is given the places of float32 values, nothing of versions, relays or MPI. The same bytes decode to the
+same values on every machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Codec(Protocol):
     name: ClassVar[str]
     lossless: ClassVar[bool]  # gives the model back bit for bit
     uses_base: ClassVar[bool]  # may take another version, so both ends must hold it
-    fixed: ClassVar[bool]  # always as long as `wire_bytes` says
+    fixed: ClassVar[bool]  # always `wire_bytes` long
 
     @classmethod
     def check(cls) -> None:
@@ -60,7 +60,7 @@ def load_codec(name: str) -> type[Codec]:
 
 
 def make_codec(config: Config, layout: ParameterLayout | None) -> Codec | None:
-    """The codec of the settings; None where models travel as they are. `layout` says where float32 values stand."""
+    """The codec of the settings; None where models travel as they are. `layout` gives the places of float32 values."""
     codec = load_codec(config.cluster.codec)
     return codec.make(layout, plugin_settings(config, "cluster", codec))
 

@@ -5,7 +5,7 @@ A coded version travels out of and into memory of its own (`Coding.take`), cut l
 straight into the mailbox's slot. With a codec that takes differences, a version is encoded as its difference from a
 base: the newest one that every receiver has confirmed, named in each header by how many models ago it left. A receiver
 keeps what may still become a base (`Bases`); where it lacks one it refuses the version, and the root sends whole ones
-until one is confirmed. Used by `executor` alone; must not know MPI."""
+until one is confirmed. Used by `executor` alone; must not import MPI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddrl.distribution.transport.codec import Codec, wire_edges
 from ddrl.distribution.transport.flights import Held
 from ddrl.distribution.transport.shards import Assembly, Bytes, Checksum, seal_header
 
-MOST_BACK = (1 << 16) - 1  # models between a version and its base
+MAX_BACK = (1 << 16) - 1  # models between a version and its base
 
 
 class Coding:
@@ -94,8 +94,8 @@ class CodedAssembly(Assembly):
         self.back = 0  # models between the base and this one; 0: none is needed
 
     def locate(self, first: int, count: int) -> None:
-        """Chunks of one message have come one behind the other: find them. Lengths that cannot be are cut; their
-        checksums will say so."""
+        """Chunks of one message lie one behind the other: find where. Impossible lengths are cut; their checksums do
+        not match then."""
         if self._coding.codec.fixed:
             return
         edges = self._coding.edges
@@ -118,7 +118,7 @@ class CodedAssembly(Assembly):
             bases = self._coding.bases
             base = bases.find(self._sequence - back) if bases is not None else None
             if base is None:
-                self.problem = f"version {self.version} is told against one that is not held here"
+                self.problem = f"version {self.version} is a difference from one that this host does not have"
                 return
         try:
             self._coding.codec.decode(
@@ -129,15 +129,15 @@ class CodedAssembly(Assembly):
 
     def model_checksum(self) -> int:
         """Of the decoded model; where the codec gives the model back, compared with what the trainer published."""
-        found = self._checksum(self._model)
-        if self._coding.codec.lossless and found != int(self.headers["model_checksum"][0]):
+        decoded = self._checksum(self._model)
+        if self._coding.codec.lossless and decoded != int(self.headers["model_checksum"][0]):
             self.problem = f"version {self.version} was decoded to another model than the trainer's"
-        return found
+        return decoded
 
 
 class Bases:
-    """A receiver's versions that later ones may be told against, by sequence. At most `most`; the oldest goes first,
-    and is then refused for."""
+    """A receiver's versions that later ones may be differences from, by sequence; at most `most`. Once the oldest is
+    dropped, versions that reference it are refused."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -156,14 +156,14 @@ class Bases:
         return len(self._held)
 
     def keep(self, sequence: int, data: Bytes, let_go: Callable[[], None]) -> None:
-        """Hold a version that has come whole; `let_go` is called once it is not needed."""
+        """Keep a whole version; `let_go` is called once it is not needed."""
         self._held[sequence] = (data, let_go)
         while len(self._held) > self._most:
             self._drop(min(self._held))
 
     def ended(self, sequence: int, back: int) -> None:
-        """A model has ended here, told against the one `back` models before. Bases never go back, so once all up to it
-        have ended, what is older than its base is not asked for again."""
+        """A model has ended here, a difference from the one `back` models before. Bases never go back, so once all up
+        to it have ended, versions older than its base are not referenced again."""
         self._needs[sequence] = sequence - back if back else -1
         while self._next in self._needs:
             need = self._needs.pop(self._next)
@@ -182,8 +182,8 @@ class Bases:
 
 
 class SentVersions:
-    """Root: which sent version the next one may be told against. Whole versions go until one that left since the last
-    refusal is confirmed."""
+    """Root: from which sent version the next one may be a difference. Whole versions are sent until one that left since
+    the last refusal is confirmed."""
 
     def __init__(self) -> None:
         self._sent: dict[int, Held] = {}
@@ -192,7 +192,7 @@ class SentVersions:
 
     def base(self, next_sequence: int) -> tuple[int, Held] | None:
         """Sequence and version that every receiver holds; None: send a whole one."""
-        if self._base < 0 or next_sequence - self._base > MOST_BACK:
+        if self._base < 0 or next_sequence - self._base > MAX_BACK:
             return None
         return self._base, self._sent[self._base]
 

@@ -5,7 +5,7 @@ here blocks: `progress` starts what can be started and returns. Receives of the 
 never waits for a buffer. A host always sends the ready message that stands earliest, old versions before new ones, and
 keeps only a window of bytes handed to MPI, so that precedence is ours and not the socket's. A relay forwards a chunk as
 soon as it is there, but acts on a version only when all its chunks are verified. Written by the relay alone; must not
-know tensors. mpi4py objects are handed in."""
+import tensors. mpi4py objects are handed in."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Executor:
         self._count: list[int] = plan.count.tolist()
         self._mine: list[int] = plan.sent_by(self._host).tolist()
         # MPI calls a small message sent when it has copied it. Where a host serves very many, its whole turn would then
-        # stand in their sockets at once, and acknowledgements of what it receives behind it; so it asks to hear when a
-        # message has been taken, and the window holds.
+        # stand in their sockets at once, and acknowledgements of what it receives behind it. Synchronous sends end when
+        # the message has been taken, so the window holds.
         self._isend = comm.Issend if len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT else comm.Isend
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
@@ -104,10 +104,10 @@ class Executor:
             raise PlanError(f"plan {plan.scheme} sends nothing to host {self._host}")
 
     def open(self) -> None:
-        """Post the first receives; from here on requests stand, so whoever calls this keeps the executor in sight."""
+        """Post the first receives. From here on requests stand, so the caller gives the executor to its guard first."""
         self._open_ahead()
 
-    # -- what the relay sees
+    # -- for the relay
 
     @property
     def next_sequence(self) -> int:
@@ -263,7 +263,7 @@ class Executor:
         self.traffic.messages_received += 1
         self._note("received", flight, message, self._source[message])
         for chunk in range(self._first[message], self._first[message] + self._count[message]):
-            for place in self._waiters[chunk]:  # first pass on, then look
+            for place in self._waiters[chunk]:  # first pass on, then verify
                 flight.missing[place] -= 1
                 if not flight.missing[place]:
                     heapq.heappush(self._ready, (flight.sequence, place))
@@ -282,14 +282,14 @@ class Executor:
         header, opened = flight.headers[0], flight.opened
         assert opened is not None
         flight.done = True
-        seconds, found, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
+        seconds, decoded, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
         if not assembly.problem:
-            found = assembly.model_checksum()
+            decoded = assembly.model_checksum()
         if assembly.problem:
             self.traffic.refused += 1
         else:
             hold = bases is not None or (self._coding is None and flight.unsent > 0)
-            flight.held = opened.seal(assembly.version, header["values"].copy(), found, int(header["time_ns"]), hold)
+            flight.held = opened.seal(assembly.version, header["values"].copy(), decoded, int(header["time_ns"]), hold)
             flight.opened = opened if hold and flight.held is None else None
             self.traffic.sealed += 1
             seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)

@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
 
 class FloatCodec(ABC):
-    """Rounds float32 tensors, every other byte travels as it is. A subclass says how a part of one tensor is coded."""
+    """Rounds float32 tensors, every other byte travels as it is. A subclass codes a part of one tensor."""
 
     name: ClassVar[str]
     lossless = uses_base = False

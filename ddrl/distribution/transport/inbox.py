@@ -1,4 +1,4 @@
-"""The mailbox as the executor sees it: memory for versions that are coming, and versions held while they are sent on.
+"""The mailbox as the executor uses it: memory for versions on their way, and versions pinned while they are sent on.
 
 Written by the relay of this host, the mailbox's only writer there (on the trainer's host the trainer writes, and the
 relay only reads)."""
@@ -14,7 +14,7 @@ from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
 from ddrl.core.errors import ChannelError
 from ddrl.distribution.transport.shards import Bytes
 
-UNKNOWN = 0  # the version of a slot is known only when its first chunk has come
+UNKNOWN = 0  # the version of a slot is known only when its first chunk has arrived
 
 
 class HeldVersion:

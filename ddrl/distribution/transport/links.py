@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
-LOOK_SECONDS = 1e-3  # that a message waits for its relay to look, about
-# on one machine the kernel's packets and the looks that find nothing cost its cores about as much again as the relays'
+POLL_SECONDS = 1e-3  # mean wait of a message until its relay polls
+# on one machine the kernel's packets and the polls that find nothing cost its cores about as much again as the relays'
 # own work
 SHARED_CPU = 2.0
-CROWDED, CROWDED_LOOK = (
-    12.0,
-    4e-4,
-)  # relays that share a core: more than this are many; s between looks for each, some times what a look takes
-FEWEST, MOST = 4, 1 << 11  # pieces in a round
+CROWDED = 12.0  # relays that share a core: more are many
+CROWDED_POLL = 4e-4  # s between polls for each of them, some times the length of a poll
+MIN_PIECES, MAX_PIECES = 4, 1 << 11  # pieces in a round
 ROUNDS = 12  # partners of each host, at most
 FRAME_BYTES = 40  # of TCP and IP, by packet
 PACKET_BYTES = 1448
@@ -66,11 +64,11 @@ class Links:
     byte_seconds: float
 
     @property
-    def least_rest(self) -> float:
-        """Seconds that each relay rests between two looks where very many share a core, so that looking does not take
-        what moving needs; else 0."""
+    def min_rest(self) -> float:
+        """Seconds that each relay rests between two polls where very many share a core, so that polling does not take
+        the time that moving needs; else 0."""
         sharing = len(self.up) / self.cores if self.machines == 1 else 1.0
-        return CROWDED_LOOK * sharing if sharing > CROWDED else 0.0
+        return CROWDED_POLL * sharing if sharing > CROWDED else 0.0
 
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
@@ -82,7 +80,7 @@ class Links:
             up, down = self.up, self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
         message = 0.5 * self.message_seconds * (SHARED_CPU if shared else 1.0)
-        latency = self.latency + max(LOOK_SECONDS, 0.5 * self.least_rest)
+        latency = self.latency + max(POLL_SECONDS, 0.5 * self.min_rest)
         return Network(
             up,
             down,
@@ -95,26 +93,26 @@ class Links:
 
 
 def measure_links(comm: MPI.Comm, guard: Guard | None = None) -> Links:
-    """Measure; every rank returns the same. `guard` sees when another relay fails meanwhile."""
+    """Measure; every rank returns the same. `guard` raises where another relay fails meanwhile."""
     size = comm.size
     if size == 1:
         return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1, 0.0)
     guard = guard or Unguarded()
     probe = _Probe(comm, guard)
     latency = probe.latency()
-    pieces = FEWEST
+    pieces = MIN_PIECES
     up, down = np.zeros(size), np.zeros(size)
     shifts = list(range(1, size))
     if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
         few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
         shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
-    probe.round(1, FEWEST)  # opens connections and fills token buckets' debts
-    while True:  # a first look at how much fits into a round
+    probe.round(1, MIN_PIECES)  # opens connections and fills token buckets' debts
+    while True:  # how much fits into a round, roughly
         seconds = float(np.median(probe.gather(probe.round(shifts[0], pieces))))
-        if seconds > 0.3 * ROUND_SECONDS or pieces >= MOST:
+        if seconds > 0.3 * ROUND_SECONDS or pieces >= MAX_PIECES:
             break
-        pieces = min(MOST, pieces * 4)
-    pieces = max(FEWEST, min(MOST, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
+        pieces = min(MAX_PIECES, pieces * 4)
+    pieces = max(MIN_PIECES, min(MAX_PIECES, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
     for shift in shifts:
         seconds = probe.round(shift, pieces)
         partner, rate = (comm.rank + shift) % size, pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
@@ -145,7 +143,7 @@ class _Probe(Exchange):
         super().__init__(comm, guard)
         self._out = np.zeros(PIECE, np.uint8)
         self._nothing = np.zeros(1, np.uint8)
-        self._in = np.zeros((MOST, PIECE), np.uint8)
+        self._in = np.zeros((MAX_PIECES, PIECE), np.uint8)
 
     def latency(self) -> float:
         """Half a round trip of an empty message between the root and a few hosts, the median."""
@@ -166,9 +164,10 @@ class _Probe(Exchange):
         return float(max(self.gather(float(np.median(times)) if times else 0.0)))
 
     def round(self, shift: int, pieces: int) -> float:
-        """Everybody sends `pieces` to the host `shift` places on; seconds until that host says that it has them all.
+        """Everybody sends `pieces` to the host `shift` places on; seconds until that host confirms that it has them
+        all.
 
-        Timed by the sender, so that a process that is late can only make a link look slower, never faster.
+        Timed by the sender, so that a process that is late can only make a link seem slower, never faster.
         """
         from mpi4py import MPI
 
@@ -182,7 +181,7 @@ class _Probe(Exchange):
         sends = [self.send(self._out, target, TAG + 2) for _ in range(pieces)]
         answered = False
         while not answer.Test():
-            self.look()
+            self.poll()
             if not answered and MPI.Request.Testall(receives):
                 sends.append(self.send(self._nothing, source, TAG + 4))
                 answered = True
@@ -246,7 +245,7 @@ class PaceWatch:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the last models took half as long again as the first, and it is time to look."""
+        """Whether the last models took half as long again as the first, and the interval has passed."""
         if len(self._last) < RECENT or self._clock() < self._rest_until:
             return False
         return statistics.median(self._last) > SLOWER * statistics.median(self._first)

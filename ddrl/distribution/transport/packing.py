@@ -39,7 +39,7 @@ class Packing:
         return sequence % self._tags * self._chunks + self._first[message]
 
     def nbytes(self, flight: Flight, message: int) -> int:
-        """Bytes of a message, headers included; known once its chunks are coded or have come."""
+        """Bytes of a message, headers included; known once its chunks are coded or have arrived."""
         if flight.lengths is None:
             return self._nbytes[message]
         first, count = self._first[message], self._count[message]

@@ -2,7 +2,7 @@
 there.
 
 Collective over the relays, part of measuring the links. Two plans of the same trees carry a few models each, one of
-small messages and one of large ones; every host counts the processor time of its own thread in the looks that moved
+small messages and one of large ones; every host counts the processor time of its own thread in the polls that moved
 something, so that neither waiting for the wire nor a machine that others keep busy counts. What both cost a message
 gives a line: its intercept is a message's cost at either end, its slope a byte's. The least of several models counts,
 for what disturbs can only add."""
@@ -31,8 +31,8 @@ FANOUT = 3
 MODELS = 4  # of each size; the first opens connections and is not counted
 MESSAGES = 1 << 9  # that all hosts receive in one model, about
 SECONDS = 0.025  # of a link's time that a model of large messages may take
-LEAST_BYTE = 1e-10  # s: 10 GB/s, which no checksum and copy together reach
-FEWEST = 6  # large messages to a host from which a slope is taken
+MIN_BYTE = 1e-10  # s: 10 GB/s, which no checksum and copy together reach
+MIN_PIECES = 6  # large messages to a host from which a slope is taken
 
 
 class _Memory:
@@ -87,12 +87,12 @@ def measure_processor(comm: MPI.Comm, rate: float, exchange: Exchange, guard: Gu
         comm, exchange, guard, make_plan("stripes", hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL)
     )
     count = min(count, int(rate * SECONDS / LARGE))
-    if count < FEWEST:
+    if count < MIN_PIECES:
         return max(0.0, small - BYTE_CPU * SMALL), BYTE_CPU
     large = _message_seconds(
         comm, exchange, guard, make_plan("stripes", hosts, count * LARGE, fanout=FANOUT, chunk_bytes=LARGE)
     )
-    byte = max(LEAST_BYTE, (large - small) / (LARGE - SMALL))
+    byte = max(MIN_BYTE, (large - small) / (LARGE - SMALL))
     return max(0.0, small - byte * SMALL), byte
 
 
@@ -103,7 +103,7 @@ def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Pla
     guard.keep(executor)
     executor.open()
     held, spent = _Memory(plan.nbytes, []), np.zeros(MODELS)
-    longest = max(5e-4, 2e-5 * comm.size)  # between looks: many relays on one machine must not look all the time
+    longest = max(5e-4, 2e-5 * comm.size)  # between polls: many relays on one machine must not poll all the time
     for model in range(MODELS):
         exchange.barrier()  # receives stand everywhere
         used = time.thread_time()
@@ -118,7 +118,7 @@ def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Pla
                 spent[model] += time.thread_time() - used
                 pause = 5e-5
             else:
-                guard.look()
+                guard.poll()
                 time.sleep(pause)
                 pause = min(longest, 1.5 * pause)
     exchange.barrier()

@@ -1,8 +1,9 @@
 """What stands posted in MPI, and how it is withdrawn when a relay has failed.
 
 MPI writes into a posted buffer whenever the message comes, and reads from one until it has been taken: memory that is
-freed before then crashes the process, or its neighbour waits for ever. So whoever posts requests can say which stand
-(`posted`), a `Guard` holds all who can, and `withdraw` ends every request of all relays together. Knows no models."""
+freed before then crashes the process, or its neighbour waits for ever. So every object that posts requests lists those
+that stand (`posted`), a `Guard` holds all such objects, and `withdraw` ends every request of all relays together. Knows
+no models."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ddrl.distribution.transport.waits import rest, wait
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WITHDRAW_SECONDS = 8.0  # for all relays to come and take what still travels
+WITHDRAW_SECONDS = 8.0  # for all relays to begin, and to take what still travels
 COLLECTIVE_TAG = 1 << 14
 
 
@@ -34,7 +35,7 @@ class Posted:
 
 
 class Part(Protocol):
-    """Whoever posts requests."""
+    """An object that posts requests."""
 
     def posted(self) -> Posted:
         """What stands now."""
@@ -42,7 +43,7 @@ class Part(Protocol):
 
 
 class Guard(Protocol):
-    """Keeps whoever posts requests in sight, and sees when another relay has failed."""
+    """Holds all objects that post requests, and raises when another relay has failed."""
 
     def keep(self, part: Part) -> None:
         """`part` posts requests from now on; it stays alive until they have ended."""
@@ -52,7 +53,7 @@ class Guard(Protocol):
         """All of its requests have ended."""
         ...
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raises where another relay has failed; called while this one waits for others."""
         ...
 
@@ -66,7 +67,7 @@ class Unguarded:
     def drop(self, part: Part) -> None:
         """See Guard."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See Guard."""
 
 
@@ -105,14 +106,14 @@ class Exchange:
         return self._sends[-1][0]
 
     def wait(self, requests: Sequence[Any]) -> None:
-        """All of them, sleeping between looks."""
-        wait(requests, self._guard.look)
+        """Until all of them have ended, sleeping between polls."""
+        wait(requests, self._guard.poll)
         self._receives = [entry for entry in self._receives if entry[0]]
         self._sends = [entry for entry in self._sends if entry[0]]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See Guard."""
-        self._guard.look()
+        self._guard.poll()
 
     def reduce(self, values: NDArray[np.float64], operation: Callable[..., NDArray[np.float64]]) -> NDArray[np.float64]:
         """`operation` (np.add, np.maximum) over all ranks' values, at every rank."""
@@ -150,7 +151,7 @@ class Exchange:
         return self.reduce(values, np.add).tolist()
 
     def barrier(self) -> None:
-        """Until every rank has come."""
+        """Until every rank has called it."""
         self.reduce(np.zeros(1), np.add)
 
     def broadcast(self, data: bytes | None) -> bytes:
@@ -163,7 +164,7 @@ class Exchange:
 def withdraw(comms: Sequence[MPI.Comm], parts: Iterable[Part], limit: float = WITHDRAW_SECONDS) -> bool:
     """End every request of this rank, together with all other ranks of `comms`, who must do the same: receives are
     cancelled, and what others have sent is taken and thrown away until nobody has a send left (Hoefler, Siebert and
-    Lumsdaine 2010, nonblocking consensus). False after `limit` seconds, where some rank did not come: then memory that
+    Lumsdaine 2010, nonblocking consensus). False after `limit` seconds, where some rank did not begin: then memory that
     MPI may still touch is never freed."""
     from mpi4py import MPI
 

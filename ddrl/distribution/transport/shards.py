@@ -1,7 +1,7 @@
 """What each piece of a model bears on its way, and how a model is put together from its pieces.
 
 A model is one flat buffer (core.layouts.ParameterLayout), cut by `plans.cuts`. Every chunk travels behind a header of
-128 bytes that says which version, which piece of how many, where it belongs, and its checksum: a receiver needs nothing
+128 bytes with version, index and number of pieces, place and checksum: a receiver needs nothing
 else to place and verify it. Written by the root, verified by every receiver, read by nobody else."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = np.dtype(
     [
         ("magic", np.uint32),
         ("epoch", np.uint16),  # of the plan
-        ("back", np.uint16),  # models between this one and the one it is told against; 0: it is told whole
+        ("back", np.uint16),  # models between this one and its base; 0: it is whole
         ("sequence", np.uint32),  # counts the models that the root sends, whatever their version
         ("index", np.uint32),
         ("count", np.uint32),  # chunks in all
@@ -111,8 +111,8 @@ def seal_header(headers: NDArray[Any], index: int, payload: Bytes, checksum: Che
 class Assembly:
     """One version being put together in place: which chunks are there, and whether all are sound.
 
-    Chunks come in any order; a chunk that is already there changes nothing. `complete` is True when all have come; only
-    if `problem` is then still empty may the model be acted on."""
+    Chunks arrive in any order; a chunk that is already there changes nothing. `complete` is True when all are there;
+    only if `problem` is then still empty may the model be acted on."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk has come."""
+        """Whether every chunk is there."""
         return self._missing == 0
 
     def has(self, index: int) -> bool:
-        """Whether chunk `index` has come."""
+        """Whether chunk `index` is there."""
         return bool(self._there[index])
 
     def place(self, header: NDArray[Any], payload: Bytes) -> bool:

@@ -35,7 +35,7 @@ class TableSender:
         self.sent = 0
 
     def progress(self) -> None:
-        """Send the table if the last one has gone and its time has come."""
+        """Send the table where the last one has left and PERIOD has passed."""
         now = time.monotonic()
         if now >= self._next and self._request.Test():
             self._next = now + PERIOD
@@ -47,7 +47,7 @@ class TableSender:
         self.sent += 1
 
     def finish(self) -> bool:
-        """Send one last table; True once it has gone."""
+        """Send one last table; True once it has left."""
         if not self._last_one and self._request.Test():
             self._last_one, self._next = True, float("inf")
             self._send()
@@ -74,11 +74,11 @@ class TableReceiver:
         self._received = [0] * len(self._mirrors)
 
     def received(self, rank: int) -> int:
-        """Tables that came from a rank."""
+        """Tables received from a rank."""
         return self._received[rank - 1]
 
     def progress(self) -> None:
-        """Load what has come."""
+        """Load the tables that have arrived."""
         indices: list[int] = self._mpi.Request.Testsome(self._requests) or []
         for index in indices:
             self._mirrors[index].load(self._data[index])

@@ -18,11 +18,11 @@ def merge_traces(plan: Plan, traces: Sequence[Sequence[Note]]) -> NDArray[np.flo
     source, target and sequence * messages + message. Hosts must share a clock (one machine, or clocks in step). Sends
     whose arrival nobody noted are left out."""
     begun: dict[tuple[int, int], int] = {}
-    gone: dict[tuple[int, int], int] = {}
-    come: dict[tuple[int, int], int] = {}
+    left: dict[tuple[int, int], int] = {}
+    arrived: dict[tuple[int, int], int] = {}
     for notes in traces:
         for moment, what, sequence, message, _ in notes:
-            for name, moments in (("send", begun), ("sent", gone), ("received", come)):
+            for name, moments in (("send", begun), ("sent", left), ("received", arrived)):
                 if what == name:
                     moments[sequence, message] = moment
     if not begun:
@@ -31,13 +31,13 @@ def merge_traces(plan: Plan, traces: Sequence[Sequence[Note]]) -> NDArray[np.flo
     rows = [
         (
             (moment - start) * 1e-9,
-            (gone.get(key, come[key]) - start) * 1e-9,
-            (come[key] - start) * 1e-9,
+            (left.get(key, arrived[key]) - start) * 1e-9,
+            (arrived[key] - start) * 1e-9,
             float(plan.source[key[1]]),
             float(plan.target[key[1]]),
             float(key[0] * plan.messages + key[1]),
         )
         for key, moment in sorted(begun.items(), key=lambda item: item[1])
-        if key in come
+        if key in arrived
     ]
     return np.asarray(rows, np.float64).reshape(-1, 6)

@@ -1,7 +1,7 @@
 """Experience from a host's lanes to the trainer's host: rows as bytes, in blocks, each once and in order per lane.
 
 A relay's `UplinkSender` drains its host's lanes into a block and sends it in synchronous mode, two blocks at most on
-their way: a block is gone only when the root has taken it, and the root takes a host's next block only when the last
+their way: a block has left only when the root has taken it, and the root takes a host's next block only when the last
 one fits into that host's lane to the trainer. So a slow trainer fills that lane, then the blocks, then the host's
 lanes, and at last its rollouts wait: backpressure reaches them."""
 
@@ -97,17 +97,17 @@ class UplinkReceiver:
         self._requests: list[Any] = [
             comm.Irecv(block.view(np.uint8), index + 1, tag) for index, block in enumerate(self._blocks)
         ]
-        self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block that found no room yet
+        self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block for which there is no room yet
         self.rows = self.bytes_received = self.discarded = self.placed = 0
 
     @property
     def idle(self) -> bool:
-        """Every row that came stands in its lane."""
+        """Every row received stands in its lane."""
         return not self._waiting
 
     @property
     def waiting(self) -> int:
-        """Rows that have come and found no room yet."""
+        """Rows received for which there is no room yet."""
         return sum(len(rows) for rows in self._waiting.values())
 
     def progress(self) -> bool:
@@ -129,7 +129,7 @@ class UplinkReceiver:
                 placed = lane.push(rows[:room])
                 self.placed += placed
                 rows = rows[placed:]
-            if len(rows) and lane.closed:  # its consumer wants no more
+            if len(rows) and lane.closed:  # its consumer takes no more
                 self.discarded += len(rows)
                 rows = rows[:0]
             if len(rows):
@@ -139,8 +139,8 @@ class UplinkReceiver:
         return moved
 
     def discard(self) -> int:
-        """Give up rows that find no room, because nobody drains the lanes any more; returns how many, all told in
-        `discarded`."""
+        """Give up rows for which there is no room, because nobody drains the lanes any more; returns how many.
+        `discarded` counts all of them."""
         lost = self.waiting
         self.discarded += lost
         for index in list(self._waiting):

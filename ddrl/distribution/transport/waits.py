@@ -1,4 +1,4 @@
-"""Waiting for other processes over MPI without taking the processor from them: everything here sleeps between looks.
+"""Waiting for other processes over MPI without taking the processor from them: everything here sleeps between polls.
 
 Blocking MPI calls spin; hundreds of processes that spin on a few cores would starve the one they wait for."""
 
@@ -16,7 +16,7 @@ SHARE, SHORTEST = 0.02, 2e-5  # of the time waited so far; [s]
 
 
 def nothing() -> None:
-    """Done between looks where there is nothing else to do."""
+    """Does nothing between polls."""
 
 
 def rest(begun: float, share: float = SHARE, longest: float = math.inf) -> None:
@@ -32,7 +32,7 @@ def wait(
     share: float = SHARE,
     longest: float = math.inf,
 ) -> None:
-    """Until all of them have ended; `meanwhile` is done between looks, and what it raises ends the wait."""
+    """Until all of them have ended; `meanwhile` is called between polls; an error that it raises ends the wait."""
     from mpi4py import MPI
 
     begun = time.perf_counter()

@@ -1,7 +1,7 @@
-"""How the ranks of a job begin and end together: everyone says whether it could, and everyone hears it.
+"""How the ranks of a job begin and end together: each reports whether it could, and each gets the answer.
 
 Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A
-rank that failed takes part all the same, so that nobody waits for it; the lowest one that failed says why, once.
+rank that failed takes part all the same, so that nobody waits for it; the lowest one that failed prints why, once.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def part(
 ) -> None:
     """Wait until no rank needs any host's channels.
 
-    The trainer says which `error` ended the job, if one did, and waits for at most END_TIMEOUT then: it removes this
-    machine's channels and aborts the job.
+    The trainer gives the `error` that ended the job, if one did, and waits for at most END_TIMEOUT then: it removes
+    this machine's channels and aborts the job.
     """
     deadline = time.monotonic() + END_TIMEOUT
 

@@ -96,7 +96,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     except JobFailed as error:
         _report(world, topology, str(error))
     except BaseException as error:
-        _report(world, topology, describe(error, f"rank {world.Get_rank()}"))
+        _report(world, topology, describe(error, _where(world.Get_rank(), topology)))
     finally:
         part(world)
         if channels is not None:
@@ -104,6 +104,13 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
         elif board is not None:
             board.unlink()
     return status
+
+
+def _where(rank: int, topology: Topology | None) -> str:
+    """Names a rank in messages."""
+    if topology is None or topology.ranks[rank].role is not Role.RELAY:
+        return f"rank {rank}"
+    return f"rank {rank} (relay of host {topology.ranks[rank].host})"
 
 
 def _report(world: MPI.Intracomm, topology: Topology | None, text: str) -> None:
@@ -123,7 +130,7 @@ def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
 
     relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     comm = world.Create_group(world.Get_group().Incl(relays))
-    return Membership(comm, lambda error: describe(error, f"rank {mine.rank} (relay of host {mine.host})"))
+    return Membership(comm, lambda error: describe(error, _where(mine.rank, topology)))
 
 
 def _play(topology: Topology, mine: Assignment, channels: HostChannels | None, membership: Membership | None) -> int:

@@ -22,7 +22,7 @@ class Postal(Scheme):
     def plan(
         hosts: int, nbytes: int, *, up: Sequence[float], down: Sequence[float], message_seconds: float, latency: float
     ) -> Plan:
-        """Whole models over the tree that grows fastest: whoever can deliver first serves the next host.
+        """Whole models over the tree that grows fastest: the host that can deliver first serves the next one.
 
         `up`, `down` [hosts + 1] in bytes/s.
         """
