@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
+from ddrl.core.errors import EnvError
 from ddrl.core.specs import VectorEnv
 
 
@@ -80,6 +81,10 @@ def play_episodes(
         running += reward
         turn += 1
         for index in np.flatnonzero(over).tolist():
+            if not np.isfinite(running[index]):
+                raise EnvError(
+                    f"env.id = {env.spec.env_id}: an episode's return is {running[index]}: a reward was NaN or infinite"
+                )
             if len(returns[index]) < quotas[index]:
                 returns[index].append(float(running[index]))
                 lengths[index].append(turn - began[index])

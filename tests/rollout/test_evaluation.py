@@ -7,6 +7,7 @@ import pytest
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import EnvConfig
+from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import episode_quotas, play_episodes
@@ -99,3 +100,17 @@ def test_the_same_seed_plays_the_same_episodes() -> None:
     results = [play_episodes(env, policy, vector, 10, seed).returns.tolist() for seed in (3, 3, 4)]
     assert results[0] == results[1] != results[2]
     env.close()
+
+
+def test_a_reward_that_is_no_number_is_refused_with_the_environment() -> None:
+    env = Lengths([[2, 3], [4]])
+    step = env.step
+
+    def broken(action: np.ndarray) -> EnvStep:
+        result = step(action)
+        result.raw_reward[1] = np.nan
+        return result
+
+    env.step = broken  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match=r"env\.id = lengths: an episode's return is nan"):
+        play_episodes(env, *acting(env.spec), 6, seed=0)
