@@ -36,7 +36,7 @@ class Preparation:
         self.run_id = run_id
         self.resume: Checkpoint | None = None
         if command.resume is not None:
-            self.directory, saved = RunDirectory.open(command.resume)
+            self.directory, saved = RunDirectory.open(command.resume, claim=True)
             self.config = apply_overrides(saved, command.overrides)
             self.resume = newest_checkpoint(self.directory.checkpoints)
             self._check_resume(self.resume, command.overrides)

@@ -258,6 +258,7 @@ class Task:
         )
         self.observers.close()
         write_json(self.directory.summary, document)
+        self.directory.release()
         return document
 
     def _judge(self, evaluator: Evaluator) -> None:
@@ -300,6 +301,7 @@ class Task:
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
         self._record_event("error", text, rank=0)
         self.observers.close()
+        self.directory.release()
 
 
 def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
