@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.errors import ConfigError, MissingExtraError
+from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
 from ddrl.core.roles import Assignment
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
@@ -72,7 +72,12 @@ class Preparation:
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id)
         else:
-            self.directory.write_config(self.config)
+            try:
+                self.directory.write_config(self.config)
+            except OSError as error:
+                raise RunDirError(
+                    f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
+                ) from None
         return TaskRecords(self.directory, self.resume)
 
     def _check_resume(self, checkpoint: Checkpoint, overrides: tuple[str, ...]) -> None:
