@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -185,7 +185,7 @@ def _parse(text: bytes, place: Path) -> _Manifest:
             )
         manifest = msgspec.json.decode(text, type=_Manifest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {error}") from None
+        raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {shortened(error)}") from None
     if manifest.checksum and manifest.checksum != _checksum(manifest):
         raise CheckpointError(f"{place} is corrupt: its checksum differs")
     return manifest

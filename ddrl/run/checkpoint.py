@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.run.directory import read_text, write_json
 
 FORMAT = 3
@@ -128,7 +128,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         document = json.loads(read_text(path / STATE))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{damage}: {STATE} cannot be read ({error}); {advice}") from None
+        raise CheckpointError(f"{damage}: {STATE} cannot be read ({shortened(error)}); {advice}") from None
     written = document.pop("format", None) if isinstance(document, dict) else None
     if written != FORMAT:
         raise CheckpointError(
@@ -140,11 +140,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         msgspec.convert(document, State)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise CheckpointError(f"{damage}: {STATE} does not fit ({error}); {advice}") from None
+        raise CheckpointError(f"{damage}: {STATE} does not fit ({shortened(error)}); {advice}") from None
     state: dict[str, Any] = document
     for name, digest in state["digests"].items():
         if name != Path(name).name:
-            raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({name!r}); {advice}")
+            raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")
         try:
             actual = _digest(path / name)
         except OSError as error:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import ConfigError, RunDirError, shortened
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.run.lock import RunLock
 
@@ -108,8 +108,10 @@ class RunDirectory:
         directory = cls(path, RunLock(path) if claim else None)
         try:
             config = config_from_toml(text, str(directory.config))
+        except ConfigError as error:
+            raise ConfigError(shortened(error)) from None
         except (RecursionError, ValueError) as error:  # values that TOML's grammar allows and its reader does not
-            raise RunDirError(f"{directory.config} is damaged: {error}") from None
+            raise RunDirError(f"{directory.config} is damaged: {shortened(error)}") from None
         if claim:
             sweep_unfinished(directory)
         return directory, config
