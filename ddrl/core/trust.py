@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddrl.core.errors import RunDirError
 
@@ -51,7 +51,7 @@ def remember_trust(run: Path, code: Mapping[str, str]) -> None:
 def _names(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{key}.")
+            yield from _names(cast(Mapping[str, Any], value), f"{prefix}{key}.")
         elif isinstance(value, str):
             module, _, name = value.rpartition(":")
             environment = f"{prefix}{key}" == "env.id"  # Gymnasium's names are of any form; cuda:1 is none of code

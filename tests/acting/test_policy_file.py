@@ -22,6 +22,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from tests.acting.networks import make_mlp, random_vector
+from tests.sources import environment
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 STATE = ActingInput("memory", "state", (3,), output="q")
@@ -125,7 +126,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_policy(tmp_path: Path, m
     """Killed before each step of a save that changes the directory: the one before or the new one is read, whole."""
     first = save(tmp_path, 1)
     code = KILLED.format(path=str(tmp_path), moment=moment)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.returncode in (-signal.SIGKILL, 0), done.stderr
     assert (done.returncode == 0) == (moment > STEPS)
     vectors = {parameters(tmp_path, vector) for vector in (first, random_vector(MODEL.layout, 2))}
@@ -169,9 +170,9 @@ def test_a_killed_save_between_manifest_and_parameters_is_finished_by_the_next(t
     """The next save must not remove the staged files that policy.json names before it has written its own."""
     save(tmp_path, 1)
     code = KILLED.format(path=str(tmp_path), moment=10)  # before the second rename
-    subprocess.run([sys.executable, "-c", code], capture_output=True)
+    subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     code = code.replace(", 2)", ", 3)").replace("== 10", "== 8")
-    subprocess.run([sys.executable, "-c", code], capture_output=True)
+    subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     second = random_vector(MODEL.layout, 2)
     assert parameters(tmp_path) == parameters(tmp_path, second)
 

@@ -1,6 +1,5 @@
 """A failure anywhere reaches everyone: one message, a nonzero exit within seconds, nothing left in shared memory."""
 
-import os
 import subprocess
 from pathlib import Path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,33 @@ def test_training_goes_on_and_saves_again_when_there_is_room(
     assert policy(folder)["mean"] == 400.0
     run.task.end(Reason.INTERRUPTED)
     run.finish()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a disk")
+def test_so_it_does_on_a_real_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount here: {mounted.stderr.decode()}")
+    try:
+        run = start(place / "real")
+        go_on(run, 1200)
+        first = newest_checkpoint(place / "real" / "checkpoints")
+        filler = place / "filler"
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(bytes(64 << 20))
+        go_on(run, 1000)
+        assert not run.task.save()
+        assert newest_checkpoint(place / "real" / "checkpoints") == first
+        filler.unlink()
+        assert run.task.save()
+        assert newest_checkpoint(place / "real" / "checkpoints").env_steps > first.env_steps
+        monkeypatch.setattr(disk, "RETRY", 0.0)
+        run.task.end(Reason.INTERRUPTED)
+        run.finish()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_disk_that_stays_full_is_said_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,18 @@ import pytest
 from ddrl.core.errors import RunDirError
 from ddrl.run.lock import RunLock
 from tests.run.launch import TINY, ddrl, mpirun
+from tests.sources import environment
 
 ENDLESS = ["--set", "run.max_env_steps=100000000", "--set", "run.max_seconds=100"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ddrl.run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "ddrl.run", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
 
 
@@ -51,7 +56,7 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         f"from pathlib import Path; from ddrl.run.lock import RunLock; lock = RunLock(Path({str(tmp_path)!r})); input()"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment())
     wait_for(lambda: (tmp_path / "lock").exists() and f"process {child.pid}" in (tmp_path / "lock").read_text())
     with pytest.raises(RunDirError, match=f"process {child.pid}"):
         RunLock(tmp_path)
