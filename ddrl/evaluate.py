@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_policy
 from ddrl.core.errors import CheckpointError, DdrlError
+from ddrl.core.trust import check_trust, foreign_code
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
 
@@ -68,10 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--episodes", type=_positive, default=100, metavar="N", help="episodes to play (%(default)s)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of the episodes (%(default)s)")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that the run names, though the run was not started here"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
     options = parser.parse_args(arguments)
     try:
         saved = load_policy(options.run)
+        named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
+        check_trust(options.run, foreign_code(named), trust=options.trust)
         begin = time.perf_counter()
         result = evaluate(saved, options.episodes, options.seed)
     except DdrlError as error:

@@ -1,6 +1,10 @@
 """For all tests: torch computes in one thread, as a run does by default. Two threads that wait for each other on a busy
-machine take many times as long."""
+machine take many times as long. What a user trusts is remembered in a directory of the tests' own."""
 
 import os
+import tempfile
+
+_state = tempfile.TemporaryDirectory(prefix="ddrl-tests-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -2,12 +2,16 @@
 environment, hashes).
 
 Written by the trainer, read by `ddrl.evaluate`, notebooks and whoever serves it; no torch and no pickle on either side.
-Each file is replaced as a whole and policy.json last; it names the hashes of the other two, so a mixture of two
-policies is noticed and refused."""
+policy.json names the hashes of the other two. They are first written beside the old ones under names with their hash
+(.policy.onnx.HASH); the new policy.json then takes the old one's place, which is the moment of change; then the two
+take their own names. Killed at any moment, the directory holds one whole policy: `load_policy` takes each file from
+whichever of its two names has the hash. A mixture of two policies is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +26,13 @@ from safetensors import SafetensorError
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.files import write_atomically
+from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 FORMAT = "ddrl policy 2"
 GRAPH, PARAMETERS, MANIFEST = "policy.onnx", "policy.safetensors", "policy.json"
+ATTEMPTS = 10  # to read between two saves
 
 
 class SavedPolicy(msgspec.Struct, frozen=True):
@@ -53,6 +57,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any]  # of the chooser
     env: EnvConfig
     evaluation: dict[str, Any]
+    checksum: str = ""  # of all other values; none in files of earlier versions
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -89,11 +94,27 @@ def save_policy(
         env_config,
         dict(evaluation or {}),
     )
+    manifest = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    contents = {GRAPH: model.onnx, PARAMETERS: parameters, MANIFEST: document}
+    staged = {name: _staged(run_dir, name, _hash(content)) for name, content in contents.items()}
+    changed = False
     try:
-        for name, data in ((GRAPH, model.onnx), (PARAMETERS, parameters), (MANIFEST, document)):
-            write_atomically(run_dir / name, data)
+        _finish_interrupted(run_dir)
+        for name, content in contents.items():
+            with staged[name].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for name in (MANIFEST, GRAPH, PARAMETERS):
+            staged[name].replace(run_dir / name)
+            changed = True
+            _sync(run_dir)
     except OSError as error:
+        if not changed:  # afterwards policy.json names them
+            for path in staged.values():
+                with contextlib.suppress(OSError):
+                    path.unlink()
         raise RunDirError(f"cannot write the policy into {run_dir}: {error.strerror or error}") from None
 
 
@@ -104,31 +125,21 @@ def load_policy(run_dir: Path) -> SavedPolicy:
     policies, or not ddrl's."""
     if not run_dir.is_dir():
         raise RunDirError(f"there is no run directory {run_dir}")
-    files: dict[str, bytes] = {}
-    for name in (MANIFEST, GRAPH, PARAMETERS):
-        try:
-            files[name] = (run_dir / name).read_bytes()
-        except FileNotFoundError:
+    for _ in range(ATTEMPTS):
+        text = _read(run_dir, MANIFEST)
+        manifest = _parse(text, run_dir / MANIFEST)
+        hashes = {GRAPH: manifest.graph_hash, PARAMETERS: manifest.parameters_hash}
+        files = {name: _read(run_dir, name, expected) for name, expected in hashes.items()}
+        wrong = [name for name, expected in hashes.items() if _hash(files[name]) != expected]
+        if not wrong:
+            break
+        if _read(run_dir, MANIFEST) == text:  # else the run saves a better policy just now
             raise CheckpointError(
-                f"{run_dir} holds no {name}: the run has saved no policy yet, or this is not a run directory"
-            ) from None
-        except OSError as error:
-            raise CheckpointError(f"cannot read {run_dir / name}: {error.strerror or error}") from None
-    place = run_dir / MANIFEST
-    try:
-        written = msgspec.json.decode(files[MANIFEST], type=_Format).format
-        if written != FORMAT:
-            raise CheckpointError(
-                f"{place} has the format {written!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
+                f"{run_dir / wrong[0]} is not the file that {MANIFEST} was saved with: it is corrupt or of another "
+                "policy"
             )
-        manifest = msgspec.json.decode(files[MANIFEST], type=_Manifest)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {error}") from None
-    for name, expected in ((GRAPH, manifest.graph_hash), (PARAMETERS, manifest.parameters_hash)):
-        if _hash(files[name]) != expected:
-            raise CheckpointError(
-                f"{run_dir / name} is not the file that {MANIFEST} was saved with: it is corrupt or of another policy"
-            )
+    else:
+        raise CheckpointError(f"the policy in {run_dir} changes all the time: more than one run writes there")
     vector = _vector_of(files[PARAMETERS], manifest.layout, run_dir / PARAMETERS)
     model = ActingModel(
         files[GRAPH],
@@ -147,19 +158,85 @@ def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.
         tensors = safetensors.numpy.load(data)
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{place} is corrupt or not a safetensors file: {error}") from None
-    vector = np.zeros(layout.nbytes, np.uint8)
-    views = layout.views(vector)
-    wrong = sorted(tensors.keys() ^ views.keys()) or [
-        name for name, view in views.items() if (tensors[name].shape, tensors[name].dtype) != (view.shape, view.dtype)
-    ]
+    names = [entry.name for entry in layout.entries]
+    wrong = sorted(tensors.keys() ^ set(names))
+    if not wrong:  # the memory that is reserved follows from the file, whatever the manifest says
+        actual = ParameterLayout.of({name: (tensors[name].shape, tensors[name].dtype.name) for name in names})
+        pairs = zip(layout.entries, actual.entries, strict=False)
+        wrong = [] if actual == layout else [mine.name for mine, theirs in pairs if mine != theirs] or names
     if wrong:
         raise CheckpointError(
             f"{place} does not hold the tensors that {MANIFEST} names ({', '.join(wrong[:3])}): it is of another "
             "network"
         )
+    vector = np.zeros(layout.nbytes, np.uint8)
+    views = layout.views(vector)
     for name, view in views.items():
         view[...] = tensors[name]
     return vector
+
+
+def _parse(text: bytes, place: Path) -> _Manifest:
+    try:
+        written = msgspec.json.decode(text, type=_Format).format
+        if written != FORMAT:
+            raise CheckpointError(
+                f"{place} has the format {written[:40]!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
+            )
+        manifest = msgspec.json.decode(text, type=_Manifest)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {shortened(error)}") from None
+    if manifest.checksum and manifest.checksum != _checksum(manifest):
+        raise CheckpointError(f"{place} is corrupt: its checksum differs")
+    return manifest
+
+
+def _read(run_dir: Path, name: str, expected: str = "") -> bytes:
+    """A file of the policy; the staged one where only that has the hash."""
+    try:
+        if expected and (staged := _staged(run_dir, name, expected)).exists():
+            with contextlib.suppress(OSError):  # renamed meanwhile
+                data = staged.read_bytes()
+                if _hash(data) == expected:
+                    return data
+        return (run_dir / name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{run_dir} holds no {name}: the run has saved no policy yet, or this is not a run directory"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {run_dir / name}: {error.strerror or error}") from None
+
+
+def _finish_interrupted(run_dir: Path) -> None:
+    """Give the files of a save that was killed after its moment of change their names; remove those of an earlier
+    end."""
+    with contextlib.suppress(CheckpointError):
+        manifest = _parse(_read(run_dir, MANIFEST), run_dir / MANIFEST)
+        for name, expected in ((GRAPH, manifest.graph_hash), (PARAMETERS, manifest.parameters_hash)):
+            staged = _staged(run_dir, name, expected)
+            if staged.exists() and _hash(staged.read_bytes()) == expected:
+                staged.replace(run_dir / name)
+    for name in (GRAPH, PARAMETERS, MANIFEST):
+        for path in run_dir.glob(f".{name}.*"):
+            path.unlink()
+
+
+def _staged(run_dir: Path, name: str, digest: str) -> Path:
+    return run_dir / f".{name}.{digest}"
+
+
+def _checksum(manifest: _Manifest) -> str:
+    """Of the manifest's values but this one, whatever their order."""
+    return _hash(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""), order="deterministic"))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _hash(data: bytes) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import struct
 import sys
 from collections.abc import Callable
@@ -24,12 +25,12 @@ from ddrl.core.errors import ChannelError
 
 SHM = Path("/dev/shm")
 PREFIX = "ddrl-"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER_NBYTES = 4096
 POISON = 0xA5
 
 _MAGIC = b"ddrl.shm"
-_HEADER = struct.Struct("<8sI16sQIQ")  # magic, layout version, kind, payload bytes, owner pid, owner start time
+_HEADER = struct.Struct("<8sI16sQIQQ")  # magic, layout version, kind, payload bytes, owner pid, start time, namespace
 
 
 def segment_name(run_id: str, host: int, kind: str, index: int = 0) -> str:
@@ -46,6 +47,14 @@ def start_time(pid: int) -> int:
         return 0
     fields = stat[stat.rindex(b")") + 2 :].split()
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def namespace() -> int:
+    """Which process ids this process's are: containers can share /dev/shm, but not process ids. 0 where unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def is_alive(pid: int, started: int) -> bool:
@@ -83,7 +92,7 @@ class Segment:
         if not name.startswith(PREFIX) or "/" in name or "~" in name:
             raise ValueError(f"segment {name!r}: names begin with {PREFIX!r} and hold neither '/' nor '~'")
         draft = (
-            SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}"
+            SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}~{namespace()}"
         )  # swept by what its name says, should this process die here
         draft.unlink(missing_ok=True)
         try:
@@ -100,7 +109,7 @@ class Segment:
         short."""
         _need_linux()
         try:
-            descriptor = os.open(SHM / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(SHM / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             raise ChannelError(
                 f"shared memory {name} does not exist on this machine: its owner has ended or has not started; "
@@ -112,13 +121,14 @@ class Segment:
                 f"of ddrl; remove {SHM / name}"
             ) from None
         try:
-            size = os.fstat(descriptor).st_size
-            header = _parse(os.pread(descriptor, _HEADER.size, 0))
+            status = os.fstat(descriptor)
+            size = status.st_size
+            header = _parse(os.pread(descriptor, _HEADER.size, 0)) if stat.S_ISREG(status.st_mode) else None
             if header is None or size < HEADER_NBYTES:
                 raise ChannelError(
                     f"shared memory {name} was not written by ddrl: remove {SHM / name} or choose another run"
                 )
-            version, found, nbytes, _, _ = header
+            version, found, nbytes, *_ = header
             if version != LAYOUT_VERSION:
                 raise ChannelError(
                     f"shared memory {name} has layout version {version}, this ddrl speaks {LAYOUT_VERSION}: "
@@ -169,13 +179,15 @@ class Segment:
         if initialize is not None:
             initialize(self.array)
         pid = os.getpid()
-        header = _HEADER.pack(_MAGIC, LAYOUT_VERSION, self.kind.encode(), self.nbytes, pid, start_time(pid))
+        header = _HEADER.pack(
+            _MAGIC, LAYOUT_VERSION, self.kind.encode(), self.nbytes, pid, start_time(pid), namespace()
+        )
         self._mapped[: len(header)] = np.frombuffer(header, np.uint8)
 
 
 def sweep_dead() -> list[str]:
-    """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs and other users
-    stay."""
+    """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs, users and process
+    id namespaces (containers) stay."""
     swept: list[str] = []
     for path in _segments(""):
         owner = _owner(path)
@@ -203,22 +215,29 @@ def _segments(start: str) -> list[Path]:
 def _owner(path: Path) -> tuple[int, int] | None:
     """Who made the file; None where it is not ours to judge."""
     parts = path.name.split("~")
-    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
-        return int(parts[1]), int(parts[2])
+    if len(parts) == 4 and all(part.isdigit() for part in parts[1:]):
+        return (int(parts[1]), int(parts[2])) if int(parts[3]) == namespace() else None
     try:
-        with path.open("rb") as file:
-            header = _parse(file.read(_HEADER.size))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    return None if header is None else (header[3], header[4])
+    try:  # a fifo of that name must not hang a start
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        header = _parse(os.pread(descriptor, _HEADER.size, 0)) if regular else None
+    finally:
+        os.close(descriptor)
+    return None if header is None or header[5] != namespace() else (header[3], header[4])
 
 
-def _parse(data: bytes) -> tuple[int, str, int, int, int] | None:
-    """(layout version, kind, payload bytes, pid, start time); None where the magic is not ours."""
+def _parse(data: bytes) -> tuple[int, str, int, int, int, int] | None:
+    """(layout version, kind, payload bytes, pid, start time, namespace); None where the magic is not ours."""
     if len(data) < _HEADER.size:
         return None
-    magic, version, kind, nbytes, pid, started = _HEADER.unpack(data)
-    return (version, kind.rstrip(b"\0").decode("ascii", "replace"), nbytes, pid, started) if magic == _MAGIC else None
+    magic, version, kind, *numbers = _HEADER.unpack(data)
+    nbytes, pid, started, space = numbers
+    if magic != _MAGIC:
+        return None
+    return version, kind.rstrip(b"\0").decode("ascii", "replace"), nbytes, pid, started, space
 
 
 def _map_new(draft: Path, name: str, size: int) -> NDArray[np.uint8]:

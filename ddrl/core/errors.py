@@ -18,6 +18,14 @@ traceback."""
 
 from __future__ import annotations
 
+LONGEST = 400  # letters of what a damaged file gives rise to
+
+
+def shortened(error: object) -> str:
+    """An error's words in one line of bounded length, also where they quote a file that may be damaged."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
 
 class DdrlError(Exception):
     """Base of all; `run` turns it into one line on standard error and a nonzero exit."""

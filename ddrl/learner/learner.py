@@ -64,6 +64,7 @@ class Learner:
         self.declaration: Declaration = describe(config, spec)
         self.device = resolve_device(device or config.learner.device)
         self.lr = config.learner.lr
+        self._last_loss = math.nan  # finite once there was one
         self.parts = {
             name: Part(name, module, self.device, config.learner, target=name in algorithm.targets)
             for name, module in algorithm.modules().items()
@@ -113,7 +114,7 @@ class Learner:
 
     def outcome(self, steps: Sequence[tuple[Gradient, torch.Tensor]]) -> Update:
         """What the gradients of one update and the norms that `apply` gave for them come to. Raises NetworkError when
-        their statistics show that learning has diverged."""
+        their statistics or priorities show that learning has diverged."""
         first, priority, figures = next(iter(self.parts)), None, dict[str, torch.Tensor]()
         for gradient, norm in steps:
             if gradient.priority is not None:
@@ -124,7 +125,11 @@ class Learner:
                 figures |= {f"{prefix}loss": gradient.figures["loss"], f"{prefix}grad_norm": norm, **own}
         numbers = dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True)) if figures else {}
         self._check_finite(numbers)
-        return Update(None if priority is None else priority.cpu().numpy(), numbers)
+        self._last_loss = numbers.get("loss", self._last_loss)
+        values = None if priority is None else priority.cpu().numpy()
+        if values is not None and not np.isfinite(values).all():  # between two looks at the statistics
+            self._check_finite({"a priority": float(values[~np.isfinite(values)][0])})
+        return Update(values, numbers)
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over."""
@@ -271,8 +276,10 @@ class Learner:
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise NetworkError(
-                    f"learning has diverged: after {self.updates} updates {name} is {value}; lower learner.lr (now "
-                    f"{self.lr:g}) or learner.max_grad_norm ({self.config.max_grad_norm:g})"
+                    f"learning has diverged: after {self.updates} updates {name} is {value} (last finite loss "
+                    f"{self._last_loss:g}); lower learner.lr (now {self.lr:g}) or learner.max_grad_norm "
+                    f"({self.config.max_grad_norm:g}), look where loss and grad_norm begin to rise on the dashboard, "
+                    "and check the environment for rewards or observations that are huge"
                 )
 
 

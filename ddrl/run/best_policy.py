@@ -14,17 +14,18 @@ from ddrl.acting.model import ActingModel
 from ddrl.acting.policy_file import load_policy, save_policy
 from ddrl.core.errors import CheckpointError
 from ddrl.core.messages import Evaluation, Returns
+from ddrl.run.disk import Disk
 from ddrl.run.topology import Topology
 
 
 class BestPolicy:
     """Compares evaluations and keeps the best policy in the run directory `path`."""
 
-    def __init__(self, path: Path, topology: Topology, model: ActingModel) -> None:
-        self._path, self._topology, self._model = path, topology, model
+    def __init__(self, path: Path, topology: Topology, model: ActingModel, disk: Disk) -> None:
+        self._path, self._topology, self._model, self._disk = path, topology, model, disk
+        self._unsaved: np.ndarray | None = None  # the best parameters, where the disk has refused them
         self.evaluation: Evaluation | None = None  # of the best policy so far; None: nobody has played it
         self.target_reached = False
-        self._on_disk = False
         if (path / "policy.json").exists():
             self._read()
 
@@ -52,8 +53,13 @@ class BestPolicy:
             self._save(vector)
 
     def vector(self) -> np.ndarray:
-        """The best policy's parameters, from its files [nbytes]."""
-        return load_policy(self._path).vector
+        """The best policy's parameters, from its files unless the disk has refused them [nbytes]."""
+        return load_policy(self._path).vector if self._unsaved is None else self._unsaved
+
+    def save_again(self, *, now: bool = False) -> None:
+        """Write what the disk has refused, now and then, or `now`."""
+        if self._unsaved is not None and (now or self._disk.due("policy")):
+            self._save(self._unsaved)
 
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
         return self._reaches(evaluation), evaluation.best.mean
@@ -74,5 +80,8 @@ class BestPolicy:
 
     def _save(self, vector: np.ndarray) -> None:
         document = self.evaluation.to_json() if self.evaluation else {}
-        nbytes = self._model.layout.nbytes
-        save_policy(self._path, self._model, vector[:nbytes], env=self._topology.config.env, evaluation=document)
+        vector, env = vector[: self._model.layout.nbytes], self._topology.config.env
+        written = self._disk.attempt(
+            "policy", lambda: save_policy(self._path, self._model, vector, env=env, evaluation=document)
+        )
+        self._unsaved = None if written else np.array(vector)

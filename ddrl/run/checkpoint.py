@@ -5,7 +5,8 @@
                                 state.json            counts, live settings, digests of the files; written last
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a run killed at any moment leaves the
-older ones intact. The newest whole one is taken; what is torn or foreign is refused by name."""
+older ones intact; so does a disk that is full. The newest whole one is taken; what is torn or foreign is refused by
+name. state.json has a checksum of its own values: a changed count is damage as much as a changed tensor."""
 
 from __future__ import annotations
 
@@ -16,13 +17,48 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.run.directory import write_json
+import msgspec
 
-FORMAT = 2
+from ddrl.core.errors import CheckpointError, RunDirError, shortened
+from ddrl.run.directory import read_text, write_json
+
+FORMAT = 3
 STATE = "state.json"
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class TrainingCounts(msgspec.Struct, forbid_unknown_fields=True):
+    """`training.TrainingState` on disk."""
+
+    env_steps: Count
+    updates: Count
+    samples: Count
+    policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+    wall_seconds: Annotated[float, msgspec.Meta(ge=0)]
+    cuts: Count
+
+
+class LiveValues(msgspec.Struct, forbid_unknown_fields=True):
+    """`training.LiveSettings` on disk."""
+
+    lr: Annotated[float, msgspec.Meta(ge=0)] | None
+    epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
+    samples_per_insert: Annotated[float, msgspec.Meta(gt=0)] | None
+    scheme: str | None
+
+
+class State(msgspec.Struct, forbid_unknown_fields=True):
+    """state.json, but for its format and checksum."""
+
+    digests: dict[str, str]  # of the other files, by name
+    training: TrainingCounts
+    live: LiveValues
+    source: dict[str, Any]
+    layout: str
+    env_id: str
+    algorithm: str
 
 
 @dataclass(frozen=True)
@@ -44,9 +80,10 @@ def write_checkpoint(
     """Write a checkpoint and drop all but the `keep` newest.
 
     `write` writes the checkpoint's files into the folder it is given. `state` must be JSON. Raises RunDirError where
-    the disk refuses."""
+    the disk refuses: what was written is removed, and older checkpoints, one of the same step included, stay."""
     final = folder / f"{env_steps:012d}"
-    temporary = folder / f".{final.name}.{os.getpid()}"
+    temporary = folder / f".{env_steps:012d}.{os.getpid()}"
+    replaced = folder / f".{env_steps:012d}.replaced"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -54,19 +91,23 @@ def write_checkpoint(
         files = sorted(temporary.iterdir())
         for path in files:
             _sync(path)
-        digests = {path.name: _digest(path) for path in files}
-        write_json(temporary / STATE, {"format": FORMAT, "digests": digests, **state})
+        document = {**state, "digests": {path.name: _digest(path) for path in files}}
+        write_json(temporary / STATE, {"format": FORMAT, "checksum": _checksum(document), **document})
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(replaced)  # killed here: the next start renames it back (directory.sweep_unfinished)
         temporary.rename(final)
         _sync(folder)
-        for old in _complete(folder)[:-keep]:
-            shutil.rmtree(old)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
+        reason = (error.strerror or error) if isinstance(error, OSError) else error
         raise RunDirError(
-            f"the checkpoint {final} cannot be written: {error.strerror or error}; older checkpoints are untouched"
+            f"the checkpoint {final} cannot be written: {reason}; older checkpoints are untouched"
         ) from None
+    shutil.rmtree(replaced, ignore_errors=True)
+    for old in _complete(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -83,17 +124,27 @@ def newest_checkpoint(folder: Path) -> Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Verify one checkpoint against its digests."""
     advice = f"delete {path} to resume from the one before it"
+    damage = f"the checkpoint {path} is damaged"
     try:
-        state = json.loads((path / STATE).read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"the checkpoint {path} is damaged: {STATE} cannot be read ({error}); {advice}") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("digests"), dict):
-        found = state.get("format") if isinstance(state, dict) else None
+        document = json.loads(read_text(path / STATE))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{damage}: {STATE} cannot be read ({shortened(error)}); {advice}") from None
+    written = document.pop("format", None) if isinstance(document, dict) else None
+    if written != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {path} has format {found}, this ddrl reads format {FORMAT}: another version wrote it; "
-            f"{advice}"
+            f"the checkpoint {path} has format {str(written)[:40]}, this ddrl reads format {FORMAT}: another version "
+            f"wrote it, or it is damaged; {advice}"
         )
+    if document.pop("checksum", None) != _checksum(document):
+        raise CheckpointError(f"{damage}: {STATE} is not what was written (its checksum differs); {advice}")
+    try:
+        msgspec.convert(document, State)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CheckpointError(f"{damage}: {STATE} does not fit ({shortened(error)}); {advice}") from None
+    state: dict[str, Any] = document
     for name, digest in state["digests"].items():
+        if name != Path(name).name:
+            raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")
         try:
             actual = _digest(path / name)
         except OSError as error:
@@ -101,9 +152,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 f"the checkpoint {path} is incomplete: {name} cannot be read ({error.strerror or error}); {advice}"
             ) from None
         if actual != digest:
-            raise CheckpointError(
-                f"the checkpoint {path} is damaged: {name} is not what was written (its digest differs); {advice}"
-            )
+            raise CheckpointError(f"{damage}: {name} is not what was written (its digest differs); {advice}")
     return Checkpoint(path, state)
 
 
@@ -112,6 +161,12 @@ def _complete(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """Of the values, in whatever order and with whatever spaces they are written."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _digest(path: Path) -> str:

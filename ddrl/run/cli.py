@@ -36,6 +36,7 @@ class Command:
     resume: Path | None
     print_config: bool
     traceback: bool
+    trust: bool
 
     def config(self) -> Config:
         """The effective settings of a new run."""
@@ -73,6 +74,11 @@ def parse(arguments: list[str]) -> Command:
         "--serial", action="store_true", help="everything in one process, reproducible bit for bit by run.seed"
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run from its newest checkpoint")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --resume: run the code that the run names, though the run was not started here",
+    )
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error as well")
     known = parser.parse_args(arguments)
@@ -92,6 +98,7 @@ def parse(arguments: list[str]) -> Command:
         known.resume,
         known.print_config,
         known.traceback,
+        known.trust,
     )
 
 

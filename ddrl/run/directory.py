@@ -6,31 +6,41 @@
     RUN/checkpoints/<n>/    learner, replay and counters after n environment steps
     RUN/policy.*            the best policy so far: ONNX model, manifest, parameters
     RUN/summary.json        written at the end
+    RUN/lock                held by the process that the run belongs to (ddrl.run.lock)
 
-Written by rank 0 alone.
+Written by rank 0 alone, while it holds the lock; reading needs neither the lock nor a disk that can be written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import stat
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import ConfigError, RunDirError, shortened
 from ddrl.core.settings import config_from_toml, config_to_toml
+from ddrl.run.lock import RunLock
+
+LARGEST_DOCUMENT = 16 << 20  # [B] config.toml, run.json and state.json are far smaller
+_REPLACED = re.compile(r"\.(\d+)\.replaced")  # a checkpoint that another of the same step replaces
+_UNFINISHED = re.compile(r"\.\d+\.\d+")  # a checkpoint that is being written by a process
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run."""
+    """Paths of one run; with a `lock` where it belongs to this process."""
 
     path: Path
+    lock: RunLock | None = field(default=None, compare=False)
 
     @property
     def config(self) -> Path:
@@ -61,13 +71,14 @@ class RunDirectory:
             if config.run.dir
             else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{run_id}"
         )
-        if (path / "config.toml").exists():
-            raise RunDirError(
-                f"run.dir ({path}) holds a run already: go on with it by --resume {path}, or name another directory"
-            )
-        directory = cls(path.absolute())
+        path = path.absolute()
         try:
-            directory.checkpoints.mkdir(parents=True, exist_ok=True)
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            directory = cls(path, RunLock(path))
+            if directory.config.exists():  # asked under the lock: of two starts one makes the run
+                raise RunDirError(
+                    f"run.dir ({path}) holds a run already: go on with it by --resume {path}, or name another directory"
+                )
             directory.write_config(config)
             write_json(path / "run.json", {"run_id": run_id, "ddrl": __version__, "began": time.time()})
         except OSError as error:
@@ -81,22 +92,61 @@ class RunDirectory:
         write_atomically(self.config, config_to_toml(config).encode())
 
     @classmethod
-    def open(cls, path: Path) -> tuple[RunDirectory, Config]:
-        """A run that exists, with its settings."""
-        directory = cls(path.absolute())
+    def open(cls, path: Path, *, claim: bool = False) -> tuple[RunDirectory, Config]:
+        """A run that exists, with its settings; `claim`: take its lock too, and remove what a killed process left."""
+        path = path.absolute()
         if not path.is_dir():
             raise RunDirError(f"there is no run directory {path}: name the directory that a run printed at its start")
         try:
-            text = directory.config.read_text()
+            text = read_text(path / "config.toml")
         except OSError as error:
             raise RunDirError(
                 f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})"
             ) from None
-        if not os.access(path, os.W_OK):
-            raise RunDirError(
-                f"the run directory {path} cannot be written: change its permissions, or copy it and resume the copy"
-            )
-        return directory, config_from_toml(text, str(directory.config))
+        except ValueError as error:
+            raise RunDirError(f"{path / 'config.toml'} is damaged: {error}") from None
+        directory = cls(path, RunLock(path) if claim else None)
+        try:
+            config = config_from_toml(text, str(directory.config))
+        except ConfigError as error:
+            raise ConfigError(shortened(error)) from None
+        except (RecursionError, ValueError) as error:  # values that TOML's grammar allows and its reader does not
+            raise RunDirError(f"{directory.config} is damaged: {shortened(error)}") from None
+        if claim:
+            sweep_unfinished(directory)
+        return directory, config
+
+    def release(self) -> None:
+        """Let others use the directory."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+def sweep_unfinished(directory: RunDirectory) -> None:
+    """Remove what a killed process left half-written. Only under the lock: nobody writes there now."""
+    if directory.checkpoints.is_dir():
+        for path in list(directory.checkpoints.iterdir()):
+            replaced = _REPLACED.fullmatch(path.name)
+            whole = directory.checkpoints / replaced[1] if replaced else None
+            if whole is not None and not whole.exists():
+                path.rename(whole)  # killed between two renames: the older of the two is whole
+            elif whole is not None or _UNFINISHED.fullmatch(path.name):
+                shutil.rmtree(path)
+    for name in ("config.toml", "run.json", "summary.json"):
+        for path in directory.path.glob(f".{name}.*"):
+            path.unlink()
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file of at most LARGEST_DOCUMENT bytes; ValueError where it is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a file")
+        data = file.read(LARGEST_DOCUMENT + 1)
+    if len(data) > LARGEST_DOCUMENT:
+        raise ValueError(f"it is longer than {LARGEST_DOCUMENT >> 20} MiB")
+    return data.decode()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -4,15 +4,17 @@ directory, checkpoint. Whatever can be refused is refused here, before any chann
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.errors import ConfigError, MissingExtraError
+from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
 from ddrl.core.roles import Assignment
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
+from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.run.checkpoint import Checkpoint, newest_checkpoint
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory
@@ -36,8 +38,9 @@ class Preparation:
         self.run_id = run_id
         self.resume: Checkpoint | None = None
         if command.resume is not None:
-            self.directory, saved = RunDirectory.open(command.resume)
+            self.directory, saved = RunDirectory.open(command.resume, claim=True)
             self.config = apply_overrides(saved, command.overrides)
+            self._check_trust(command)
             self.resume = newest_checkpoint(self.directory.checkpoints)
             self._check_resume(self.resume, command.overrides)
         else:
@@ -71,9 +74,23 @@ class Preparation:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id)
+            remember_trust(self.directory.path, foreign_code(asdict(self.config)))
         else:
-            self.directory.write_config(self.config)
+            try:
+                self.directory.write_config(self.config)
+            except OSError as error:
+                raise RunDirError(
+                    f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
+                ) from None
         return TaskRecords(self.directory, self.resume)
+
+    def _check_trust(self, command: Command) -> None:
+        """Before anything of the run is imported. What is set on the command line is the user's own choice."""
+        mine = {override.partition("=")[0].strip() for override in command.overrides}
+        code = foreign_code(asdict(self.config))
+        theirs = {setting: name for setting, name in code.items() if setting not in mine}
+        check_trust(self.directory.path, theirs, trust=command.trust)
+        remember_trust(self.directory.path, {setting: code[setting] for setting in code if setting in mine})
 
     def _check_resume(self, checkpoint: Checkpoint, overrides: tuple[str, ...]) -> None:
         state: dict[str, Any] = checkpoint.state

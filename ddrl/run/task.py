@@ -18,12 +18,13 @@ import numpy as np
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
-from ddrl.core.errors import DdrlError, JobFailed
+from ddrl.core.errors import DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.run.best_policy import BestPolicy
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
+from ddrl.run.disk import Disk
 from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.observers import Observers
@@ -78,13 +79,14 @@ class Task:
         self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
         self.board = channels.board
         self.reason: Reason | None = None
-        self.cut: Callable[[], object] = self.checkpoint  # what a due checkpoint calls
+        self.cut: Callable[[], object] = self.save  # what a due checkpoint calls
         self._watch = watch
         learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
         source = _build_source(topology)
-        self.best = BestPolicy(records.directory.path, topology, self.model)
+        self.disk = Disk()
+        self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
         if resume is not None:
             learner.load(resume.path / LEARNER)
@@ -109,6 +111,7 @@ class Task:
         nbytes = self.model.layout.nbytes
         self.observers = Observers(records.directory, channels, self.training, nbytes, self.checkpoint, base or None)
         self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
+        self.disk.record_event = self._record_event
         self._next_look = 0.0
 
     # -- turns ---------------------------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ class Task:
         if now >= self._next_look or state.env_steps >= self.config.run.max_env_steps:
             self._next_look = now + LOOK_PERIOD
             self.reason = self.reason or self.look()
-        if self.reason is None and state.env_steps >= self._next_checkpoint:
+        if self.reason is None and state.env_steps >= self._next_checkpoint and self.disk.due("checkpoint"):
             self.cut()
         return self.reason is not None
 
@@ -158,6 +161,7 @@ class Task:
         self.observers.look()
         self._watch()
         self._read_evaluations()
+        self.best.save_again()
         run, state = self.config.run, self.training.state
         if self.steering.stop_requested:
             return Reason.STOPPED
@@ -190,8 +194,13 @@ class Task:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
+    def save(self) -> bool:
+        """Take a checkpoint; whether that worked. Where the disk refuses, it is tried again later."""
+        return self.disk.attempt("checkpoint", self.checkpoint)
+
     def checkpoint(self) -> Path:
-        """Write a checkpoint. Running episodes go on; the resumed run begins new ones."""
+        """Write a checkpoint. Running episodes go on; the resumed run begins new ones. RunDirError where the disk
+        refuses."""
         begin = time.perf_counter()
         training = self.training
         training.state.wall_seconds = training.seconds
@@ -228,7 +237,7 @@ class Task:
         """Stop everyone, save (unless `saved` already), and write the summary; the summary.
 
         `settle`: wait for experience that is under way. `evaluator` plays with the last policy, and confirms the best
-        one; not after an interrupt, which should end soon.
+        one; not after an interrupt, which should end soon. RunDirError at the very end where something is not on disk.
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
         self.board.command = Command.STOP
@@ -239,10 +248,11 @@ class Task:
         training.report()
         self._read_evaluations()
         if not saved:
-            self.checkpoint()
+            self.save()
         if evaluator is not None and config.period and self.reason is not Reason.INTERRUPTED:
             self._judge(evaluator())
         self.best.save_unjudged(self.acting_vector())
+        self.best.save_again(now=True)
         state = training.state
         self._record_event("end", self.reason.value, env_steps=state.env_steps)
         document = summarize(
@@ -256,8 +266,11 @@ class Task:
             reason=self.reason.value,
             best=self.best.evaluation.to_json() if self.best.evaluation is not None else None,
         )
+        self.disk.attempt("summary", lambda: write_json(self.directory.summary, document))
         self.observers.close()
-        write_json(self.directory.summary, document)
+        self.directory.release()
+        if self.disk.refused:
+            raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {self.disk.refused}")
         return document
 
     def _judge(self, evaluator: Evaluator) -> None:
@@ -294,12 +307,13 @@ class Task:
         checkpoints stay the newest.
         """
         if isinstance(error, JobFailed) and self.training.at_boundary and self.training.state.policy_version >= 0:
-            self.checkpoint()
+            self.save()
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
         self._record_event("error", text, rank=0)
         self.observers.close()
+        self.directory.release()
 
 
 def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,9 +92,12 @@ class Run:
             raise RunDirError(
                 f"{self.path} holds no {FILE_NAME}: it is no run directory, or its run has not begun to write"
             )
+        # On a disk that cannot be written SQLite can make no index of the log: a file without one is read as it is.
+        still = not os.access(self.path, os.W_OK) and not file.with_name(f"{FILE_NAME}-wal").exists()
+        mode = "mode=ro&immutable=1" if still else "mode=ro"
         with self._plainly():
             self._db = sqlite3.connect(
-                f"file:{_quoted(file)}?mode=ro", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
+                f"file:{_quoted(file)}?{mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
             )
         try:
             with self._plainly():

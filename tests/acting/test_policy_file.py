@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from unittest.mock import Mock
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +22,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from tests.acting.networks import make_mlp, random_vector
+from tests.sources import environment
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 STATE = ActingInput("memory", "state", (3,), output="q")
@@ -101,12 +106,89 @@ def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays
     with pytest.raises(RunDirError, match="cannot write the policy"):
         save(tmp_path / "nowhere")
     first = save(tmp_path, 1)
-    full = OSError(28, "No space left on device")
-    monkeypatch.setattr("ddrl.core.files.os.fsync", Mock(side_effect=[None, full]))  # the graph fits, the rest does not
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name.startswith(".policy.safetensors."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, *arguments, **options)
+
+    original = Path.open
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(RunDirError, match="No space left"):
         save(tmp_path, 2)
-    assert {path.name for path in tmp_path.iterdir()} == {"policy.onnx", "policy.safetensors", "policy.json"}
-    layout = MODEL.layout
-    np.testing.assert_array_equal(
-        layout.views(load_policy(tmp_path).vector)["0.weight"], layout.views(first)["0.weight"]
-    )
+    monkeypatch.undo()
+    assert names(tmp_path) == ["policy.json", "policy.onnx", "policy.safetensors"]
+    assert parameters(tmp_path, first) == parameters(tmp_path)
+
+
+@pytest.mark.parametrize("moment", range(1, 15))
+def test_a_process_killed_while_it_saves_leaves_a_whole_policy(tmp_path: Path, moment: int) -> None:
+    """Killed before each step of a save that changes the directory: the one before or the new one is read, whole."""
+    first = save(tmp_path, 1)
+    code = KILLED.format(path=str(tmp_path), moment=moment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode in (-signal.SIGKILL, 0), done.stderr
+    assert (done.returncode == 0) == (moment > STEPS)
+    vectors = {parameters(tmp_path, vector) for vector in (first, random_vector(MODEL.layout, 2))}
+    assert parameters(tmp_path) in vectors
+    third = save(tmp_path, 3)
+    assert parameters(tmp_path) == parameters(tmp_path, third)
+    assert names(tmp_path) == ["policy.json", "policy.onnx", "policy.safetensors"]
+
+
+STEPS = 13  # the old manifest read, three files opened and synced, three renamed and synced
+KILLED = """
+import os, pathlib, signal
+from tests.acting.test_policy_file import save
+count = 0
+def killing(function):
+    def call(*arguments, **options):
+        global count
+        count += 1
+        if count == {moment}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+pathlib.Path.open = killing(pathlib.Path.open)
+pathlib.Path.replace = killing(pathlib.Path.replace)
+os.fsync = killing(os.fsync)
+save(pathlib.Path({path!r}), 2)
+"""
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+def parameters(path: Path, vector: np.ndarray | None = None) -> bytes:
+    """The tensors of `vector`, without padding; default: of the policy in `path`."""
+    views = MODEL.layout.views(load_policy(path).vector if vector is None else vector)
+    return b"".join(view.tobytes() for view in views.values())
+
+
+def test_a_killed_save_between_manifest_and_parameters_is_finished_by_the_next(tmp_path: Path) -> None:
+    """The next save must not remove the staged files that policy.json names before it has written its own."""
+    save(tmp_path, 1)
+    code = KILLED.format(path=str(tmp_path), moment=10)  # before the second rename
+    subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    code = code.replace(", 2)", ", 3)").replace("== 10", "== 8")
+    subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    second = random_vector(MODEL.layout, 2)
+    assert parameters(tmp_path) == parameters(tmp_path, second)
+
+
+def test_a_layout_that_would_take_much_memory_is_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text()) | {"checksum": ""}
+    manifest["layout"]["nbytes"] = 1 << 50
+    (tmp_path / "policy.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="of another network"):
+        load_policy(tmp_path)
+
+
+def test_a_changed_value_of_the_manifest_is_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text()) | {"evaluation": {"mean": 99.0}}
+    (tmp_path / "policy.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="checksum"):
+        load_policy(tmp_path)

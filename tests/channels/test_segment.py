@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ddrl.channels import Segment, segment_name, sweep_dead, unlink_run
+from ddrl.channels import segment as segment_module
 from ddrl.channels.segment import HEADER_NBYTES, is_alive, start_time
 from ddrl.core.errors import ChannelError
 
@@ -145,7 +146,7 @@ def test_a_draft_of_a_process_that_died_while_making_it_is_swept(name, process):
     child = process("")
     started = start_time(child.pid)
     child.wait()
-    draft = SHM / f"{name()}~{child.pid}~{started + 1}"
+    draft = SHM / f"{name()}~{child.pid}~{started + 1}~{segment_module.namespace()}"
     draft.write_bytes(b"half")
     assert draft.name in sweep_dead()
     assert not draft.exists()
@@ -187,3 +188,33 @@ def test_a_process_holds_no_descriptor_for_what_it_maps(name):
     kept = [Segment.create(name("lane", i), "lane", 64) for i in range(5)]
     assert len(os.listdir("/proc/self/fd")) == before
     assert np.concatenate([segment.array for segment in kept]).size == 320
+
+
+def test_a_fifo_of_the_right_name_hangs_nobody(name):
+    os.mkfifo(SHM / name())
+    try:
+        assert name() not in sweep_dead()
+        with pytest.raises(ChannelError):
+            Segment.attach(name(), "lane")
+        with pytest.raises(ChannelError, match="it is not ours"):
+            Segment.create(name(), "lane", 64)
+    finally:
+        (SHM / name()).unlink()
+
+
+def test_a_segment_of_another_container_is_left_alone(name, monkeypatch):
+    """Its owner's process id means another process here, or none."""
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_module, "namespace", lambda: 4026539999)
+        patch.setattr(segment_module.os, "getpid", lambda: 4_000_000)  # no process here
+        patch.setattr(segment_module, "start_time", lambda pid: 1)
+        Segment.create(name(), "lane", 64)
+        draft = SHM / f"{name()}~4000000~1~4026539999"
+        draft.write_bytes(b"half")
+    try:
+        assert not {name(), draft.name} & set(sweep_dead())
+        assert (SHM / name()).exists()
+        monkeypatch.setattr(segment_module, "namespace", lambda: 4026539999)
+        assert {name(), draft.name} <= set(sweep_dead())
+    finally:
+        draft.unlink(missing_ok=True)

@@ -84,7 +84,7 @@ class SerialRun:
         training = self.task.training
         training.drain(everything=True)
         training.source.cut()
-        self.task.checkpoint()
+        self.task.save()
         training.publish()
         self._begin_episodes()
 

@@ -1,0 +1,108 @@
+"""One run directory belongs to one process at a time; the others get one clear line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddrl.core.errors import RunDirError
+from ddrl.run.lock import RunLock
+from tests.run.launch import TINY, ddrl, mpirun
+from tests.sources import environment
+
+ENDLESS = ["--set", "run.max_env_steps=100000000", "--set", "run.max_seconds=100"]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddrl.run", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+def refused(error: str, run: Path) -> None:
+    lines = [line for line in error.splitlines() if line.startswith("ddrl: ")]
+    assert len(lines) == 1, error
+    assert str(run) in lines[0]
+    assert "in use by " in lines[0], error
+    assert "Traceback" not in error
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_lock_is_held_by_one_and_free_after_its_release(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    with pytest.raises(RunDirError, match=f"in use by process {os.getpid()} on"):
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from ddrl.run.lock import RunLock; lock = RunLock(Path({str(tmp_path)!r})); input()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment())
+    wait_for(lambda: (tmp_path / "lock").exists() and f"process {child.pid}" in (tmp_path / "lock").read_text())
+    with pytest.raises(RunDirError, match=f"process {child.pid}"):
+        RunLock(tmp_path)
+    child.kill()
+    child.communicate()
+    RunLock(tmp_path).release()
+
+
+def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = ["--serial", *TINY, *ENDLESS, "--set", f"run.dir={run}"]
+    both = [start(*arguments), start(*arguments)]
+    try:
+        wait_for(lambda: any(process.poll() is not None for process in both))
+        loser = next(process for process in both if process.poll() is not None)
+        living = next(process for process in both if process is not loser)
+        assert loser.returncode == 1
+        refused(loser.communicate()[1], run)
+        wait_for(lambda: any(path.name.isdigit() for path in (run / "checkpoints").iterdir()))
+        refused(ddrl("--resume", str(run)).stderr, run)
+        refused(mpirun(4, "--resume", str(run)).stderr, run)
+        assert living.poll() is None
+        living.send_signal(signal.SIGINT)
+        living.communicate(timeout=60)
+        assert living.returncode == 130
+        two = [start("--serial", "--resume", str(run)) for _ in range(2)]
+        both += two
+        wait_for(lambda: any(process.poll() is not None for process in two))
+        loser = next(process for process in two if process.poll() is not None)
+        assert loser.returncode == 1
+        refused(loser.communicate()[1], run)
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+def test_two_jobs_of_mpirun_do_not_share_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    held = RunLock(_made(run))
+    done = mpirun(4, *TINY, "--set", f"run.dir={run}")
+    held.release()
+    assert done.returncode != 0
+    refused(done.stderr, run)
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
