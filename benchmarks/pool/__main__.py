@@ -3,7 +3,8 @@
 `python -m benchmarks.pool --part real` runs real pools (benchmarks.pool_real).
 
 `python -m benchmarks.pool --part simulated`: nothing of it was measured on a device. Traces are drawn, the queue and
-the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices, unless said.
+the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices,
+unless said.
 
 Busy: device seconds that compute over wall, between 10 % and 95 % of the first task's end. Its bound is min(1, sum of
 duty cycles / devices), with exponential rounds the machine-repairman value. Makespan: over the offline optimum where
