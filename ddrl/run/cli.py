@@ -97,6 +97,8 @@ def parse(arguments: list[str]) -> Command:
         )
     if known.tasks and (known.task is not None or known.resume is not None):
         raise ConfigError("--tasks takes no other task, and no --resume: a pool goes on by --resume POOL alone")
+    if known.tasks and known.print_config:
+        raise ConfigError("--print-config prints one task's settings: name it without --tasks")
     return Command(
         _task_path(known.task),
         tuple(known.overrides),

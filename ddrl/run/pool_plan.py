@@ -74,7 +74,7 @@ class PoolTask:
             if not plan.resumed:
                 raise RunDirError(f"task '{self.name}': {folder} holds a run already: name another directory")
             folder.rename(f"{folder}.cut-{uuid.uuid4().hex[:6]}")
-        overrides = (*plan.overrides, *plan.resumed_with, f"run.dir={folder}", home)
+        overrides = (*plan.overrides, f"run.dir={folder}", home)
         return Command(Path(self.file), overrides, plan.serial, None, False, False)
 
 
@@ -153,19 +153,8 @@ def new_plan(command: Command) -> PoolPlan:
     apply_overrides(Config(), [text for text in overrides if text.startswith("pool.")])  # one line, not one a task
     if (directory / OWN / "plan.json").exists():
         raise RunDirError(f"{directory} holds a pool already: go on with it by --resume {directory}, or name another")
-    tasks: list[PoolTask] = []
     configs: dict[str, Config] = {}
-    for file in command.tasks:
-        name = file.stem
-        if name == OWN:
-            raise ConfigError(f"a task of a pool cannot be called '{OWN}': rename {file}")
-        try:
-            configs[name] = config = load_config(file, overrides)
-        except ConfigError as error:
-            tasks.append(PoolTask(name, str(file.absolute()), str(directory / name), broken=str(error)))
-            continue
-        place = Path(config.run.dir).absolute() if config.run.dir else directory / name
-        tasks.append(PoolTask(name, str(file.absolute()), str(place), config.pool.weight))
+    tasks = [_read_task(file, overrides, directory, configs) for file in command.tasks]
     _refuse_twins(tasks)
     plan = PoolPlan(
         directory=str(directory),
@@ -188,9 +177,14 @@ def resumed_plan(command: Command) -> PoolPlan:
     named = {text.partition("=")[0].strip() for text in command.overrides}
     if "run.dir" in named:
         raise ConfigError("--set run.dir: a pool that goes on stays in its directory")
+    directory, overrides = command.resume.absolute(), (*saved.overrides, *command.overrides)
     plan = replace(
         saved,
-        directory=str(command.resume.absolute()),
+        directory=str(directory),
+        overrides=overrides,
+        tasks=tuple(
+            _read_task(Path(task.file), overrides, directory, {}) if task.broken else task for task in saved.tasks
+        ),
         run_id=uuid.uuid4().hex[:8],
         devices=pool.devices if "pool.devices" in named else saved.devices,
         policy=pool.policy if "pool.policy" in named else saved.policy,
@@ -200,6 +194,19 @@ def resumed_plan(command: Command) -> PoolPlan:
     if all((end := plan.read_end(task.name)) is not None and end.final for task in plan.tasks):
         raise PoolError(f"all tasks of {plan.directory} have ended: there is nothing to go on with")
     return _checked(plan)
+
+
+def _read_task(file: Path, overrides: Sequence[str], directory: Path, configs: dict[str, Config]) -> PoolTask:
+    """The task of a settings file, and its settings into `configs` where they are whole."""
+    name = file.stem
+    if name == OWN:
+        raise ConfigError(f"a task of a pool cannot be called '{OWN}': rename {file}")
+    try:
+        configs[name] = config = load_config(file, overrides)
+    except ConfigError as error:
+        return PoolTask(name, str(file.absolute()), str(directory / name), broken=str(error))
+    place = Path(config.run.dir).absolute() if config.run.dir else directory / name
+    return PoolTask(name, str(file.absolute()), str(place), config.pool.weight)
 
 
 def _checked(plan: PoolPlan) -> PoolPlan:
