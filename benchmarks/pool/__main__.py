@@ -1,6 +1,6 @@
 """A pool of tasks on fewer devices, beside what no schedule can beat.
 
-`python -m benchmarks.pool --part real` runs real pools (benchmarks.pool_real).
+`python -m benchmarks.pool --part real` runs real pools (benchmarks.pool.real).
 
 `python -m benchmarks.pool --part simulated`: nothing of it was measured on a device. Traces are drawn, the queue and
 the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices,
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.pool_real import real
+from benchmarks.pool.real import real
 from ddrl.core import plugins
 from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
 from ddrl.pool.policies.fair import Fair

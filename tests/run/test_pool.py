@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,10 +31,11 @@ from ddrl.run.modes.serial import SerialRun, run_serial
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
-from tests.run.launch import ROOT, TINY, ddrl, segments_of, settings, summary
+from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.pool_policies import Alternate
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
+from tests.sources import environment
 
 CORES = sorted(os.sched_getaffinity(0))
 TWO = f"pool.devices=cpu:{CORES[0]},cpu:{CORES[-1]}"
@@ -55,7 +57,7 @@ def leases(pool: Path) -> list[dict[str, Any]]:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ddrl.run", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def status(pool: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
@@ -365,3 +367,48 @@ def test_two_tasks_of_one_directory_or_with_different_devices_are_refused(tmp_pa
     assert main(["--tasks", *same, "--print-config"]) == 1
     assert "without --tasks" in capsys.readouterr().err
     assert not pool.exists()
+
+
+class Ledger:
+    """Stands for a learner and a holder: notes what is called, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.device = "cpu"
+
+    def to(self, device: str) -> None:
+        self.calls.append(f"to {device}")
+        self.device = device
+
+    def acquire(self, round: int, *, part: int, remaining: float) -> int:
+        self.calls.append(f"acquire {round}.{part}, {remaining:g} left")
+        return 0
+
+    def release(self, busy: float) -> None:
+        assert busy >= 0
+        self.calls.append("release")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_on_a_torch_device_the_learner_moves_there_and_off_again_within_the_lease() -> None:
+    ledger = Ledger()
+    state, run = SimpleNamespace(env_steps=100, updates=0), SimpleNamespace(max_env_steps=400)
+    training: Any = SimpleNamespace(learner=ledger, state=state, config=SimpleNamespace(run=run))
+    lender = Lender(training, ledger, parse_devices("cuda:0"), "unused")  # type: ignore[arg-type]
+    for _ in range(2):
+        lender.take()
+        lender.take()  # of the next move in the same round
+        lender.give_back(Move.APPLY)
+        lender.give_back(Move.PUBLISH)
+        state.env_steps += 50
+    lender.take()
+    lender.close()
+    leave = ["to cpu", "release"]
+    assert ledger.calls == [
+        *("acquire 0.0, nan left", "to cuda:0", *leave),
+        *("acquire 1.0, 5 left", "to cuda:0", *leave),
+        *("acquire 2.0, 4 left", "to cuda:0", *leave),
+        "close",
+    ]
