@@ -139,7 +139,7 @@ class PoolPlan:
 
     def make_policy(self) -> Policy:
         """A fresh policy with its settings."""
-        policy = self.policy_class()
+        policy: Any = self.policy_class()
         settings = plugin_settings(Config(tables=self.policy_tables), "pool", policy)
         return policy(settings) if settings is not None and fields(settings) else policy()
 

@@ -177,7 +177,7 @@ class Pool:
             "devices": self._figures.devices(wall),
             **self._figures.totals(wall),
             "device_seconds": self._master.queue.device_seconds(time.monotonic()),
-            "jain_index": jain_index(figures["held_seconds"] for figures in tasks.values()),
+            "jain_index": jain_index(float(figures["held_seconds"]) for figures in tasks.values()),
             "leases_written": self._written,
         }
 
