@@ -1,7 +1,10 @@
 """A pool of tasks on fewer devices, beside what no schedule can beat.
 
-`python -m benchmarks.pool --part simulated`: nothing here was measured on a device. Traces are drawn, the queue and the
-pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices, unless said.
+`python -m benchmarks.pool --part real` runs real pools (benchmarks.pool.real).
+
+`python -m benchmarks.pool --part simulated`: nothing of it was measured on a device. Traces are drawn, the queue and
+the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices,
+unless said.
 
 Busy: device seconds that compute over wall, between 10 % and 95 % of the first task's end. Its bound is min(1, sum of
 duty cycles / devices), with exponential rounds the machine-repairman value. Makespan: over the offline optimum where
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import arguments, print_table, save
+from benchmarks.pool.real import real
 from ddrl.core import plugins
 from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
 from ddrl.pool.policies.fair import Fair
@@ -307,7 +311,14 @@ def simulated(short: bool) -> dict[str, Any]:
     }
 
 
-PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"simulated": simulated}
+def measured(short: bool) -> dict[str, Any]:
+    """Figures of real pools."""
+    result = real(short)
+    show(f"Real pools on {result['devices']}", result["pools"])
+    return result
+
+
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"simulated": simulated, "real": measured}
 
 
 def main() -> None:

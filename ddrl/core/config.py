@@ -314,6 +314,26 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True)
+class PoolConfig:
+    """Several tasks on fewer devices (--tasks)."""
+
+    devices: str = setting(
+        "",
+        "",
+        "Devices that the tasks share, separated by commas: cuda:0, a torch device; cpu:0, a core; cpu:0-3, four; "
+        "cpu:1@0.5, half a core.",
+    )
+    policy: str = setting(
+        "fair",
+        "",
+        "Which waiting task gets an idle device: exclusive, slices, fifo, round_robin, fair, between_gradients, or "
+        "package.module:Class of your own.",
+        plugin="ddrl.pool.policies",
+    )
+    weight: float = setting(1.0, "", "Weight of a task in the queue; in the task's own file.", gt=0)
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything; printed by --print-config, saved as config.toml in the run directory."""
 
@@ -326,6 +346,7 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
     tables: dict[str, dict[str, Any]] = field(
         default_factory=dict[str, dict[str, Any]]
     )  # of plug-ins: "learner.c51" -> {...}

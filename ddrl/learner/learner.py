@@ -172,7 +172,8 @@ class Learner:
         self.device = resolve_device(device)
         for part in self.parts.values():
             part.to(self.device)
-        self._random[1:] = _cuda_state(self.device)
+        if len(self._random) == 1:  # a state of CUDA once begun goes on, whichever device came in between
+            self._random += _cuda_state(self.device)
         self._begin()
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -211,8 +212,8 @@ class Learner:
             part.set_updates(int(state[f"{part.name}.updates"]))
         self.lr = float(state["lr"])
         self._random[0] = torch.from_numpy(np.array(state["torch_rng"]))
-        if len(self._random) > 1 and "cuda_rng" in state:
-            self._random[1] = torch.from_numpy(np.array(state["cuda_rng"]))
+        if "cuda_rng" in state:
+            self._random[1:] = [torch.from_numpy(np.array(state["cuda_rng"]))]
 
     def save(self, path: Path) -> None:
         """Write `state()` to `path` (.safetensors), whole or not at all."""
@@ -269,7 +270,8 @@ class Learner:
         try:
             yield
         finally:
-            self._random = [torch.get_rng_state(), *_cuda_state(self.device)]
+            newest = [torch.get_rng_state(), *_cuda_state(self.device)]
+            self._random[: len(newest)] = newest
             _set_random(outer, self.device)
 
     def _check_finite(self, figures: Mapping[str, float]) -> None:
@@ -307,5 +309,5 @@ def _cuda_state(device: torch.device) -> list[torch.Tensor]:
 
 def _set_random(states: list[torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
-    if len(states) > 1:
+    if len(states) > 1 and device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)

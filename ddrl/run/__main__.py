@@ -61,6 +61,10 @@ def _print_only(arguments: list[str]) -> int:
 
 
 def _one_host(command: Command) -> int:
+    if command.tasks or (command.resume is not None and (command.resume / "pool" / "plan.json").exists()):
+        from ddrl.run.modes.pool import run_pool
+
+        return run_pool(command)
     from ddrl.run.preparation import Preparation
 
     run_id = uuid.uuid4().hex[:8]
@@ -99,6 +103,8 @@ def _prepare(arguments: list[str], run_id: str) -> Preparation:
     command = parse(arguments)
     if command.serial:
         raise ConfigError("--serial is one process: start it without mpirun")
+    if command.tasks:
+        raise ConfigError("--tasks starts the tasks' processes itself: start it without mpirun")
     return Preparation(command, run_id)
 
 

@@ -22,7 +22,9 @@ examples:
   python -m ddrl.run --serial --set run.seed=7        one process, reproducible bit for bit
   python -m ddrl.run pong --set run.max_seconds=600   a task that ships with ddrl, or your own task.toml
   mpirun -n 300 python -m ddrl.run                    rank 0 trains, each host's relay relays, the rest roll out
-  python -m ddrl.run --resume runs/NAME               go on where a run stopped
+  python -m ddrl.run --resume runs/NAME               go on where a run, or a pool of them, stopped
+  python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.devices=cpu:0,cpu:1
+                                                      several tasks on fewer devices
 """
 
 
@@ -37,6 +39,7 @@ class Command:
     print_config: bool
     traceback: bool
     trust: bool
+    tasks: tuple[Path, ...] = ()
 
     def config(self) -> Config:
         """The effective settings of a new run."""
@@ -61,6 +64,13 @@ def parse(arguments: list[str]) -> Command:
         "task",
         nargs="?",
         help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: {DEFAULT_TASK})",
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        default=[],
+        metavar="TASK",
+        help="several tasks at once, a process each, on the devices of pool.devices",
     )
     parser.add_argument(
         "--set",
@@ -91,6 +101,10 @@ def parse(arguments: list[str]) -> Command:
         raise ConfigError(
             f"--resume takes its settings from the run itself: leave out '{known.task}', or change settings with --set"
         )
+    if known.tasks and (known.task is not None or known.resume is not None):
+        raise ConfigError("--tasks takes no other task, and no --resume: a pool goes on by --resume POOL alone")
+    if known.tasks and known.print_config:
+        raise ConfigError("--print-config prints one task's settings: name it without --tasks")
     return Command(
         _task_path(known.task),
         tuple(known.overrides),
@@ -99,6 +113,7 @@ def parse(arguments: list[str]) -> Command:
         known.print_config,
         known.traceback,
         known.trust,
+        tuple(_task_path(name) for name in known.tasks),
     )
 
 

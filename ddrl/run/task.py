@@ -1,8 +1,9 @@
 """A training task: everything one training owns, made move by move by whoever drives it.
 
 Algorithm and parameters, source of experience, lanes, mailbox, counters, best policy, live settings, run directory.
-`turn` makes one move and never blocks; it owns nothing of the process, so tasks can share one, or take turns on a
-device. The mode hands in the channels, and a hook that looks after other processes where there are any.
+`turn` makes one move and never blocks, but for a device where a pool lends it (`Training.lender`); it owns
+nothing of the process, so tasks can share one, or take turns on a device. The mode hands in the channels, and a hook
+that looks after other processes where there are any.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -82,6 +82,16 @@ class TrainerEnds:
     row_dtype: np.dtype[Any]
 
 
+class DeviceLender(Protocol):
+    """Where training gets its device from, in a pool."""
+
+    def take(self) -> None:
+        """Called before each move that needs the device; returns once the learner has one."""
+
+    def give_back(self, move: Move) -> None:
+        """Called after each move with the next one, before which the device may go."""
+
+
 class Training:
     """One learner with its source of experience, fed by lanes, publishing to one mailbox."""
 
@@ -103,6 +113,7 @@ class Training:
         self._unpublished = 0
         self._idle = False
         self.ending = False  # no further draw is begun
+        self.lender: DeviceLender | None = None  # None: the device is its own
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
         self._moves = self._cycle()
@@ -121,8 +132,15 @@ class Training:
         return self.next_move is Move.DRAIN
 
     def turn(self) -> bool:
-        """Make the next move. False at the end of a cycle that found nothing to record and nothing to learn."""
+        """Make the next move. False at the end of a cycle that found nothing to record and nothing to learn.
+
+        Where a pool lends the device, waits for it before a move that needs it.
+        """
+        if self.lender is not None and self.needs_device:
+            self.lender.take()
         self.next_move = next(self._moves)
+        if self.lender is not None:
+            self.lender.give_back(self.next_move)
         return not (self.at_boundary and self._idle)
 
     def _cycle(self) -> Iterator[Move]:

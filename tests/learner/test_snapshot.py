@@ -150,3 +150,14 @@ def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str
 def test_a_directory_that_cannot_be_written_is_named(saved: tuple[Learner, Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot write the learner's state to .*absent"):
         saved[0].save(tmp_path / "absent" / "state")
+
+
+def test_a_state_of_cuda_survives_the_time_between_two_leases(saved: tuple[Learner, Path]) -> None:
+    learner, _ = saved
+    cuda = np.arange(16, dtype=np.uint8)
+    other = dropout_learner(9)
+    other.load_state(learner.state() | {"cuda_rng": cuda})
+    other.to("cpu")
+    other.update(random_batch(VECTOR, 8, 0))
+    assert other.state()["cuda_rng"].tobytes() == cuda.tobytes()
+    assert go_on(other)  # the CPU is not set to it

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import IO, Any
 
 from ddrl.channels.board import Board, Command
@@ -81,8 +82,11 @@ class Members:
         return f":\n{text}" if text else ""
 
 
-def run_local(preparation: Preparation) -> dict[str, Any]:
-    """Run to the end; the summary. The members start while this process looks at the environment and loads torch."""
+def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:
+    """Run to the end; the summary. The members start while this process looks at the environment and loads torch.
+
+    `equip` is called with the task before its first turn.
+    """
     config, run_id = preparation.config, preparation.run_id
     ranks = local_ranks(config)
     board = Board.create(board_name(run_id, 0))
@@ -93,7 +97,9 @@ def run_local(preparation: Preparation) -> dict[str, Any]:
         records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
-            return drive(Task(topology, channels, records, members.check), interrupts)
+            task = Task(topology, channels, records, members.check)
+            equip(task)
+            return drive(task, interrupts)
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP

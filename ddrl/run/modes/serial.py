@@ -7,7 +7,7 @@ version is published. A resumed run starts at exactly that boundary, so it does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddrl.channels.board import Board
@@ -96,14 +96,15 @@ class SerialRun:
         return (env_steps // period + 1) * period if period else float("inf")
 
 
-def run_serial(preparation: Preparation) -> dict[str, Any]:
-    """Run to the end; the summary."""
+def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:
+    """Run to the end; the summary. `equip` is called with the task before its first turn."""
     set_torch_threads(preparation.config.learner.threads)
     with Interrupts() as interrupts:
         run = SerialRun(preparation)
         spare_collector()
         flush_denormals()
         try:
+            equip(run.task)
             while (outcome := run.turn()) is not Outcome.DONE:
                 if interrupts.requested:
                     run.task.end(Reason.INTERRUPTED)

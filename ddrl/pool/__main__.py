@@ -1,0 +1,83 @@
+"""`python -m ddrl.pool POOL`: who computes, who waits, what the devices do; cancel a task or change its weight."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddrl.core.errors import DdrlError, PoolError
+from ddrl.pool.control import ask
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Show or command the pool; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ddrl.pool", description=__doc__)
+    parser.add_argument("pool", type=Path, help="directory of the pool")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--cancel", metavar="TASK", help="let a task save and end")
+    action.add_argument("--reweight", nargs=2, metavar=("TASK", "WEIGHT"), help="change a task's weight in the queue")
+    parser.add_argument("--json", action="store_true", help="print the pool's answer as JSON")
+    known = parser.parse_args(arguments)
+    try:
+        answer = _ask(known.pool, _command(known.cancel, known.reweight))
+    except DdrlError as error:
+        print(f"ddrl: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(answer) if known.json else _text(answer))
+    return 0
+
+
+def _command(cancel: str | None, reweight: list[str] | None) -> dict[str, Any]:
+    if cancel is not None:
+        return {"command": "cancel", "task": cancel}
+    if reweight is None:
+        return {"command": "status"}
+    try:
+        return {"command": "reweight", "task": reweight[0], "weight": float(reweight[1])}
+    except ValueError:
+        raise PoolError(f"--reweight {reweight[0]} {reweight[1]}: a weight is a number") from None
+
+
+def _ask(pool: Path, command: dict[str, Any]) -> dict[str, Any]:
+    try:
+        run_id = json.loads((pool / "pool" / "plan.json").read_text())["run_id"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PoolError(f"{pool} is not the directory of a pool: its pool/plan.json cannot be read ({error})") from None
+    answer = ask(str(run_id), command)
+    if answer is None:
+        end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
+        raise PoolError(f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {pool}")
+    return answer
+
+
+def _text(answer: dict[str, Any]) -> str:
+    if "tasks" not in answer:
+        return ", ".join(f"{name}: {value}" for name, value in answer.items())
+    lines = [
+        f"{'task':<16} {'state':<10} {'device':<10} {'weight':>6} {'rounds':>7} {'waited':>9} {'held':>9} {'busy':>9}"
+    ]
+    for task in answer["tasks"]:
+        reason = "" if task["reason"] is None else "   " + task["reason"].partition("\n")[0]
+        seconds = "".join(f" {task[name]:>7.1f} s" for name in ("wait_seconds", "held_seconds", "busy_seconds"))
+        lines.append(
+            f"{task['task']:<16} {task['state']:<10} {task['device'] or '-':<10} {task['weight']:>6g} "
+            f"{task['rounds']:>7}{seconds}{reason}"
+        )
+    lines.append("")
+    for device in answer["devices"]:
+        held, wall = device["busy_per_held"], device["busy_per_wall"]
+        lines.append(
+            f"{device['device']:<16} {device['leases']:>7} rounds   busy/held {_share(held)}   busy/wall {_share(wall)}"
+        )
+    return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Several tasks on fewer devices: this process owns the queue of leases, and starts one process a task.
+
+Each task runs in its process as it would alone (serial, or with members of its own), outside MPI. So a task that is
+broken, diverges or is killed ends alone; the kernel reports its end, and its device goes to the next in the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import IO, Any
+
+import msgspec
+
+from ddrl.channels.segment import start_time, sweep_dead
+from ddrl.core.errors import PoolError
+from ddrl.pool.control import PoolControl, ask
+from ddrl.pool.deaths import DeathWatch
+from ddrl.pool.figures import PoolFigures
+from ddrl.pool.leases import LeaseMaster
+from ddrl.pool.queue import check_weight, jain_index
+from ddrl.pool.slots import make_group
+from ddrl.pool.traces import Lease
+from ddrl.run.cli import Command
+from ddrl.run.directory import write_json
+from ddrl.run.lending import group_name
+from ddrl.run.pool_plan import INTERRUPTED, PoolPlan, TaskEnd, new_plan, resumed_plan
+from ddrl.run.process import Interrupts
+
+WAIT = 0.5  # [s] between looks at signals; whatever else happens rings
+MAX_LEASES = 100_000  # written to leases.jsonl; the sums go on
+CANCELLED = "cancelled"
+
+
+def run_pool(command: Command) -> int:
+    """Run all tasks to their ends; the exit status: 0, 1 where a task failed, 130 after an interrupt."""
+    if command.resume is not None:
+        saved = PoolPlan.read(command.resume.absolute())
+        if ask(saved.run_id, {"command": "status"}) is not None:
+            raise PoolError(f"the pool {command.resume} still runs: python -m ddrl.pool {command.resume} shows it")
+        plan = resumed_plan(command)
+    else:
+        plan = new_plan(command)
+    sweep_dead()
+    with ExitStack() as stack:
+        for index, device in enumerate(plan.parsed_devices()):
+            group = make_group(device, group_name(plan.run_id, index))
+            if group is not None:
+                stack.callback(group.remove)
+        pool = Pool(plan, stack)
+        with Interrupts() as interrupts:
+            return pool.run(interrupts)
+
+
+class Pool:
+    """The master's process. What it opens is closed by `stack`."""
+
+    def __init__(self, plan: PoolPlan, stack: ExitStack) -> None:
+        self._plan = plan
+        names = [task.name for task in plan.tasks]
+        self._figures = PoolFigures(names, [device.name for device in plan.parsed_devices()])
+        self._weights = {task.name: task.weight for task in plan.tasks}
+        policy, devices = plan.make_policy(), len(plan.parsed_devices())
+        self._master = LeaseMaster(plan.table, policy, devices, slots=len(names), on_lease=self._record)
+        stack.callback(self._master.close)
+        for task in plan.tasks:
+            self._master.add(task.name, task.weight)
+        plan.write()
+        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab"))
+        self._written = 0
+        self._control = PoolControl(plan.run_id, self._master.table.bell.ring)
+        stack.callback(self._control.close)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths = DeathWatch(lambda pid, started: self._master.table.bell.ring())
+        stack.callback(self._deaths.close)
+        stack.callback(self._kill)  # first of all: nothing else is closed under a living task
+        self._ends: dict[str, TaskEnd] = {}
+        self._cancelled: set[str] = set()
+        self._began = time.monotonic()
+
+    def run(self, interrupts: Interrupts) -> int:
+        """Start the tasks and answer them until the last one has ended; the exit status."""
+        print(f"pool: {self._plan.directory}   status: python -m ddrl.pool {self._plan.directory}", flush=True)
+        self._start()
+        signalled = False
+        while self._processes:
+            if interrupts.requested and not signalled:
+                signalled = True
+                for process in self._processes.values():
+                    process.send_signal(signal.SIGINT)  # each task saves and ends
+            self._master.turn(WAIT)
+            self._reap()
+            self._control.answer(self._handle)
+        wall = time.monotonic() - self._began
+        write_json(self._plan.own.parent / "summary.json", self._summary(wall))
+        failed = [name for name, end in self._ends.items() if not end.ok]
+        print(f"{len(self._ends) - len(failed)} of {len(self._ends)} tasks ended well after {wall:.1f} s", flush=True)
+        if any(not end.final for end in self._ends.values()):
+            print(f"go on:    python -m ddrl.run --resume {self._plan.directory}", flush=True)
+        return 1 if failed else 130 if signalled else 0
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for task in self._plan.tasks:
+            before = self._plan.read_end(task.name)
+            if task.broken:
+                self._note_end(task.name, TaskEnd(False, task.broken))
+                continue
+            if before is not None and before.final:  # of a pool that goes on
+                self._ends[task.name] = before
+                continue
+            self._plan.end_of(task.name).unlink(missing_ok=True)
+            command = [sys.executable, "-m", "ddrl.run.pool_child", self._plan.directory, task.name, str(os.getpid())]
+            with (self._plan.own / f"{task.name}.log").open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C reaches it through this process alone, once
+                )
+            self._processes[task.name] = process
+            self._deaths.watch(process.pid, start_time(process.pid))
+
+    def _reap(self) -> None:
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del self._processes[name]
+            end = self._plan.read_end(name)
+            if end is None:
+                how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                end = TaskEnd(False, f"{how}; what it printed: {self._plan.own / f'{name}.log'}")
+            elif name in self._cancelled and end.reason == INTERRUPTED:
+                end = TaskEnd(True, CANCELLED, end.figures)
+            self._note_end(name, end)
+
+    def _note_end(self, name: str, end: TaskEnd) -> None:
+        self._ends[name] = end
+        write_json(self._plan.end_of(name), end.to_json())
+        first = end.reason.partition("\n")[0]
+        print(
+            f"task {name}: {'' if end.ok else 'failed: '}{first}", file=sys.stdout if end.ok else sys.stderr, flush=True
+        )
+
+    def _kill(self) -> None:
+        """After an error, or a second Ctrl-C."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def _record(self, lease: Lease) -> None:
+        self._figures.add(lease)
+        if self._written < MAX_LEASES:
+            self._written += 1
+            self._leases.write(msgspec.json.encode(lease) + b"\n")
+
+    def _summary(self, wall: float) -> dict[str, Any]:
+        tasks = {
+            task.name: {**asdict(self._ends[task.name]), "run": task.directory, **self._figures.of_task(task.name)}
+            for task in self._plan.tasks
+        }
+        return {
+            "makespan_seconds": wall,
+            "policy": self._plan.policy,
+            "tasks": tasks,
+            "devices": self._figures.devices(wall),
+            **self._figures.totals(wall),
+            "device_seconds": self._master.queue.device_seconds(time.monotonic()),
+            "jain_index": jain_index(float(figures["held_seconds"]) for figures in tasks.values()),
+            "leases_written": self._written,
+        }
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _handle(self, command: dict[str, Any]) -> dict[str, Any]:
+        commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "status": lambda _: self._status(),
+            "cancel": self._cancel,
+            "reweight": self._reweight,
+        }
+        name = command.get("command")
+        if name not in commands:
+            raise PoolError(f"a pool has no command '{name}': it has {', '.join(commands)}")
+        return commands[str(name)](command)
+
+    def _status(self) -> dict[str, Any]:
+        now, queue = time.monotonic(), self._master.queue
+        devices = [device.name for device in self._plan.parsed_devices()]
+        waits = {request.task: now - request.at for request in queue.waiting}
+        tasks: list[dict[str, Any]] = []
+        for name in (task.name for task in self._plan.tasks):
+            state, device = "collects", None
+            if name in self._ends:
+                state = "ended" if self._ends[name].ok else "failed"
+            elif name in queue.holders:
+                state, device = "computes", devices[queue.holders[name]]
+            elif name in waits:
+                state = "waits"
+            elif name not in queue.tasks:
+                state = "starts"
+            tasks.append(
+                {
+                    "task": name,
+                    "state": state,
+                    "device": device,
+                    "pid": self._processes[name].pid if name in self._processes else None,
+                    "waits_seconds": waits.get(name),
+                    "weight": self._weights[name],
+                    "reason": self._ends[name].reason if name in self._ends else None,
+                    **self._figures.of_task(name),
+                }
+            )
+        wall = now - self._began
+        return {"wall_seconds": wall, "tasks": tasks, "devices": self._figures.devices(wall)}
+
+    def _cancel(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The task saves and ends; a wait for a device in the middle of a draw goes on until then."""
+        name = self._living(command)
+        self._cancelled.add(name)
+        self._processes[name].send_signal(signal.SIGTERM)
+        return {"cancelled": name}
+
+    def _reweight(self, command: dict[str, Any]) -> dict[str, Any]:
+        name, weight = self._living(command), command.get("weight")
+        if not isinstance(weight, int | float):
+            raise PoolError(f"a weight is a number, not {weight!r}")
+        check_weight(name, weight)
+        self._master.reweight(name, weight)
+        self._weights[name] = float(weight)
+        return {"task": name, "weight": weight}
+
+    def _living(self, command: dict[str, Any]) -> str:
+        name = command.get("task")
+        if name not in self._processes:
+            living: Sequence[str] = list(self._processes)
+            raise PoolError(f"no task '{name}' runs in this pool; running are: {', '.join(living) or 'none'}")
+        return str(name)
