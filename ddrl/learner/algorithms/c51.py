@@ -3,7 +3,7 @@
 Works with double, dueling, n-step and priorities as DQN does. Priorities are the Kullback-Leibler divergences of the
 predicted from the target distribution (Hessel et al. 2018): cross-entropies less the targets' own entropies, so that
 they can reach zero. With `sigma` the network's linear layers are noisy (Fortunato et al. 2018), which together with
-double, dueling, n-step and priorities is Rainbow (Hessel et al. 2018): task files rainbow_*.toml."""
+double, dueling, n-step and priorities is Rainbow (Hessel et al. 2018): cartpole_rainbow.toml."""
 
 from __future__ import annotations
 
