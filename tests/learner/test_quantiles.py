@@ -95,7 +95,7 @@ def test_the_minimum_stands_at_the_quantiles() -> None:
 @pytest.mark.parametrize("double", [True, False])
 def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: bool) -> None:
     """The gradient of the whole network by central differences of a loss written out with numpy."""
-    learner, batch = learner_of(algorithm, double=double, hidden=[6]), random_batch(VECTOR, 5, 1)
+    learner, batch = learner_of(algorithm, double=double, hidden=[6]), random_batch(VECTOR, 24, 1)
     part = learner.parts["value"]
     part.target.vector.view(torch.float32).mul_(0.5)  # another network than the online one
     module, made = learner.algorithm, learner._loader.load(batch)
@@ -107,19 +107,19 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
         evaluation = evaluations[name]
         with torch.no_grad():
             outputs = (part.target_module if evaluation.target else part.module)(*evaluation.inputs)
-        pair = outputs if isinstance(outputs, tuple) else (outputs, midpoints(9).expand(5, -1))
+        pair = outputs if isinstance(outputs, tuple) else (outputs, midpoints(9).expand(24, -1))
         return pair[0].double().numpy(), pair[1].double().numpy()
 
     values_t = evaluated(f"{prefix}_t")[0]
     selector = evaluated(f"{prefix}_t_selector")[0] if f"{prefix}_t_selector" in evaluations else values_t
     best = selector.mean(2).argmax(1)
-    target = batch.r_t[:, None] + batch.discount_t[:, None] * values_t[np.arange(5), best]
+    target = batch.r_t[:, None] + batch.discount_t[:, None] * values_t[np.arange(24), best]
     if f"{prefix}_t_selector" in evaluations:
         assert evaluations[f"{prefix}_t_selector"].target == (not double)
 
     def loss() -> float:
         values, fraction = evaluated(f"{prefix}_tm1")
-        taken = values[np.arange(5), batch.a_tm1]
+        taken = values[np.arange(24), batch.a_tm1]
         rows = zip(taken, fraction, target, strict=True)
         return float(np.mean(batch.weight * np.array([loss_by_a_loop(*row, 1.0) for row in rows])))
 
@@ -129,7 +129,7 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
     }
     whole = module.loss(outputs, made, "value")
     assert whole.loss.item() == pytest.approx(loss(), rel=1e-5)
-    predicted = evaluated(f"{prefix}_tm1")[0][np.arange(5), batch.a_tm1].mean(1)
+    predicted = evaluated(f"{prefix}_tm1")[0][np.arange(24), batch.a_tm1].mean(1)
     np.testing.assert_allclose(whole.priority, np.abs(target.mean(1) - predicted), rtol=1e-4, atol=1e-6)
     gradients = torch.autograd.grad(whole.loss, list(part.module.parameters()))
     for parameter, gradient in zip(part.module.parameters(), gradients, strict=True):
