@@ -7,7 +7,7 @@ import pytest
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.settings import load_config
 from ddrl.telemetry import Run
-from tests.run.launch import ROOT, TINY, ddrl, settings, summary
+from tests.run.launch import TINY, ddrl, settings, summary
 
 CHOSEN = {
     "qrdqn": settings("learner.algorithm=qrdqn", "learner.qrdqn.quantiles=8"),
@@ -55,7 +55,7 @@ def test_serial_runs_with_noise_are_the_same_bits_by_seed(name: str, tmp_path: P
 
 
 def test_rainbow_s_task_has_all_of_its_parts() -> None:
-    config = load_config(ROOT / "ddrl/tasks/cartpole_rainbow.toml")
+    config = load_config(Path(__file__).parents[2] / "ddrl/tasks/cartpole_rainbow.toml")
     assert config.learner.algorithm == "c51"
     assert (config.learner.double, config.learner.dueling) == (True, "mean")
     assert (config.replay.selector, config.replay.n_step) == ("prioritized", 3)
