@@ -9,6 +9,7 @@ from ddrl.acting.chooser import chooser_class
 from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import Column, ColumnRole, EnvSpec
 
@@ -39,3 +40,22 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
             state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
             columns.setdefault(declared.name, state)
     return replace(declaration, chooser=name, columns=tuple(columns.values()))
+
+
+def require_discrete(spec: EnvSpec, name: str) -> None:
+    """Raise ConfigError unless actions are integers. `name`: who chooses among them."""
+    if not spec.discrete:
+        raise ConfigError(
+            f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
+            f"{name} chooses among discrete actions: use an environment with a Discrete action space"
+        )
+
+
+def require_linear_dueling(config: Config, name: str, what: str) -> None:
+    """Raise ConfigError where the dueling form weighs actions by their values, but the network of `name` gives `what`
+    for each action."""
+    if config.learner.dueling not in ("mean", "none"):
+        raise ConfigError(
+            f"learner.dueling = {config.learner.dueling} weighs actions by their values, but a network of {name} "
+            f"gives {what}: use mean or none"
+        )

@@ -37,15 +37,15 @@ class Support:
 
 
 class MeanValues(nn.Module):
-    """A network of logits [B, A, N] as it acts: action values [B, A]."""
+    """A network of logits [B, A, N] as it acts: action values [B, A] from what the network takes."""
 
     def __init__(self, network: nn.Module, support: Support) -> None:
         super().__init__()
         self.network, self._support = network, support
 
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """q [B, A]."""
-        return self._support.mean(self.network(observation).softmax(2))
+        return self._support.mean(self.network(*inputs).softmax(2))
 
 
 def taken(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:

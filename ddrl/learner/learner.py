@@ -73,8 +73,10 @@ class Learner:
             raise NetworkError(f"{algorithm.name} has modules for {tuple(self.parts)}, not for {algorithm.parts}")
         self._acting = algorithm.acting()
         self._random = [torch.get_rng_state(), *_cuda_state(self.device)]
-        # Swapping the random state costs as much as a small layer. Only the library's algorithms are known not to draw.
+        # Swapping the random state costs as much as a small layer. Only the library's algorithms are known not to draw,
+        # of them those that act without noise.
         own = type(algorithm).__module__.startswith("ddrl.learner.algorithms.")
+        own = own and all(declared.kind != "noise" for declared in self.declaration.inputs)
         self._draws = not (own and all(draws_nothing(part.module) for part in self.parts.values()))
         self._begin()
 

@@ -17,31 +17,17 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
-from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner.declaration import require_discrete
 from ddrl.learner.observations import FlatInputs, blank, input_scale
-
-SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
-
-
-class Convolutions(NamedTuple):
-    """Layers (channels, kernel, stride) of an image network, and the width of its two streams."""
-
-    layers: tuple[tuple[int, int, int], ...]
-    stream_width: int
-    smallest: int  # pixels a side
-
-
-CNN_KINDS = {
-    "nature_cnn": Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512, SMALLEST_SCREEN),
-    "small_cnn": Convolutions(((32, 5, 5), (64, 5, 5)), 256, 25),
-}
+from ddrl.learner.shapes import CNN_KINDS, image_features, image_of, network_kind
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
@@ -65,7 +51,7 @@ class ValueHead(nn.Module):
         super().__init__()
         self.form, self.epsilon = form, epsilon
         self.stream_width = stream_width
-        self.num_actions, self.atoms = num_actions, atoms
+        self.features, self.num_actions, self.atoms = features, num_actions, atoms
         streams = 1 if form == "none" else 2
         if stream_width:
             self.hidden = nn.Linear(features, streams * stream_width)
@@ -141,11 +127,15 @@ class MLP(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """q [B, num_actions] or [B, num_actions, atoms]."""
-        return self.head(self.trunk(self.inputs(observation)))
+        return self.head(self.features(observation))
 
     def outputs(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
         """q and the two streams (`ValueHead.outputs`)."""
-        return self.head.outputs(self.trunk(self.inputs(observation)))
+        return self.head.outputs(self.features(observation))
+
+    def features(self, observation: torch.Tensor) -> torch.Tensor:
+        """What the head is given [B, F]."""
+        return self.trunk(self.inputs(observation))
 
 
 class CNN(nn.Module):
@@ -164,29 +154,16 @@ class CNN(nn.Module):
         epsilon: float = 0.0,
     ) -> None:
         super().__init__()
-        shape, chosen = observation.shape, CNN_KINDS[kind]
+        image, chosen = image_of(kind, observation), CNN_KINDS[kind]
         self.scale = input_scale(observation)
-        self.channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
-        self.add_channel = len(shape) == 2
-        if len(shape) not in (2, 3):
-            raise NetworkError(
-                f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
-                "set learner.network = mlp, or name a module of your own"
-            )
-        channels, height, width = (
-            (1, *shape) if self.add_channel else ((shape[2], *shape[:2]) if self.channels_last else shape)
-        )
-        if min(height, width) < chosen.smallest:
-            raise NetworkError(
-                f"learner.network = {kind} needs at least {chosen.smallest} x {chosen.smallest} pixels, but the "
-                f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size"
-            )
+        self.channels_last, self.add_channel = image.channels_last, image.add_channel
+        channels = image.channels
         layers: list[nn.Module] = []
         for outputs, kernel, stride in chosen.layers:
             layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
-            channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            channels = outputs
         self.trunk = nn.Sequential(*layers, nn.Flatten())
-        self.head = ValueHead(channels * height * width, num_actions, form, chosen.stream_width, atoms, epsilon)
+        self.head = ValueHead(image_features(kind, image), num_actions, form, chosen.stream_width, atoms, epsilon)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """q [B, num_actions] or [B, num_actions, atoms]."""
@@ -239,16 +216,10 @@ def make_network(
 
     Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns
     something other than action values [B, num_actions] float32."""
-    require_discrete(spec)
+    require_discrete(spec, "a network of action values")
     if seed is not None:
         torch.manual_seed(seed)
-    name = config.network
-    if name == "auto":
-        shape = spec.observation.shape
-        image = (len(shape) == 3 and min(sorted(shape)[1:]) >= SMALLEST_SCREEN) or (
-            len(shape) == 2 and min(shape) >= SMALLEST_SCREEN
-        )
-        name = "nature_cnn" if image else "mlp"
+    name = network_kind(config.network, spec.observation)
     if name == "mlp":
         network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling, atoms, epsilon)
     elif name in CNN_KINDS:
@@ -257,15 +228,6 @@ def make_network(
         network = _user_network(name, spec)
     check_outputs(network, spec, f"learner.network = {config.network}", atoms)
     return network
-
-
-def require_discrete(spec: EnvSpec) -> None:
-    """Raise ConfigError unless actions are integers."""
-    if not spec.discrete:
-        raise ConfigError(
-            f"env.id = {spec.env_id}: its actions are continuous ({spec.action.dtype} {list(spec.action.shape)}), but "
-            "DQN chooses among discrete actions: choose an environment with a discrete action space"
-        )
 
 
 def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) -> None:

@@ -2,7 +2,8 @@
 
 Works with double, dueling, n-step and priorities as DQN does. Priorities are the Kullback-Leibler divergences of the
 predicted from the target distribution (Hessel et al. 2018): cross-entropies less the targets' own entropies, so that
-they can reach zero."""
+they can reach zero. With `sigma` the network's linear layers are noisy (Fortunato et al. 2018), which together with
+double, dueling, n-step and priorities is Rainbow (Hessel et al. 2018): cartpole_rainbow.toml."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddrl.core.algorithm import Declaration
+from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Q_MEAN
+from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.declaration import require_discrete, require_linear_dueling
+from ddrl.learner.shapes import linear_widths
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +33,9 @@ class C51Settings:
     atoms: int = setting(51, "atoms", "Values that the return may have, evenly spaced (N).", ge=2)
     v_min: float = setting(-10.0, "return", "The smallest of them; smaller returns count as this.")
     v_max: float = setting(10.0, "return", "The largest of them; larger returns count as this.")
+    sigma: float = setting(
+        0.0, "", "sigma_0 of noisy linear layers, in place of epsilon (Fortunato et al. 2018: 0.5); 0: none.", ge=0
+    )
 
     def __post_init__(self) -> None:
         if self.v_min >= self.v_max:
@@ -47,24 +54,30 @@ class C51:
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         """See `Algorithm`."""
-        if not spec.discrete:
-            raise ConfigError(
-                f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
-                "C51 chooses among discrete actions: use an environment with a Discrete action space"
-            )
-        if config.learner.dueling not in ("mean", "none"):
-            raise ConfigError(
-                f"learner.dueling = {config.learner.dueling} weighs actions by their values, but a network of C51 "
-                "gives logits: use mean or none"
-            )
-        return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,))
+        require_discrete(spec, "C51")
+        require_linear_dueling(config, "C51", "logits")
+        settings: C51Settings = plugin_settings(config, "learner", C51)
+        noise: tuple[ActingInput, ...] = ()
+        if settings.sigma:
+            if ":" in config.learner.network:
+                raise ConfigError(
+                    f"learner.network = {config.learner.network}: only the library's networks can have noisy layers: "
+                    "set learner.c51.sigma = 0, or use auto, mlp, nature_cnn or small_cnn"
+                )
+            size = sum(map(sum, linear_widths(config.learner, spec, settings.atoms)))
+            noise = (ActingInput("noise", "noise", (size,), distribution="normal", per="step"),)
+        return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,), inputs=noise)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
-        from ddrl.learner import distributions
+        from ddrl.learner import distributions, noisy
         from ddrl.learner.networks import make_network
 
         self._double, self._rules = config.learner.double, distributions
-        self.network = make_network(config.learner, spec, atoms=settings.atoms)
+        self.network: nn.Module = make_network(config.learner, spec, atoms=settings.atoms)
+        self._noise = 0
+        if settings.sigma:
+            self.network = noisy.NoisyNetwork(self.network, settings.sigma)
+            self._noise = self.network.noise
         self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -76,13 +89,17 @@ class C51:
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`."""
+        """See `Algorithm`. Each has noise of its own, the same for all rows (Fortunato et al. 2018, section 3.1)."""
+
+        def inputs(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (state, batch.r_t.new_empty((1, self._noise)).normal_()) if self._noise else (state,)
+
         evaluations = [
-            Evaluation("logits_tm1", part, (batch.s_tm1,), gradient=True, training=True),
-            Evaluation("logits_t", part, (batch.s_t,), target=True),
+            Evaluation("logits_tm1", part, inputs(batch.s_tm1), gradient=True, training=True),
+            Evaluation("logits_t", part, inputs(batch.s_t), target=True),
         ]
         if self._double:
-            evaluations.append(Evaluation("logits_t_selector", part, (batch.s_t,)))
+            evaluations.append(Evaluation("logits_t_selector", part, inputs(batch.s_t)))
         return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
@@ -104,6 +121,7 @@ class C51:
         return Acting("value", self._rules.MeanValues(self.network, self.support), ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions], and the distributions [B, num_actions, atoms]."""
+        """See `Algorithm`: q [B, num_actions], and the distributions [B, num_actions, atoms]; noisy layers by
+        their means."""
         probabilities = self.network(observations).softmax(2)
         return {"q": self.support.mean(probabilities), "probability": probabilities}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.declaration import require_discrete
 
 if TYPE_CHECKING:
     import torch
@@ -36,11 +36,7 @@ class DQN:
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         """See `Algorithm`."""
-        if not spec.discrete:
-            raise ConfigError(
-                f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
-                "DQN chooses among discrete actions: use an environment with a Discrete action space"
-            )
+        require_discrete(spec, "DQN")
         return Declaration("dqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: None = None) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import ActingInput, Declaration, Experience
 from ddrl.core.config import Config, setting
-from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.declaration import require_discrete
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +46,7 @@ class R2D2:
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         """See `Algorithm`."""
-        if not spec.discrete:
-            raise ConfigError(
-                f"env.id = {spec.env_id} has continuous actions, but R2D2 chooses among discrete actions: use an "
-                "environment with a Discrete action space"
-            )
+        require_discrete(spec, "R2D2")
         settings: R2D2Settings = plugin_settings(config, "learner", R2D2)
         state = ActingInput("memory", "state", (2 * settings.units,), output="memory_next")
         experience = Experience(pick_len=settings.length, burn_in=settings.burn_in)

@@ -1,0 +1,97 @@
+"""Quantile regression DQN: the distribution of the return as values at fixed fractions (Dabney et al. 2018a, "QR-DQN").
+
+Works with double, dueling, n-step and priorities as DQN does. Departures from the paper: the Huber loss is divided by
+kappa, as in Dabney et al. (2018b), so that kappa near 0 leads to the quantiles themselves; the priority of a draw,
+which the paper has none of, is DQN's: |mean of the target - mean of the prediction|."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config, setting
+from ddrl.core.metrics import FIGURES
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.declaration import require_discrete, require_linear_dueling
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class QRDQNSettings:
+    """The quantiles of the return's distribution."""
+
+    quantiles: int = setting(200, "quantiles", "Values of the return, of equal probability, for each action (N).", ge=2)
+    kappa: float = setting(1.0, "return", "Errors up to this count by their square; 0: none do.", ge=0)
+
+
+class QRDQN:
+    """The network gives theta [B, num_actions, N]; Q(s, a) = mean_i theta_i, and theta_i stands at the fraction
+    tau_i = (2 i - 1) / (2 N), i = 1 .. N."""
+
+    name = "qrdqn"
+    Settings = QRDQNSettings
+    parts = ("value",)
+    targets = ("value",)
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        require_discrete(spec, "QR-DQN")
+        require_linear_dueling(config, "QR-DQN", "quantiles")
+        return Declaration("qrdqn", "epsilon_greedy", figures=FIGURES)
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: QRDQNSettings) -> None:
+        from ddrl.learner import distributions, quantiles
+        from ddrl.learner.networks import make_network
+
+        self._double, self._kappa = config.learner.double, settings.kappa
+        self._rules, self._taken = quantiles, distributions.taken
+        self.network = make_network(config.learner, spec, atoms=settings.quantiles)
+        self._fractions = quantiles.midpoints(settings.quantiles)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"value": self.network}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: one draw."""
+        yield source.sample()
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`."""
+        evaluations = [
+            Evaluation("theta_tm1", part, (batch.s_tm1,), gradient=True, training=True),
+            Evaluation("theta_t", part, (batch.s_t,), target=True),
+        ]
+        if self._double:
+            evaluations.append(Evaluation("theta_t_selector", part, (batch.s_t,)))
+        return evaluations
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t theta'_j(s_t, best) - theta_i(s_tm1, a_tm1)),
+        rho of `quantiles.quantile_loss`, best by the mean over the quantiles."""
+        selector = outputs["theta_t_selector" if self._double else "theta_t"]
+        theta_t = self._taken(outputs["theta_t"], selector.mean(2).argmax(1))
+        target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * theta_t  # [B, N]
+        theta = self._taken(outputs["theta_tm1"], batch.a_tm1)
+        each = self._rules.quantile_loss(theta, self._fractions.to(theta.device), target, self._kappa)
+        q_taken = theta.detach().mean(1)
+        priority = (target.mean(1) - q_taken).abs()
+        return Loss((batch.weight * each).mean(), priority, {"td_error": priority, "q_mean": q_taken})
+
+    def acting(self) -> Acting:
+        """See `Algorithm`: the action values."""
+        return Acting("value", self._rules.MeanOfQuantiles(self.network), ("q",))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: q [B, num_actions], and the quantiles [B, num_actions, N], in the order of fractions (they
+        may cross where too little has been learned)."""
+        theta = self.network(observations)
+        return {"q": theta.mean(2), "quantile": theta}

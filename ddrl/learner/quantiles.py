@@ -1,0 +1,75 @@
+"""Quantiles of the return, as pure functions of tensors (Dabney et al. 2018a, "QR-DQN"; 2018b, "IQN")."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ddrl.learner.networks import CNN, MLP
+
+
+def midpoints(count: int) -> torch.Tensor:
+    """Fractions (2 i + 1) / (2 N), i = 0 .. N - 1, in the middle of N equal shares (Dabney et al. 2018a, lemma 2)."""
+    return (torch.arange(count) + 0.5) / count
+
+
+def quantile_loss(value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float) -> torch.Tensor:
+    """sum_i mean_j |tau_i - 1{d_ij < 0}| L(d_ij) with d_ij = target_j - value_i (Dabney et al. 2018b, eq. 3): [B] from
+    [B, N], [N] or [B, N], [B, M]. O(B N M).
+
+    L is the Huber loss over kappa: d^2 / (2 kappa) up to kappa, |d| - kappa / 2 beyond; kappa 0: |d|, whose minimum is
+    at the quantiles themselves."""
+    error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, M]
+    size = error.abs()
+    if kappa:
+        near = size.clamp(max=kappa)
+        size = near * (size - 0.5 * near) / kappa
+    weight = (fraction.unsqueeze(-1) - (error.detach() < 0).to(value.dtype)).abs()
+    return (weight * size).mean(dim=2).sum(dim=1)
+
+
+class MeanOfQuantiles(nn.Module):
+    """A network of quantiles [B, A, N] at fixed fractions as it acts: action values [B, A]."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """q [B, A]: the mean over equal shares."""
+        return self.network(observation).mean(dim=2)
+
+
+class ImplicitQuantiles(nn.Module):
+    """A network of the library, with its features multiplied by an embedding of the fraction before its head:
+    Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
+
+    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions."""
+
+    def __init__(self, network: MLP | CNN, cosines: int) -> None:
+        super().__init__()
+        self.network, self.cosines = network, cosines
+        self.embedding = nn.Linear(cosines, network.head.features)
+
+    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Quantiles [B, A, N] at the fractions [B, N], and these fractions."""
+        features = self.network.features(observation)  # [B, F]
+        steps = torch.arange(self.cosines, dtype=fraction.dtype, device=fraction.device) * math.pi
+        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(2) * steps)))  # [B, N, F]
+        mixed = (features.unsqueeze(1) * embedded).flatten(0, 1)  # [B N, F]
+        values = self.network.head(mixed)  # [B N, A]
+        return values.unflatten(0, (-1, fraction.shape[1])).transpose(1, 2), fraction
+
+
+class MeanOfFractions(nn.Module):
+    """An implicit network as it acts: the mean of its quantiles at the fractions that it is given."""
+
+    def __init__(self, network: ImplicitQuantiles) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
+        """q [B, A]."""
+        return self.network(observation, fraction)[0].mean(dim=2)
