@@ -95,11 +95,10 @@ class TD3:
             return Loss(-outputs["q"][:, 0, 0].mean())
         q_tm1 = outputs["q_tm1"].squeeze(2)  # [B, 2]
         target = batch.r_t + batch.discount_t * outputs["q_t"].squeeze(2).amin(dim=1)
-        target = target.unsqueeze(1).expand_as(q_tm1)
-        each = self._rules.loss_of(q_tm1, target, self._loss).sum(dim=1)
-        error = (target - q_tm1.detach()).abs().mean(dim=1)
-        loss = self._rules.weighted_mean(each, batch.weight)
-        return Loss(loss, error, {"td_error": error, "q_mean": q_tm1})
+        td_error = target.unsqueeze(1) - q_tm1
+        each = [self._rules.weighted_loss(errors, batch.weight, self._loss) for errors in td_error.unbind(dim=1)]
+        size = td_error.detach().abs().mean(dim=1)
+        return Loss(each[0] + each[1], size, {"td_error": size, "q_mean": q_tm1})
 
     def acting(self) -> Acting:
         """See `Algorithm`: the mean of the actions."""
