@@ -14,7 +14,7 @@ import numpy as np
 
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizes import Floats
-from ddrl.core.config import setting
+from ddrl.core.fields import setting
 
 DRIFTS = (0.003, 0.5)  # least and greatest drift of a node
 LEAST_SHARE = 0.1  # of a node's time that its samples take

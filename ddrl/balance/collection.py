@@ -16,8 +16,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ddrl.core.config import check_ranges, setting
 from ddrl.core.errors import ConfigError
+from ddrl.core.fields import check_ranges, setting
 
 
 @dataclass(frozen=True)

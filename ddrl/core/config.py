@@ -6,37 +6,13 @@ values; reading files and command lines is `ddrl.core.settings`."""
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
+from ddrl.core.fields import check_ranges, setting
 
 NEVER = math.inf
-
-
-def setting(
-    default: Any,
-    unit: str,
-    doc: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    choices: tuple[str, ...] = (),
-    plugin: str = "",
-) -> Any:
-    """A field of a component: its default, unit and one line of meaning, with the range or the words it accepts.
-
-    `plugin`: the package of the plug-ins that the field names (`core.plugins`).
-    """
-    metadata = {"unit": unit, "doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices, "plugin": plugin}
-    if isinstance(default, (dict, list)):
-        fresh: Callable[[], Any] = default.copy  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return field(default_factory=fresh, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -347,19 +323,16 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
-    tables: dict[str, dict[str, Any]] = field(
-        default_factory=dict[str, dict[str, Any]]
-    )  # of plug-ins: "learner.c51" -> {...}
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # "learner.c51" -> {...}
 
     def __post_init__(self) -> None:
         for component in fields(self):
             if component.name != "tables":
                 check_ranges(component.name, getattr(self, component.name))
-        replay, learner = self.replay, self.learner
+        replay, learner, rollout = self.replay, self.learner, self.rollout
         if replay.min_size > replay.capacity:
             raise ConfigError(
-                f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): sampling would "
-                "block for ever; lower one or raise the other"
+                f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): no batch would come"
             )
         if replay.n_step >= replay.capacity:
             raise ConfigError(f"replay.n_step ({replay.n_step}) must be below replay.capacity ({replay.capacity})")
@@ -370,27 +343,9 @@ class Config:
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
                 "neither side could move; raise replay.samples_tolerance"
             )
-        if self.rollout.epsilon_end > self.rollout.epsilon_start:
+        if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
-                f"rollout.epsilon_end ({self.rollout.epsilon_end}) exceeds rollout.epsilon_start "
-                f"({self.rollout.epsilon_start})"
+                f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
             )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")
-
-
-def check_ranges(component: str, values: Any) -> None:
-    """Raise ConfigError where a field of a component is out of its range, or names no plug-in."""
-    for item in fields(values):
-        value, meta, name = getattr(values, item.name), item.metadata, f"{component}.{item.name}"
-        if meta["plugin"] and (value or item.default):
-            plugins.check_name(name, meta["plugin"], value)
-        if meta["choices"] and value not in meta["choices"]:
-            raise ConfigError(f"{name} ({value!r}) must be one of {', '.join(meta['choices'])}")
-        for bound, holds, words in (
-            ("ge", operator.ge, "at least"),
-            ("gt", operator.gt, "above"),
-            ("le", operator.le, "at most"),
-        ):
-            if meta[bound] is not None and not holds(value, meta[bound]):
-                raise ConfigError(f"{name} ({value!r}) must be {words} {meta[bound]}")

@@ -19,8 +19,9 @@ import msgspec
 import tomli_w
 
 from ddrl.core import plugins
-from ddrl.core.config import Config, check_ranges
+from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
+from ddrl.core.fields import check_ranges
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.config import setting
+from ddrl.core.fields import setting
 
 _CLEAR_GAIN = 0.75  # a start is worth its risk below this share of the cost of staying alive
 MAD_TO_STD = 1.4826  # of a normal distribution

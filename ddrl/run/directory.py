@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 from ddrl import __version__
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, RunDirError, shortened
+from ddrl.core.files import write_atomically
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.run.lock import RunLock
 
@@ -147,21 +147,6 @@ def read_text(path: Path) -> str:
     if len(data) > LARGEST_DOCUMENT:
         raise ValueError(f"it is longer than {LARGEST_DOCUMENT >> 20} MiB")
     return data.decode()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole file or leave the old one: a temporary beside it, synced, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core import plugins
-from ddrl.core.config import check_ranges
+from ddrl.core.fields import check_ranges
 from ddrl.envs.admix.contracts import Contracts, Requests
 from ddrl.envs.admix.feed import Day
 from ddrl.envs.admix.inventory import Inventory

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddrl.core.config import setting
+from ddrl.core.fields import setting
 from ddrl.distribution.plans import costs
 from ddrl.distribution.plans.building import chunks_over_trees
 from ddrl.distribution.plans.plan import Plan

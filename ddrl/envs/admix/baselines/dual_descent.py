@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ddrl.core.config import setting
+from ddrl.core.fields import setting
 from ddrl.envs.admix.replay import Decision, Feedback, Outlook
 
 

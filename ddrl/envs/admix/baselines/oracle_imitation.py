@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.config import setting
+from ddrl.core.fields import setting
 from ddrl.envs.admix.replay import Decision, Feedback, Outlook
 
 FEATURES = 9

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.config import setting
+from ddrl.core.fields import setting
 from ddrl.envs.admix.optimum import Problem, descend
 from ddrl.envs.admix.replay import Decision, Feedback, Outlook
 

@@ -1,0 +1,79 @@
+"""Networks for continuous actions: a deterministic actor within the action's bounds, and critics of (state, action)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ddrl.core.specs import ArraySpec, EnvSpec
+
+
+def flat_observation(observation: torch.Tensor, spec: ArraySpec) -> torch.Tensor:
+    """[B, observation.size] float32; bytes become [0, 1]."""
+    x = observation.flatten(1) if len(spec.shape) > 1 else observation.reshape(-1, spec.size)
+    return x.float() * (1.0 / 255.0) if spec.dtype == "uint8" else x.float()
+
+
+class Actor(nn.Module):
+    """mu(s) = centre + half tanh(f(s)) with f an mlp with relu: [B, *action.shape], within the action's bounds, which
+    must be finite."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+        super().__init__()
+        self._observation, self._shape = spec.observation, spec.action.shape
+        self.trunk = nn.Sequential()
+        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
+            self.trunk.extend([nn.Linear(width, following), nn.ReLU(inplace=True)])
+        self.head = nn.Linear(hidden[-1], spec.action.size)
+        self.register_buffer("low", torch.tensor(spec.action_low, dtype=torch.float32))
+        self.register_buffer("high", torch.tensor(spec.action_high, dtype=torch.float32))
+
+    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """The action; with `noise` [B, action.size], in units of half the bounds' distance, added and clipped to the
+        bounds."""
+        half = 0.5 * (self.high - self.low)
+        action = (
+            self.low + half + half * torch.tanh(self.head(self.trunk(flat_observation(observation, self._observation))))
+        )
+        if noise is not None:
+            action = torch.clamp(action + half * noise, self.low, self.high)
+        return action.unflatten(1, self._shape) if len(self._shape) > 1 else action.reshape(-1, *self._shape)
+
+
+class Critics(nn.Module):
+    """`count` independent mlps with relu of state and action, `outputs` numbers each: [B, count, outputs].
+
+    A layer of all of them is one batched matrix product. Weights and biases are drawn as nn.Linear draws its own."""
+
+    def __init__(self, spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> None:
+        super().__init__()
+        self._observation = spec.observation
+        widths = (spec.observation.size + spec.action.size, *hidden, outputs)
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for width, following in itertools.pairwise(widths):
+            bound = 1.0 / math.sqrt(width)
+            self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))
+            self.biases.append(torch.empty(count, 1, following).uniform_(-bound, bound))
+
+    def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        x = torch.cat([flat_observation(observation, self._observation), action.flatten(1).float()], dim=1)
+        last = len(self.weights) - 1
+        count = self.weights[0].shape[0]
+        if count == 1:
+            for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+                x = linear(x, weight[0], bias[0, 0])
+                x = x if place == last else torch.relu(x)
+            return x.unsqueeze(1)
+        x = x.expand(count, -1, -1)
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight.transpose(1, 2))
+            x = x if place == last else torch.relu(x)
+        return x.transpose(0, 1)

@@ -1,0 +1,132 @@
+"""Distributed distributional deterministic policy gradient (Barth-Maron et al. 2018, algorithm 1, "D4PG").
+
+A critic gives the distribution of the return of (state, action), and the actor climbs its mean. The distribution is
+    categorical   probabilities of fixed atoms (Bellemare, Dabney & Munos 2017), the loss the divergence from the target
+    quantile      values at fixed fractions (Dabney et al. 2018), the loss the quantile Huber loss
+The N-step returns, priorities and parallel actors of the paper are the library's own (replay.n_step, replay.selector,
+run.processes). Priorities are the losses, as the paper's (categorical) are.
+
+Exploration is the gaussian chooser's: rollout.epsilon_start and epsilon_end are standard deviations in units of the
+action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
+from ddrl.core.fields import setting
+from ddrl.core.metrics import Q_MEAN
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.algorithms.td3 import require_bounds
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class D4PGSettings:
+    """The distribution of the return, and the actor."""
+
+    critic: str = setting(
+        "categorical",
+        "",
+        "The distribution: categorical, on fixed values; quantile, at fixed fractions.",
+        choices=("categorical", "quantile"),
+    )
+    atoms: int = setting(51, "atoms", "Values or fractions of the distribution (N).", ge=2)
+    v_min: float = setting(-10.0, "return", "categorical: the smallest value; smaller returns count as this.")
+    v_max: float = setting(10.0, "return", "categorical: the largest value; larger returns count as this.")
+    kappa: float = setting(1.0, "return", "quantile: where the Huber loss becomes linear; 0: it is |error|.", ge=0)
+    actor_delay: int = setting(1, "updates", "Updates of the critic for each of the actor's.", ge=1)
+    actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
+
+    def __post_init__(self) -> None:
+        if self.v_min >= self.v_max:
+            raise ConfigError(f"learner.d4pg.v_min ({self.v_min:g}) must be below learner.d4pg.v_max ({self.v_max:g})")
+
+
+class D4PG:
+    """The critic gives [B, 1, atoms]: logits (categorical), or values (quantile)."""
+
+    name = "d4pg"
+    Settings = D4PGSettings
+    parts = ("critic", "actor")
+    targets = ("critic", "actor")
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        require_bounds(spec, "D4PG")
+        return Declaration("d4pg", "gaussian", figures=(Q_MEAN,))
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: D4PGSettings) -> None:
+        from ddrl.learner import actor_critic, distributions, quantiles
+
+        self._settings, self._distributions, self._quantiles = settings, distributions, quantiles
+        self._categorical = settings.critic == "categorical"
+        self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
+        self.critic = actor_critic.Critics(spec, config.learner.hidden, outputs=settings.atoms)
+        self.actor = actor_critic.Actor(spec, config.learner.hidden)
+        self.lr_factors = {"actor": settings.actor_lr_factor}
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"critic": self.critic, "actor": self.actor}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: one draw."""
+        yield source.sample()
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`. The actor's turn comes after the critic's step, and only every actor_delay of them."""
+        if part == "critic":
+            return [
+                Evaluation("action_t", "actor", (batch.s_t,), target=True),
+                Evaluation("z_t", "critic", (batch.s_t, "action_t"), target=True),
+                Evaluation("z_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
+            ]
+        if self.updates % self._settings.actor_delay:
+            return []
+        return [
+            Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),
+            Evaluation("z", "critic", (batch.s_tm1, "action"), gradient=True),
+        ]
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`. Critic: mean_b w_b d(target_b, Z(s_tm1_b, a_tm1_b)), the target r_t + discount_t Z'(s_t,
+        mu'(s_t)) held constant; actor: -mean E[Z(s_tm1, mu(s_tm1))]."""
+        if part == "actor":
+            return Loss(-self._mean(outputs["z"][:, 0]).mean())
+        z_tm1, z_t = outputs["z_tm1"][:, 0], outputs["z_t"][:, 0]  # [B, N]
+        if self._categorical:
+            target = self.support.project(z_t.softmax(1), batch.r_t, batch.discount_t)
+            each = self._distributions.divergence(target, z_tm1.log_softmax(1))
+        else:
+            target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * z_t
+            fractions = self._quantiles.midpoints(self._settings.atoms).to(z_t.device)
+            each = self._quantiles.quantile_loss(z_tm1, fractions, target, self._settings.kappa)
+        priority = each.detach().clamp(min=0.0)
+        return Loss((batch.weight * each).mean(), priority, {"q_mean": self._mean(z_tm1.detach())})
+
+    def acting(self) -> Acting:
+        """See `Algorithm`: the mean of the actions."""
+        return Acting("actor", self.actor, ("mean",))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: the policy's action "mean" [B, *action.shape], q [B] there, and the return's distribution:
+        "probability" or "quantile" [B, atoms]."""
+        mean = self.actor(observations)
+        z = self.critic(observations, mean)[:, 0]
+        if self._categorical:
+            return {"mean": mean, "q": self._mean(z), "probability": z.softmax(1)}
+        return {"mean": mean, "q": self._mean(z), "quantile": z}
+
+    def _mean(self, z: torch.Tensor) -> torch.Tensor:
+        return self.support.mean(z.softmax(1)) if self._categorical else z.mean(1)

@@ -1,0 +1,176 @@
+"""Parallelized Q-network (Gallici et al. 2024, arXiv 2407.04811, algorithm 1, "PQN"): Q(lambda) on trajectories, with
+neither replay nor target network; layer normalization keeps it stable.
+
+learner.batch_size trajectories of `length` steps are learned from at once: their lambda-returns are computed with the
+network as it is, then its steps are gone over `epochs` times in `minibatches` each. Actions are epsilon-greedy.
+Departures: Adam in place of rectified Adam; the returns use the network at the draw, which lags the acting one by what
+was learned meanwhile; an epoch's order is the same in every turn (the steps themselves are new each time)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.algorithm import Declaration, Experience
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
+from ddrl.core.fields import setting
+from ddrl.core.metrics import FIGURES
+from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class PQNSettings:
+    """Trajectories, and how they are learned from."""
+
+    length: int = setting(32, "steps", "Steps of a trajectory; an episode's end makes it shorter.", ge=1)
+    trace: float = setting(0.65, "", "lambda of Q(lambda): 0, one-step targets; 1, the whole trajectory's.", ge=0, le=1)
+    epochs: int = setting(4, "epochs", "Times that each step is learned from.", ge=1)
+    minibatches: int = setting(4, "updates", "Updates of an epoch; each step is in one of them.", ge=1)
+    max_policy_lag: int = setting(
+        0, "versions", "Trajectories that began more versions ago are dropped and counted; 0: none are.", ge=0
+    )
+
+
+class Minibatch(NamedTuple):
+    """Single steps of trajectories with their lambda-returns; for the source of experience, b trajectories of one step
+    each."""
+
+    state: NDArray[Any]  # [b, *observation]
+    action: NDArray[np.int64]  # [b]
+    target: NDArray[np.float32]  # [b]
+    length: NDArray[np.uint32]  # [b], ones
+    policy_version: NDArray[np.uint64]  # [b, T]; its first column counts
+
+
+class PQN:
+    """One network of action values; its mlp (learner.network = auto or mlp) has layer normalization."""
+
+    name = "pqn"
+    Settings = PQNSettings
+    parts = ("value",)
+    targets = ()
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        settings: PQNSettings = plugin_settings(config, "learner", PQN)
+        if not spec.discrete:
+            raise ConfigError(
+                f"env.id = {spec.env_id} has continuous actions, but PQN chooses among discrete actions: use td3 or "
+                "d4pg, or an environment with a Discrete action space"
+            )
+        if config.learner.network not in ("auto", "mlp") and ":" not in config.learner.network:
+            raise ConfigError(
+                f"learner.network = {config.learner.network} has no layer normalization, which PQN needs in place of a "
+                "target network: use mlp, or package.module:Class of your own"
+            )
+        if spec.observation.fields:
+            raise ConfigError(
+                f"env.id = {spec.env_id} gives several arrays by name, but PQN's network takes one vector: set "
+                "env.observation = flat"
+            )
+        if spec.reward_shape:
+            raise ConfigError(
+                f"env.id = {spec.env_id} pays rewards {list(spec.reward_shape)}, but PQN needs one number"
+            )
+        lag = settings.max_policy_lag or None
+        experience = Experience(source="trajectories", length=settings.length, max_policy_lag=lag)
+        return Declaration("pqn", "epsilon_greedy", figures=FIGURES, experience=experience)
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: PQNSettings) -> None:
+        from ddrl.learner.layer_norm import NormalizedMLP
+        from ddrl.learner.networks import make_network
+
+        self._settings, self._discount, self._seed = settings, config.learner.discount, config.run.seed
+        own = ":" in config.learner.network
+        self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"value": self.network}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: the minibatches of every epoch over one draw."""
+        draw, settings = source.sample(), self._settings
+        steps = draw.reward.shape[1]
+        target = lambda_returns(
+            draw.reward, self._values(draw.state), draw.terminated, draw.length, self._discount, settings.trace
+        )
+        rows, places = np.nonzero(np.arange(steps) < draw.length[:, None])  # what is in use
+        for epoch in range(settings.epochs):
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(rows))
+            for chosen in np.array_split(order, min(settings.minibatches, len(rows))):
+                at = rows[chosen], places[chosen]
+                version = np.broadcast_to(draw.policy_version[at][:, None], (len(chosen), steps))
+                length = np.ones(len(chosen), np.uint32)
+                yield Minibatch(draw.state[at], draw.action[at], target[at], length, version)
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`."""
+        return [Evaluation("q", part, (batch.state,), gradient=True, training=True)]
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`: half the mean square of R^lambda - Q(s, a)."""
+        q = outputs["q"].gather(1, batch.action.unsqueeze(1)).squeeze(1)
+        error = batch.target - q
+        figures = {"td_error": error.detach().abs(), "q_mean": q.detach()}
+        return Loss(0.5 * error.square().mean(), None, figures)
+
+    def acting(self) -> Acting:
+        """See `Algorithm`: the action values."""
+        return Acting("value", self.network, ("q",))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: q [B, num_actions]."""
+        return {"q": self.network(observations)}
+
+    def _values(self, state: NDArray[Any]) -> NDArray[np.float32]:
+        """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation], in evaluation mode."""
+        import torch
+
+        training, device = self.network.training, next(self.network.parameters()).device
+        self.network.eval()
+        with torch.no_grad():
+            flat = torch.from_numpy(state.reshape(-1, *state.shape[2:])).to(device)
+            best = self.network(flat).amax(dim=1).cpu().numpy()
+        self.network.train(training)
+        return best.reshape(state.shape[:2])
+
+
+def lambda_returns(
+    reward: NDArray[np.float32],
+    value: NDArray[np.float32],
+    terminated: NDArray[np.bool_],
+    length: NDArray[np.uint32],
+    discount: float,
+    trace: float,
+) -> NDArray[np.float32]:
+    """R_t = r_t + discount ((1 - trace) V_{t+1} + trace R_{t+1}) (Gallici et al. 2024, eq. 3), backwards from R_L
+    = V_L: [B, T] from rewards [B, T], V = max_a Q [B, T + 1], and ends [B], lengths L [B].
+
+    V_L is 0 where the state at index L is terminal; a trajectory cut by a time limit, by a gap or by its length
+    bootstraps from it. What lies past a length is 0."""
+    rows = np.arange(len(reward))
+    following = value[:, 1:].astype(np.float64)
+    following[rows[terminated], length[terminated].astype(np.int64) - 1] = 0.0
+    returns = np.zeros(reward.shape, np.float64)
+    later = np.zeros(len(reward))
+    for step in range(reward.shape[1] - 1, -1, -1):
+        bootstrap = following[:, step]
+        later = np.where(step + 1 == length, bootstrap, later)  # R_L = V_L
+        later = reward[:, step] + discount * ((1.0 - trace) * bootstrap + trace * later)
+        later = np.where(step < length, later, 0.0)
+        returns[:, step] = later
+    return returns.astype(np.float32)

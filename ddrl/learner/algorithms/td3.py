@@ -1,0 +1,135 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto, van Hoof & Meger 2018, algorithm 1, "TD3").
+
+Two critics, of whose targets the smaller one counts; a target action smoothed by clipped noise; an actor that is
+updated every `actor_delay` updates of the critics, by the first critic. Works with n-step and priorities; a priority is
+the mean absolute error of the two critics.
+
+Exploration is the gaussian chooser's: rollout.epsilon_start and epsilon_end are standard deviations in units of the
+action. Departure: each target follows the updates of its own part (learner.target_period and target_rate), where the
+paper moves the critics' targets together with the actor's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
+from ddrl.core.fields import setting
+from ddrl.core.metrics import FIGURES
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithm import Acting, Evaluation, Loss
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class TD3Settings:
+    """The delayed actor and the smoothed target."""
+
+    actor_delay: int = setting(2, "updates", "Updates of the critics for each of the actor's (d).", ge=1)
+    target_noise: float = setting(
+        0.2,
+        "",
+        "Standard deviation of the noise on the target action (sigma), in units of half the distance of its bounds.",
+        ge=0,
+    )
+    target_noise_clip: float = setting(0.5, "", "Where that noise is cut off (c), in the same units.", ge=0)
+    actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
+
+
+class TD3:
+    """Part "critic" holds both critics, part "actor" the policy that acts."""
+
+    name = "td3"
+    Settings = TD3Settings
+    parts = ("critic", "actor")
+    targets = ("critic", "actor")
+    updates = 0
+
+    @staticmethod
+    def describe(config: Config, spec: EnvSpec) -> Declaration:
+        """See `Algorithm`."""
+        require_bounds(spec, "TD3")
+        return Declaration("td3", "gaussian", figures=FIGURES)
+
+    def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
+        from ddrl.learner import actor_critic, targets
+
+        self._settings, self._loss, self._rules = settings, config.learner.loss, targets
+        self._action_size = spec.action.size
+        self.critics = actor_critic.Critics(spec, config.learner.hidden, count=2)
+        self.actor = actor_critic.Actor(spec, config.learner.hidden)
+        self.lr_factors = {"actor": settings.actor_lr_factor}
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """See `Algorithm`."""
+        return {"critic": self.critics, "actor": self.actor}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """See `Algorithm`: one draw."""
+        yield source.sample()
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        """See `Algorithm`. The actor's turn comes after the critics' step, and only every actor_delay of them."""
+        if part == "critic":
+            return [
+                Evaluation("action_t", "actor", (batch.s_t, self._noise(batch.r_t)), target=True),
+                Evaluation("q_t", "critic", (batch.s_t, "action_t"), target=True),
+                Evaluation("q_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
+            ]
+        if self.updates % self._settings.actor_delay:
+            return []
+        return [
+            Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),
+            Evaluation("q", "critic", (batch.s_tm1, "action"), gradient=True),
+        ]
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
+        """See `Algorithm`. Critics: the sum of both mean losses of y - Q_i(s_tm1, a_tm1), with y = r_t + discount_t
+        min_i Q_i'(s_t, mu'(s_t) + noise); actor: -mean Q_1(s_tm1, mu(s_tm1))."""
+        if part == "actor":
+            return Loss(-outputs["q"][:, 0, 0].mean())
+        q_tm1 = outputs["q_tm1"].squeeze(2)  # [B, 2]
+        target = batch.r_t + batch.discount_t * outputs["q_t"].squeeze(2).amin(dim=1)
+        td_error = target.unsqueeze(1) - q_tm1
+        each = [self._rules.weighted_loss(errors, batch.weight, self._loss) for errors in td_error.unbind(dim=1)]
+        size = td_error.detach().abs().mean(dim=1)
+        return Loss(each[0] + each[1], size, {"td_error": size, "q_mean": q_tm1})
+
+    def acting(self) -> Acting:
+        """See `Algorithm`: the mean of the actions."""
+        return Acting("actor", self.actor, ("mean",))
+
+    def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """See `Algorithm`: the policy's action "mean" [B, *action.shape], and q [B, 2] of both critics there."""
+        mean = self.actor(observations)
+        return {"mean": mean, "q": self.critics(observations, mean).squeeze(2)}
+
+    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+        settings = self._settings
+        noise = like.new_empty((len(like), self._action_size)).normal_() * settings.target_noise
+        return noise.clamp(-settings.target_noise_clip, settings.target_noise_clip)
+
+
+def require_bounds(spec: EnvSpec, algorithm: str) -> None:
+    """Raise ConfigError unless actions are continuous with finite bounds, and the observation is one array."""
+    if spec.discrete:
+        raise ConfigError(
+            f"env.id = {spec.env_id} has {spec.num_actions} discrete actions, but {algorithm} gives continuous ones: "
+            "use an environment with a Box of actions, or learner.algorithm = dqn"
+        )
+    if not spec.action_low:
+        raise ConfigError(
+            f"env.id = {spec.env_id}: its actions {list(spec.action.shape)} have no finite bounds, but {algorithm} "
+            "gives actions between bounds: set finite ones in the environment's Box"
+        )
+    if spec.observation.fields:
+        raise ConfigError(
+            f"env.id = {spec.env_id} gives several arrays by name, but {algorithm}'s networks take one vector: set "
+            "env.observation = flat"
+        )
