@@ -1,7 +1,5 @@
-"""Every setting of ddrl: one frozen dataclass per component, each field with its unit and meaning.
-
-Read by `run`, which hands each stage its own component. This module holds what the settings are and refuses impossible
-values; reading files and command lines is `ddrl.core.settings`."""
+"""Every setting of ddrl: one frozen dataclass per component, each field with its unit and meaning. `run` hands each
+stage its own component. Impossible values are refused here; files and command lines are read by `ddrl.core.settings`."""
 
 from __future__ import annotations
 
