@@ -1,5 +1,5 @@
 """Every setting of ddrl: one frozen dataclass per component, each field with its unit and meaning. `run` hands each
-stage its own component. Impossible values are refused here; files and command lines are read by `ddrl.core.settings`."""
+stage its own component. Impossible values are refused here; `ddrl.core.settings` reads files and command lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// From the column table of Python to the columns of the store. For bind_replay.cpp alone.
+// From the column table of Python to the columns of the store, and arrays that must fit them. For bind_replay.cpp
+// alone.
 #pragma once
 
 #include "bind_arrays.hpp"
@@ -7,6 +8,14 @@
 namespace ddrl::replay {
 
 using bind::ColumnEntry;
+using bind::Field;
+using bind::View;
+
+// Thrown where an array does not fit its column, before anything is recorded: a TypeError of its own, because an
+// eviction from outside may raise a TypeError when the record is half made.
+struct Misfit : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
 
 // The columns of the store that a table describes.
 inline Columns columns_of(const std::vector<ColumnEntry>& table) {
@@ -16,6 +25,20 @@ inline Columns columns_of(const std::vector<ColumnEntry>& table) {
         columns.push_back({static_cast<u32>(bytes), static_cast<Role>(role), stack});
     }
     return columns;
+}
+
+// The bytes of an array that fits its field: `count` rows, or one value where it is -1.
+inline const byte* fitted(bind::nb::handle object, View& view, const Field& field, Py_ssize_t count) {
+    if (!view.open(object.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count))
+        throw Misfit("an array does not fit");
+    return view.data();
+}
+
+// One further column of those given by name.
+inline bind::nb::handle item(bind::nb::handle given, const bind::nb::str& name) {
+    PyObject* value = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
+    if (!value) throw Misfit("columns lacks " + std::string(name.c_str()));
+    return value;
 }
 
 }  // namespace ddrl::replay

@@ -22,16 +22,8 @@
 namespace ddrl::replay {
 
 using bind::column_named;
-using bind::Field;
 using bind::field_of;
-using bind::View;
 using bind::Views;
-
-// Thrown where an array does not fit its column, before anything is recorded: a TypeError of its own, because an
-// eviction from outside may raise a TypeError when the record is half made.
-struct Misfit : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 class ReplayCore {
 public:
@@ -81,7 +73,7 @@ public:
             if (integer == -1 && PyErr_Occurred()) throw nb::python_error();
             data[action_] = reinterpret_cast<const byte*>(&integer);
         } else {
-            data[action_] = read(action, views[action_], field, -1);
+            data[action_] = fitted(action, views[action_], field, -1);
         }
         float number;
         if (const Field& field = columns_[reward_].field; field.shape.empty()) {
@@ -93,7 +85,7 @@ public:
             number = static_cast<float>(value);
             data[reward_] = reinterpret_cast<const byte*>(&number);
         } else {
-            data[reward_] = read(reward, views[reward_], field, -1);
+            data[reward_] = fitted(reward, views[reward_], field, -1);
         }
         data[version_] = reinterpret_cast<const byte*>(&version);
         read_further(further, views, data, -1, ends ? last_views : nullptr, last);
@@ -112,15 +104,15 @@ public:
         std::size_t stride[MAX_COLUMNS];
         for (std::size_t c = 0; c < columns_.size(); ++c) stride[c] = columns_[c].field.bytes;
         read_observation(state, views, data, count);
-        data[action_] = read(action, views[action_], columns_[action_].field, count);
-        data[reward_] = read(reward, views[reward_], columns_[reward_].field, count);
+        data[action_] = fitted(action, views[action_], columns_[action_].field, count);
+        data[reward_] = fitted(reward, views[reward_], columns_[reward_].field, count);
         u64 one_version = 0;
         if (PyLong_CheckExact(version.ptr())) {
             one_version = nb::cast<u64>(version);
             data[version_] = reinterpret_cast<const byte*>(&one_version);
             stride[version_] = 0;
         } else {
-            data[version_] = read(version, views[version_], columns_[version_].field, count);
+            data[version_] = fitted(version, views[version_], columns_[version_].field, count);
         }
         read_further(further, views, data, count, ends ? last_views : nullptr, last);
         if (ends) read_observation(final_state, last_views, last, -1);
@@ -305,37 +297,27 @@ private:
             "no pick can be drawn yet: record more steps, or episodes of at least pick_len (and some priority above "
             "0)");
     }
-    static const byte* read(nb::handle object, View& view, const Field& field, Py_ssize_t count) {
-        if (!view.open(object.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count))
-            throw Misfit("an array does not fit");
-        return view.data();
-    }
     void read_observation(nb::handle state, View* views, const byte** data, Py_ssize_t count) {
         if (!PyTuple_CheckExact(state.ptr())) {
             if (observations_ != 1) throw Misfit("a state of several arrays comes as a tuple of them");
-            data[0] = read(state, views[0], columns_[0].field, count);
+            data[0] = fitted(state, views[0], columns_[0].field, count);
             return;
         }
         if (PyTuple_GET_SIZE(state.ptr()) != static_cast<Py_ssize_t>(observations_))
             throw Misfit("a state has another number of arrays");
         for (u32 c = 0; c < observations_; ++c)
             data[c] =
-                read(PyTuple_GET_ITEM(state.ptr(), static_cast<Py_ssize_t>(c)), views[c], columns_[c].field, count);
+                fitted(PyTuple_GET_ITEM(state.ptr(), static_cast<Py_ssize_t>(c)), views[c], columns_[c].field, count);
     }
     // The further columns by name, and where an episode ends (last_views) those of its final state by name_next.
     void read_further(nb::handle given, View* views, const byte** data, Py_ssize_t count, View* last_views,
                       const byte** last) {
         for (u32 c = 0; c < columns_.size(); ++c) {
             if (!columns_[c].further) continue;
-            data[c] = read(item(given, columns_[c].name), views[c], columns_[c].field, count);
+            data[c] = fitted(item(given, columns_[c].name), views[c], columns_[c].field, count);
             if (last_views && c < replay_.store().state_count())
-                last[c] = read(item(given, columns_[c].next_name), last_views[c], columns_[c].field, -1);
+                last[c] = fitted(item(given, columns_[c].next_name), last_views[c], columns_[c].field, -1);
         }
-    }
-    static nb::handle item(nb::handle given, const nb::str& name) {
-        PyObject* value = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
-        if (!value) throw Misfit("columns lacks " + std::string(name.c_str()));
-        return value;
     }
     std::unique_ptr<Eviction> eviction_of(const nb::object& given) {
         if (PyUnicode_Check(given.ptr())) return make_eviction(nb::cast<std::string>(given));
