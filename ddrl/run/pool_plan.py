@@ -10,6 +10,7 @@ POOL/summary.json     written at the end
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -25,6 +26,7 @@ from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
 from ddrl.core.settings import apply_overrides, load_config, plugin_settings
+from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.pool.devices import Device, check_devices, parse_devices
 from ddrl.pool.policy import Policy
 from ddrl.run.cli import Command
@@ -69,13 +71,13 @@ class PoolTask:
         A run that was killed before its first checkpoint is set aside under another name."""
         folder, home = Path(self.directory), "learner.device=cpu"  # of a learner that has no lease
         if any(folder.glob("checkpoints/[0-9]*/state.json")):
-            return Command(Path(self.file), (*plan.resumed_with, home), plan.serial, folder, False, False)
+            return Command(Path(self.file), (*plan.resumed_with, home), plan.serial, folder, False, False, plan.trust)
         if (folder / "config.toml").exists():
             if not plan.resumed:
                 raise RunDirError(f"task '{self.name}': {folder} holds a run already: name another directory")
             folder.rename(f"{folder}.cut-{uuid.uuid4().hex[:6]}")
         overrides = (*plan.overrides, f"run.dir={folder}", home)
-        return Command(Path(self.file), overrides, plan.serial, None, False, False)
+        return Command(Path(self.file), overrides, plan.serial, None, False, False, plan.trust)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class PoolPlan:
     tasks: tuple[PoolTask, ...]
     resumed: bool = False
     resumed_with: tuple[str, ...] = ()
+    trust: bool = False
 
     @classmethod
     def read(cls, directory: Path) -> PoolPlan:
@@ -166,6 +169,7 @@ def new_plan(command: Command) -> PoolPlan:
         overrides=overrides,
         tasks=tuple(tasks),
     )
+    remember_trust(directory, _foreign_code(plan))
     return _checked(plan)
 
 
@@ -190,10 +194,23 @@ def resumed_plan(command: Command) -> PoolPlan:
         policy=pool.policy if "pool.policy" in named else saved.policy,
         resumed=True,
         resumed_with=command.overrides,
+        trust=command.trust,
     )
+    theirs = {setting: name for setting, name in _foreign_code(plan).items() if setting not in named}
+    check_trust(directory, theirs, trust=command.trust)
     if all((end := plan.read_end(task.name)) is not None and end.final for task in plan.tasks):
         raise PoolError(f"all tasks of {plan.directory} have ended: there is nothing to go on with")
     return _checked(plan)
+
+
+def _foreign_code(plan: PoolPlan) -> dict[str, str]:
+    """The code from outside that the pool and its tasks name."""
+    code = foreign_code({"pool": {"policy": plan.policy}})
+    for task in plan.tasks:
+        with contextlib.suppress(ConfigError):  # a file that cannot be read starts nothing
+            named = foreign_code(asdict(load_config(Path(task.file), plan.overrides)))
+            code |= {f"{task.name}: {setting}": name for setting, name in named.items()}
+    return code
 
 
 def _read_task(file: Path, overrides: Sequence[str], directory: Path, configs: dict[str, Config]) -> PoolTask:
