@@ -169,8 +169,9 @@ def new_plan(command: Command) -> PoolPlan:
         overrides=overrides,
         tasks=tuple(tasks),
     )
+    _checked(plan)
     remember_trust(directory, _foreign_code(plan))
-    return _checked(plan)
+    return plan
 
 
 def resumed_plan(command: Command) -> PoolPlan:

@@ -11,6 +11,7 @@ from ddrl.core.errors import RunDirError
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.evaluate import main
 from ddrl.run.cli import parse
+from ddrl.run.pool_plan import new_plan, resumed_plan
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Reason
 from tests.run.test_resume import go_on, start
@@ -99,3 +100,19 @@ def test_what_names_code() -> None:
         "learner.network": "a.b:Net",
         "tables.learner.mine.head": "x:y",
     }
+
+
+def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    task = tmp_path / "walk.toml"
+    task.write_text(f'[env]\nid = "{WALK}"\n[pool]\ndevices = "cpu:0"\n')
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    policy = "pool.policy=tests.run.pool_policies:Alternate"
+    plan = new_plan(parse(["--serial", "--tasks", str(task), "--set", f"run.dir={mine}", "--set", policy]))
+    plan.write()
+    shutil.copytree(mine, theirs)
+    assert not resumed_plan(parse(["--resume", str(mine)])).trust
+    with pytest.raises(RunDirError, match=r"pool\.policy.*walk: env\.id = .*--trust"):
+        resumed_plan(parse(["--resume", str(theirs)]))
+    assert resumed_plan(parse(["--resume", str(theirs), "--trust"])).trust
+    resumed_plan(parse(["--resume", str(theirs)]))  # remembered
