@@ -14,7 +14,6 @@ import json
 import math
 import os
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
 from ddrl.distribution.transport.links import PaceWatch
 from ddrl.distribution.transport.traces import merge_traces
+from ddrl.distribution.transport.waits import wait
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
 
@@ -60,9 +60,7 @@ def host(
 
 def meet(comm: MPI.Comm) -> None:
     """A barrier that sleeps."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(0.01)
+    wait([comm.Ibarrier()])
 
 
 def notes(relay: RootRelay | HostRelay) -> list[Any]:

@@ -21,6 +21,7 @@ from ddrl.distribution.plans.planner import choose_best
 from ddrl.distribution.plans.scheme import Choice, Situation
 from ddrl.distribution.relay import RootRelay
 from ddrl.distribution.transport.links import PaceWatch
+from ddrl.distribution.transport.waits import wait
 
 CONNECT_TAG = 99
 
@@ -47,8 +48,7 @@ def connect(comm: MPI.Comm, plan: Plan) -> None:
     )
     requests = [comm.Irecv(nothing, int(source), CONNECT_TAG) for source in sources]
     requests += [comm.Isend(np.zeros(1, np.uint8), int(target), CONNECT_TAG) for target in targets]
-    while not MPI.Request.Testall(requests):
-        time.sleep(0.02)
+    wait(requests)
 
 
 class Root:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -65,3 +66,18 @@ def bandit(size: int, generator: np.random.Generator, noise: float = 0.0) -> Tra
     return Transitions(
         ones, action, pay.astype(np.float32), np.zeros(size, np.float32), ones, np.ones(size, np.float32)
     )
+
+
+def check_gradients(learner: Learner, batch: Transitions, part: str) -> None:
+    """One random place of each vector of the part's gradient agrees with a difference of losses."""
+    vectors = [vector.clone() for vector in learner.gradient(batch, part).vectors]
+    generator = np.random.default_rng(0)
+    for slope, parameter in zip(vectors, learner.parts[part].online.parameters().values(), strict=True):
+        flat, place = parameter.detach().view(-1), int(generator.integers(parameter.numel()))
+        losses = []
+        for step in (3e-3, -6e-3):
+            flat[place] += step
+            losses.append(learner.gradient(batch, part).figures["loss"].item())
+        flat[place] += 3e-3
+        assert slope.view(-1)[place].item() == pytest.approx((losses[0] - losses[1]) / 6e-3, rel=0.05, abs=2e-3)
+    assert max(float(slope.abs().max()) for slope in vectors) > 1e-2

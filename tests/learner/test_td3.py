@@ -11,7 +11,15 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
-from tests.learner.continuous_cases import BOX, SEVERAL_AXES, UNBOUNDED, bandit, learner_of, random_batch
+from tests.learner.continuous_cases import (
+    BOX,
+    SEVERAL_AXES,
+    UNBOUNDED,
+    bandit,
+    check_gradients,
+    learner_of,
+    random_batch,
+)
 from tests.learner.learner_cases import VECTOR
 
 QUIET = {"target_noise": 0.0}
@@ -58,18 +66,7 @@ def test_gradients_agree_with_differences(part: str) -> None:
     if part == "actor":
         assert learner.updates % 2
         learner.apply(learner.gradient(batch, "critic"))  # the actor's turn
-    gradient = learner.gradient(batch, part)
-    vectors = [vector.clone() for vector in gradient.vectors]
-    generator = np.random.default_rng(0)
-    for slope, parameter in zip(vectors, learner.parts[part].online.parameters().values(), strict=True):
-        flat, place = parameter.detach().view(-1), int(generator.integers(parameter.numel()))
-        losses = []
-        for step in (3e-3, -6e-3):
-            flat[place] += step
-            losses.append(learner.gradient(batch, part).figures["loss"].item())
-        flat[place] += 3e-3
-        assert slope.view(-1)[place].item() == pytest.approx((losses[0] - losses[1]) / 6e-3, rel=0.05, abs=2e-3)
-    assert max(float(slope.abs().max()) for slope in vectors) > 1e-2
+    check_gradients(learner, batch, part)
 
 
 def test_the_target_action_is_smoothed_by_clipped_noise() -> None:

@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,17 @@ def segments_of(run: Path) -> list[str]:
     """What a run has in /dev/shm; other runs of this machine do not count."""
     run_id = json.loads((run / "run.json").read_text())["run_id"]
     return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))
+
+
+def wait_until(holds: Callable[[], Any], trouble: str, seconds: float = 120.0) -> Any:
+    """What `holds` returns once that is true; AssertionError with `trouble` where it does not come to be."""
+    end = time.monotonic() + seconds
+    while not (value := holds()):
+        assert time.monotonic() < end, f"{trouble} within {seconds:.0f} s"
+        time.sleep(0.05)
+    return value
+
+
+def wait_for_checkpoint(run: Path) -> None:
+    """Until the run has written its first checkpoint."""
+    wait_until(lambda: any((run / "checkpoints").glob("0*")), "the run wrote no checkpoint")

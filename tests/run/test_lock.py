@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ddrl.core.errors import RunDirError
 from ddrl.run.lock import RunLock
-from tests.run.launch import TINY, ddrl, mpirun
+from tests.run.launch import TINY, ddrl, mpirun, wait_for_checkpoint, wait_until
 from tests.sources import environment
 
 ENDLESS = ["--set", "run.max_env_steps=100000000", "--set", "run.max_seconds=100"]
@@ -37,13 +36,6 @@ def refused(error: str, run: Path) -> None:
     assert "Traceback" not in error
 
 
-def wait_for(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_lock_is_held_by_one_and_free_after_its_release(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     with pytest.raises(RunDirError, match=f"in use by process {os.getpid()} on"):
@@ -57,7 +49,10 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
         f"from pathlib import Path; from ddrl.run.lock import RunLock; lock = RunLock(Path({str(tmp_path)!r})); input()"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment())
-    wait_for(lambda: (tmp_path / "lock").exists() and f"process {child.pid}" in (tmp_path / "lock").read_text())
+    wait_until(
+        lambda: (tmp_path / "lock").exists() and f"process {child.pid}" in (tmp_path / "lock").read_text(),
+        "the child took no lock",
+    )
     with pytest.raises(RunDirError, match=f"process {child.pid}"):
         RunLock(tmp_path)
     child.kill()
@@ -70,12 +65,12 @@ def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
     arguments = ["--serial", *TINY, *ENDLESS, "--set", f"run.dir={run}"]
     both = [start(*arguments), start(*arguments)]
     try:
-        wait_for(lambda: any(process.poll() is not None for process in both))
+        wait_until(lambda: any(process.poll() is not None for process in both), "neither process ended")
         loser = next(process for process in both if process.poll() is not None)
         living = next(process for process in both if process is not loser)
         assert loser.returncode == 1
         refused(loser.communicate()[1], run)
-        wait_for(lambda: any(path.name.isdigit() for path in (run / "checkpoints").iterdir()))
+        wait_for_checkpoint(run)
         refused(ddrl("--resume", str(run)).stderr, run)
         refused(mpirun(4, "--resume", str(run)).stderr, run)
         assert living.poll() is None
@@ -84,7 +79,7 @@ def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
         assert living.returncode == 130
         two = [start("--serial", "--resume", str(run)) for _ in range(2)]
         both += two
-        wait_for(lambda: any(process.poll() is not None for process in two))
+        wait_until(lambda: any(process.poll() is not None for process in two), "neither process ended")
         loser = next(process for process in two if process.poll() is not None)
         assert loser.returncode == 1
         refused(loser.communicate()[1], run)

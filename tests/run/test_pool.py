@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +29,7 @@ from ddrl.run.modes.serial import SerialRun, run_serial
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
-from tests.run.launch import TINY, ddrl, segments_of, settings, summary
+from tests.run.launch import TINY, ddrl, segments_of, settings, summary, wait_until
 from tests.run.pool_policies import Alternate
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
@@ -66,14 +64,6 @@ def status(pool: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str
     if pool_main([str(pool), "--json"]):
         return {}
     return {task["task"]: task for task in json.loads(capsys.readouterr().out)["tasks"]}
-
-
-def wait_until(holds: Callable[[], Any], seconds: float = 120.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (value := holds()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return value
 
 
 # -- the same result -----------------------------------------------------------------------------------------------
@@ -247,7 +237,8 @@ def test_a_task_that_is_broken_diverges_or_is_killed_ends_alone_and_the_pool_goe
     process = start("--serial", "--tasks", *files, *arguments)
     try:
         victim = wait_until(
-            lambda: any((pool / "victim" / "checkpoints").glob("[0-9]*")) and status(pool, capsys)["victim"]["pid"]
+            lambda: any((pool / "victim" / "checkpoints").glob("[0-9]*")) and status(pool, capsys)["victim"]["pid"],
+            "the victim has no checkpoint",
         )
         os.kill(victim, signal.SIGKILL)
         out, err = process.communicate(timeout=200)
@@ -284,7 +275,10 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
     pool, files = tmp_path / "pool", [task_file(tmp_path, name) for name in ("first", "second")]
     process = start("--serial", "--tasks", *files, *TINY, *LONG, *settings(ONE, f"run.dir={pool}"))
     try:
-        wait_until(lambda: (tasks := status(pool, capsys)) and all(task["rounds"] > 5 for task in tasks.values()))
+        wait_until(
+            lambda: (tasks := status(pool, capsys)) and all(task["rounds"] > 5 for task in tasks.values()),
+            "the tasks do not get along",
+        )
         assert ddrl("--resume", str(pool)).stderr.startswith(f"ddrl: the pool {pool} still runs")
         assert pool_main([str(pool), "--reweight", "first", "2.5"]) == 0
         assert status(pool, capsys)["first"]["weight"] == 2.5
@@ -294,7 +288,7 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
         assert len(complaints) == 3
         assert "running are: first, second" in complaints[2]
         assert pool_main([str(pool), "--cancel", "first"]) == 0
-        wait_until(lambda: status(pool, capsys)["first"]["state"] == "ended")
+        wait_until(lambda: status(pool, capsys)["first"]["state"] == "ended", "the task was not cancelled")
         assert pool_main([str(pool)]) == 0
         assert "cancelled" in capsys.readouterr().out
         process.send_signal(signal.SIGINT)

@@ -4,14 +4,23 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ddrl.distribution.plans.plan import HEADER_BYTES
-from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, start_mpirun, summary
+from tests.run.launch import (
+    TINY,
+    ddrl,
+    mpirun,
+    segments_of,
+    settings,
+    start_mpirun,
+    summary,
+    wait_for_checkpoint,
+    wait_until,
+)
 from tests.sources import environment
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
@@ -127,7 +136,7 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
         start_new_session=True,
         env=environment(),
     )
-    wait_for_updates(run)
+    wait_for_checkpoint(run)
     process.send_signal(number)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -148,21 +157,13 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
         stderr=subprocess.DEVNULL,
         env=environment(),
     )
-    wait_for_updates(run)
+    wait_for_checkpoint(run)
     assert segments_of(tmp_path / "run")
     process.kill()
     process.wait()
     done = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
-
-
-def wait_for_updates(run) -> None:
-    """Until the run has written its first checkpoint."""
-    deadline = time.monotonic() + 60
-    while not any((run / "checkpoints").glob("0*")) if run.exists() else True:
-        assert time.monotonic() < deadline, "the run wrote no checkpoint within 60 s"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("threads", [1, 2])  # parallel kernels leave threads that no copy of the process has
@@ -179,13 +180,10 @@ def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(threads, tmp_p
         "--set",
         f"run.dir={run}",
     )
-    wait_for_updates(run)
+    wait_for_checkpoint(run)
     process.send_signal(signal.SIGINT)  # as Ctrl-C does; mpirun leaves its ranks a quarter of a second
     process.wait(timeout=60)
-    deadline = time.monotonic() + 30
-    while not (run / "summary.json").exists():
-        assert time.monotonic() < deadline, "nothing was saved"
-        time.sleep(0.05)
+    wait_until((run / "summary.json").exists, "nothing was saved", 30)
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
@@ -197,11 +195,11 @@ def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(threads, tmp_p
 def test_when_mpirun_is_killed_the_trainer_saves_and_nobody_stays(tmp_path):
     run = tmp_path / "run"
     process = start_mpirun(6, *TINY, *settings("run.max_env_steps=100000000", "cluster.relays=2", f"run.dir={run}"))
-    wait_for_updates(run)
+    wait_for_checkpoint(run)
     process.kill()
     process.wait()
-    wait_until(lambda: (run / "summary.json").exists(), 30, "nothing was saved")
-    wait_until(lambda: not ranks_of(run), 30, "ranks stay behind")
+    wait_until((run / "summary.json").exists, "nothing was saved", 30)
+    wait_until(lambda: not ranks_of(run), "ranks stay behind", 30)
     assert summary(run)["reason"] == "interrupted"
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={summary(run)['env_steps'] + 500}")
     assert done.returncode == 0, done.stderr
@@ -219,10 +217,3 @@ def ranks_of(run) -> list[str]:
         if str(run).encode() in words:
             found.append(path.parent.name)
     return found
-
-
-def wait_until(condition, seconds: float, trouble: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, trouble
-        time.sleep(0.05)
