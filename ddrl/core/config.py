@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ddrl.core.errors import ConfigError
 from ddrl.core.fields import check_ranges, setting
+from ddrl.core.nodes import BalanceConfig
 
 NEVER = math.inf
 
@@ -253,6 +254,12 @@ class LearnerConfig:
     )
     publish_period: int = setting(10, "updates", "Updates between publishes of the acting parameters.", ge=1)
     threads: int = setting(1, "threads", "Threads of torch's CPU kernels.", ge=1)
+    nodes: int = setting(
+        0,
+        "nodes",
+        "Ranks of mpirun that compute gradients, each of its part of every batch; 0: the trainer computes them itself.",
+        ge=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -318,6 +325,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
@@ -345,5 +353,6 @@ class Config:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
             )
+        self.balance.check(learner.nodes, learner.batch_size)
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")

@@ -69,6 +69,8 @@ def _one_host(command: Command) -> int:
 
     run_id = uuid.uuid4().hex[:8]
     preparation = Preparation(command, run_id)
+    if preparation.config.learner.nodes:
+        preparation.topology(())  # refuses what needs ranks, before anything stands
     from ddrl.channels.segment import sweep_dead
 
     sweep_dead()

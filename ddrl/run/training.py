@@ -92,6 +92,14 @@ class DeviceLender(Protocol):
         """Called after each move with the next one, before which the device may go."""
 
 
+class GradientSource(Protocol):
+    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
+        ...
+
+
 class Training:
     """One learner with its source of experience, fed by lanes, publishing to one mailbox."""
 
@@ -114,6 +122,7 @@ class Training:
         self._idle = False
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
+        self.gradients: GradientSource = learner  # or the leader of nodes
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
         self._moves = self._cycle()
@@ -166,7 +175,7 @@ class Training:
         for part in learner.parts:
             yield Move.GRADIENT
             begin = time.perf_counter()
-            self.gradient = learner.gradient(batch, part, with_statistics)
+            self.gradient = self.gradients.gradient(batch, part, with_statistics)
             learn_seconds.add(time.perf_counter() - begin)
             if self.gradient is None:  # this part is not updated now
                 continue
@@ -181,7 +190,7 @@ class Training:
         for name, value in update.figures.items():
             if name in self._count:
                 self._count[name].set(value)
-        self._account(batch, update.priority)
+        self._account(batch if update.batch is None else update.batch, update.priority)
         if self._unpublished >= self.config.learner.publish_period:
             yield Move.PUBLISH
             self.publish()
