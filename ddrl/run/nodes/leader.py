@@ -58,7 +58,7 @@ class Leader:
         config: Config,
         *,
         look: Callable[[], object] = nothing,
-        note: Callable[[str], object] = nothing,
+        note: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._comm, self._exchange, self._config = comm, exchange, config

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ MESSAGE, VECTOR = 1, 2  # tags
 ALIGNMENT = 64  # [bytes] of arrays in a message
 
 Header = TypeVar("Header")
+Fields = dict[str, NDArray[Any]]
 
 
 class Task(msgspec.Struct):
@@ -71,7 +72,7 @@ def arrays_of(batch: Any) -> dict[str, NDArray[Any]]:
         if isinstance(value, np.ndarray):
             arrays[field] = value
         elif isinstance(value, dict):
-            arrays |= {f"{field}/{key}": array for key, array in value.items()}
+            arrays |= {f"{field}/{key}": array for key, array in cast(Fields, value).items()}
     return arrays
 
 
@@ -79,9 +80,9 @@ def cut(batch: Any, start: int, stop: int) -> Any:
     """Rows start to stop, as views."""
 
     def rows(value: Any) -> Any:
-        return (
-            {key: array[start:stop] for key, array in value.items()} if isinstance(value, dict) else value[start:stop]
-        )
+        if isinstance(value, dict):
+            return {key: array[start:stop] for key, array in cast(Fields, value).items()}
+        return value[start:stop]
 
     return type(batch)(*(rows(getattr(batch, field)) for field in batch._fields))
 
@@ -93,7 +94,7 @@ def join(batches: Sequence[Any]) -> Any:
 
     def rows(values: Sequence[Any]) -> Any:
         if isinstance(values[0], dict):
-            return {key: np.concatenate([value[key] for value in values]) for key in values[0]}
+            return {key: np.concatenate([value[key] for value in values]) for key in cast(Fields, values[0])}
         return np.concatenate(values)
 
     fields = batches[0]._fields

@@ -4,7 +4,7 @@ The leader's own; knows no messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class Sharing:
     def __init__(self, config: Config, nodes: list[int]) -> None:
         self._config = config
         self.collection = Collection(config.balance)
-        self.answers: dict[tuple[int, int], Answer] = {}  # by node and version
+        self.answers: dict[tuple[Hashable, int], Answer] = {}  # by node and version
         self.again: list[Any] = []  # rows to deal again
         self.buffers: list[Vector] = []  # free memory for gradients
         self.order: list[tuple[int, int]] = []  # node and version of the answers whose rows together are the batch
