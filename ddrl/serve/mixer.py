@@ -117,9 +117,10 @@ class Mixer:
         self.cut_bids += cut
         decision = Decision(request.request_id, policy.version)
         if slot >= 0:
-            decision.place = place = queue.origin_of(slot)
-            decision.ad, decision.kind, decision.score = request.ad[place], request.kind[place], score
-            decision.worth = request.ecpm[place] if decision.kind == BID else self._value * request.ctr[place]
+            place: int = queue.origin_of(slot)
+            decision.place, decision.score = place, score
+            decision.ad, decision.kind = request.ad[place], request.kind[place]
+            decision.worth = self._worth(request, place)
             if creative:
                 decision.creative = creative[place]
         else:
@@ -129,6 +130,9 @@ class Mixer:
         if slot >= 0:
             queue.show(slot)
         return decision
+
+    def _worth(self, request: DisplayRequest, place: int) -> float:
+        return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]
 
     def _explain(self, request: DisplayRequest, moment: float, scores: NDArray[Any], chosen: int) -> Explanation:
         book, queue, scores = self.book, self._queue, scores.reshape(-1)
@@ -144,7 +148,7 @@ class Mixer:
             slot, reason = slot_of.get(place, -1), REASONS[reasons[place]]
             seen = slot >= 0 and (not reason or reason == REASONS[5])
             score = None if not seen else float(scores[slot]) if slot < len(scores) else values[slot]
-            worth = request.ecpm[place] if kind == BID else self._value * request.ctr[place]
+            worth = self._worth(request, place)
             candidate = Candidate(ad, kind, score, reason, worth)
             if kind != BID:
                 j = self._place[ad]
