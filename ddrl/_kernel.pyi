@@ -14,12 +14,12 @@ class AdQueue:
     The queue of one display request of ad mixing; ddrl.serve.Mixer is its face.
     """
 
-    def __init__(self, tables: dict, sizes: dict, seed: int) -> None: ...
+    def __init__(self, tables: dict[str, Any], sizes: dict[str, Any], seed: int) -> None: ...
 
-    def write_into(self, state: dict) -> None:
+    def write_into(self, state: dict[str, Any]) -> None:
         """Arrays that `read` writes the state of a request to."""
 
-    def read(self, ad: list, kind: list, ecpm: list, ctr: list, filters: list, cell: int, time: float) -> int:
+    def read(self, ad: list[int], kind: list[int], ecpm: list[float], ctr: list[float], filters: list[int], cell: int, time: float) -> int:
         """
         Take over a request; the number of bids that found no slot. ValueError names a broken candidate.
         """

@@ -15,6 +15,9 @@ namespace {
 using ddrl::AdQueue;
 using ddrl::AdState;
 using ddrl::AdTables;
+using Dict = nb::typed<nb::dict, nb::str, nb::any>;
+using Integers = nb::typed<nb::list, int>;
+using Floats = nb::typed<nb::list, double>;
 
 // The array `name` of a dict as T [size], in place.
 template <typename T>
@@ -90,18 +93,18 @@ void numbers(const nb::list& list, const char* field, std::vector<double>& out) 
 // The queue with the Python objects whose memory it uses.
 class BoundQueue {
 public:
-    BoundQueue(const nb::dict& tables, const nb::dict& sizes, uint64_t seed)
+    BoundQueue(const Dict& tables, const Dict& sizes, uint64_t seed)
         : held_(nb::borrow<nb::dict>(nb::module_::import_("builtins").attr("dict")(tables))),
           tables_(tables_of(tables, sizes)),
           queue_(tables_, seed) {}
 
-    void write_into(const nb::dict& state) {
+    void write_into(const Dict& state) {
         out_ = state_of(state, queue_.slots(), tables_.fields, tables_.traffic_size);
         state_ = nb::borrow<nb::dict>(nb::module_::import_("builtins").attr("dict")(state));
     }
 
-    size_t read(const nb::list& ad, const nb::list& kind, const nb::list& ecpm, const nb::list& ctr,
-                const nb::list& filters, size_t cell, double time) {
+    size_t read(const Integers& ad, const Integers& kind, const Floats& ecpm, const Floats& ctr,
+                const Integers& filters, size_t cell, double time) {
         if (out_.mask == nullptr) throw nb::value_error("write_into first");
         if (cell >= tables_.cells) throw nb::value_error("cell is outside the tables");
         numbers(ad, "ad", given_.ad), numbers(kind, "kind", given_.kind);
@@ -148,7 +151,7 @@ private:
 void bind_ad_queue(nb::module_& module) {
     nb::class_<BoundQueue>(module, "AdQueue",
                            "The queue of one display request of ad mixing; ddrl.serve.Mixer is its face.")
-        .def(nb::init<const nb::dict&, const nb::dict&, uint64_t>(), "tables"_a, "sizes"_a, "seed"_a)
+        .def(nb::init<const Dict&, const Dict&, uint64_t>(), "tables"_a, "sizes"_a, "seed"_a)
         .def("write_into", &BoundQueue::write_into, "state"_a, "Arrays that `read` writes the state of a request to.")
         .def("read", &BoundQueue::read, "ad"_a, "kind"_a, "ecpm"_a, "ctr"_a, "filters"_a, "cell"_a, "time"_a,
              "Take over a request; the number of bids that found no slot. ValueError names a broken candidate.")

@@ -89,8 +89,8 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
         decision: Decision = mixer.choose(request)
         at = int(part.logged[row])
         logged = None if at < 0 else ids[at] if at < count else int(part.bid_ad[row, at - count])
-        if decision.kind == 0 and decision.ad == logged and part.logged_billed[row] >= 0:
-            mixer.bill(Billing([decision.ad], [1], [int(part.logged_billed[row])]))
+        if decision.kind == 0 and logged is not None and decision.ad == logged and part.logged_billed[row] >= 0:
+            mixer.bill(Billing([logged], [1], [int(part.logged_billed[row])]))
         yield Scored(
             decision.request_id, decision.ad, decision.kind, decision.score, decision.worth, len(request.ad), logged,
             decision.version,

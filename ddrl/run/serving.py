@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -27,7 +28,7 @@ from ddrl.envs.admix.state import StateWriter
 from ddrl.envs.admix.vector import AdmixVectorEnv
 from ddrl.run.lock import RunLock
 from ddrl.serve import snapshot
-from ddrl.serve.book import Book
+from ddrl.serve.book import Book, Play
 from ddrl.serve.mixer import Mixer
 from ddrl.serve.served_policy import ServedPolicy
 from ddrl.serve.settings import ServeConfig
@@ -62,8 +63,9 @@ def book_of(day: Morning) -> Book:
     if writer.ad_fields:
         writer.prepare(spec.observation.numpy, required[None], theta[None])
         rows, bid_row = writer.constant_rows()
+    shown = Play(**{item.name: getattr(play, item.name) for item in fields(Play)})
     return Book(
-        spec=spec, play=play, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
+        spec=spec, play=shown, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
         penalty=contracts.penalty, billed_rate=contracts.billed_rate, eligible=contracts.eligible,
         curve=day.inventory.curve, theta=theta, rows=rows, bid_row=bid_row, fields=writer.ad_fields,
         overall=OVERALL_FIELDS, bids=day.bids, regions=contracts.regions.shape[1], genders=GENDERS,
@@ -131,10 +133,14 @@ def _serve(mixer: Mixer, options: argparse.Namespace, config: ServeConfig) -> No
         snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
         gc.collect()
         gc.freeze()  # what stands now is never looked at again
-        signal.signal(signal.SIGTERM, lambda *_: None)  # the server's own handler stands while it serves
+        signal.signal(signal.SIGTERM, _pass_over)  # the server's own handler stands while it serves
         serve(mixer, options.run, config, state, lambda words: print(words, flush=True))
     finally:
         lock.release()
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """A signal that was obeyed already."""
 
 
 def _parser() -> argparse.ArgumentParser:

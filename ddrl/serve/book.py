@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,14 @@ from ddrl.core.specs import EnvSpec
 SUPPORT = ("off", "late", "fresh")  # the kernel's numbers
 
 
-class Play(Protocol):
-    """How requests are played; `ddrl.envs.admix.PlayConfig` is one."""
+@dataclass(frozen=True)
+class Play:
+    """How requests are played, as in the environment's settings of the same names."""
 
-    mode: str
     own_counts: bool
     rate: float
     support: str
     support_gap: float
-    ad_fields: tuple[str, ...]
     overall_fields: tuple[str, ...]
     traffic_fields: tuple[str, ...]
 

@@ -66,7 +66,7 @@ class Mixer:
         self._rows = book.rows.copy()
         self._overall = np.zeros(len(book.overall), np.float32)
         self._place = {int(ad): place for place, ad in enumerate(book.ids)}
-        self._queue: Any = self._make_queue(seed)  # its stub has lists and dicts of unknown things
+        self._queue = self._make_queue(seed)
         self._decoder, self._encoder = msgspec.json.Decoder(DisplayRequest), msgspec.json.Encoder()
         self.use(policy)
         self.changes = 0
