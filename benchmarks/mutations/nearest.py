@@ -1,0 +1,53 @@
+"""Which tests stand nearest to a module: the folder that mirrors it, and, where that notices nothing, the runs that go
+through it."""
+
+from __future__ import annotations
+
+_RUNS = (
+    "tests/run/test_training.py",
+    "tests/run/test_serial.py",
+    "tests/run/test_learning.py",
+    "tests/run/test_turns.py",
+)
+_MPI = ("tests/run/test_processes.py", "tests/run/test_handover.py")
+_RECORDS = (
+    "tests/run/test_resume.py",
+    "tests/run/test_lag.py",
+    "tests/run/test_algorithms.py",
+    "tests/test_evaluate.py",
+)
+
+# By the longest prefix of the file's path: tests that run first, tests that run where those pass.
+NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "ddrl/acting": (("tests/acting", "tests/rollout"), _RUNS),
+    "ddrl/balance": (("tests/balance",), ()),
+    "ddrl/channels": (("tests/channels",), ("tests/rollout", *_RUNS)),
+    "ddrl/core": (
+        ("tests/core",),
+        ("tests/telemetry", "tests/rollout", "tests/channels", "tests/learner"),
+    ),
+    "ddrl/distribution": (("tests/distribution",), _MPI),
+    "ddrl/distribution/plans": (
+        tuple(f"tests/distribution/test_{name}.py" for name in ("costs", "plans", "simulator", "planner", "plugins")),
+        ("tests/distribution",),
+    ),
+    "ddrl/envs": (("tests/envs",), ("tests/test_evaluate.py", "tests/run/test_training.py")),
+    "ddrl/evaluate.py": (("tests/test_evaluate.py",), ()),
+    "ddrl/kernel": (("tests/replay", "tests/channels"), ("tests/distribution/test_codecs.py", "tests/learner")),
+    "ddrl/kernel/codec.hpp": (("tests/distribution/test_codecs.py",), ()),
+    "ddrl/learner": (("tests/learner",), ("tests/run/test_algorithms.py", "tests/run/test_saved_bits.py", *_RUNS)),
+    "ddrl/notebook.py": (("tests/telemetry/test_notebook_panel.py", "tests/run/test_launch.py"), ("tests/notebooks",)),
+    "ddrl/plots": (("tests/plots",), ("tests/telemetry/test_notebook_panel.py",)),
+    "ddrl/pool": (("tests/pool",), ("tests/run/test_pool.py",)),
+    "ddrl/replay": (("tests/replay",), _RUNS),
+    "ddrl/rollout": (("tests/rollout",), _RUNS),
+    "ddrl/run": (_RUNS, (*_RECORDS, "tests/telemetry/test_control_of_a_run.py", *_MPI)),
+    "ddrl/telemetry": (("tests/telemetry",), ("tests/run/test_resume.py", "tests/run/test_training.py")),
+    "ddrl/testing": (("tests/testing",), ("tests/pool", "tests/run/test_pool.py")),
+    "ddrl": (("tests/test_package.py",), ("tests/docs",)),
+}
+
+
+def nearest(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tests of a file, near ones and further ones; one test folder may hold another."""
+    return NEAREST[max((prefix for prefix in NEAREST if path.startswith(prefix)), key=len)]
