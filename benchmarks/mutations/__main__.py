@@ -36,7 +36,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the random faults (%(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="faults whose file or name holds this word")
     parser.add_argument("--again", action="store_true", help="judge those that survived once more")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds of one test run")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds of one test run (%(default)s)"
+    )
+    parser.add_argument("--rings", type=int, default=3, metavar="N", help="fewer: a first look (%(default)s)")
+    parser.add_argument("--under", default="", metavar="COMMAND", help="runs the tests, as in --under 'nice -n 10'")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
     )
@@ -57,12 +61,13 @@ def main() -> int:
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
-        judge = _Judge(Path(folder), options.timeout)
+        judge = _Judge(Path(folder), options.timeout, options.under.split(), options.rings)
         for place, (kind, fault) in enumerate(todo, 1):
             verdict = judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            _keep(options.json, row)
-            known[row["key"]] = row
+            if verdict.noticed or options.rings >= 3:  # after a first look nothing has survived yet
+                _keep(options.json, row)
+                known[row["key"]] = row
             word = "noticed" if verdict.noticed else "SURVIVED"
             left = (time.monotonic() - begin) / place * (len(todo) - place)
             print(
@@ -75,17 +80,17 @@ def main() -> int:
 class _Judge:
     """Puts a fault into a clean copy and runs the nearest tests, then the further ones."""
 
-    def __init__(self, folder: Path, timeout: float) -> None:
-        self._folder, self._timeout = folder, timeout
+    def __init__(self, folder: Path, timeout: float, under: list[str], rings: int) -> None:
+        self._folder, self._timeout, self._under, self._rings = folder, timeout, under, rings
         self._kernel = KernelBuild(folder / "kernel")
         self._sound: set[tuple[str, ...]] = set()
 
     def __call__(self, fault: Fault) -> Verdict:
-        for tests in filter(None, nearest(fault.path)):
+        for tests in nearest(fault.path)[: self._rings]:
             copy = Copy(self._folder / "copy")
             copy.make()
             if tests not in self._sound:  # a test that fails anyway notices nothing
-                clean = copy.test(tests, self._timeout)
+                clean = copy.test(tests, self._timeout, self._under)
                 if clean.noticed:
                     raise SystemExit(f"{' '.join(tests)} fails without a fault: {clean.by}")
                 self._sound.add(tests)
@@ -94,7 +99,7 @@ class _Judge:
                 copy.put(fault)
             elif not self._kernel.into(copy, fault):
                 return Verdict(True, "does not compile", 0.0)
-            verdict = copy.test(tests, self._timeout)
+            verdict = copy.test(tests, self._timeout, self._under)
             if verdict.noticed:
                 return verdict
         return Verdict(False, "", 0.0)

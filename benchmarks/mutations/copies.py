@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,12 +59,12 @@ class Copy:
             raise ValueError(f"{fault.name}: {fault.old!r} stands {text.count(fault.old)} times in {fault.path}")
         file.write_text(text.replace(fault.old, fault.new))
 
-    def test(self, tests: tuple[str, ...], timeout: float) -> Verdict:
-        """Run the tests until the first one fails."""
+    def test(self, tests: tuple[str, ...], timeout: float, under: Sequence[str] = ()) -> Verdict:
+        """Run the tests until the first one fails; `under`: a command that runs another one, as nice does."""
         begin = time.monotonic()
         environment = {**os.environ, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
-            [sys.executable, *PYTEST, *tests],
+            [*under, sys.executable, *PYTEST, *tests],
             cwd=self.path,
             env=environment,
             stdout=subprocess.PIPE,

@@ -1,7 +1,12 @@
-"""Which tests stand nearest to a module: the folder that mirrors it, and, where that notices nothing, the runs that go
-through it."""
+"""Which tests stand nearest to a module: the files of its name and those that import it, then the folder that mirrors
+it, then the runs that go through it."""
 
 from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 _RUNS = (
     "tests/run/test_training.py",
@@ -17,7 +22,7 @@ _RECORDS = (
     "tests/test_evaluate.py",
 )
 
-# By the longest prefix of the file's path: tests that run first, tests that run where those pass.
+# By the longest prefix of the file's path: the folder's tests, and those that run where these pass.
 NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ddrl/acting": (("tests/acting", "tests/rollout"), _RUNS),
     "ddrl/balance": (("tests/balance",), ()),
@@ -48,6 +53,19 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def nearest(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tests of a file, near ones and further ones; one test folder may hold another."""
-    return NEAREST[max((prefix for prefix in NEAREST if path.startswith(prefix)), key=len)]
+def nearest(path: str) -> list[tuple[str, ...]]:
+    """The tests of a file, in rings: each runs where those before it have noticed nothing."""
+    folder, further = NEAREST[max((prefix for prefix in NEAREST if path.startswith(prefix)), key=len)]
+    module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
+    own = tuple(
+        name
+        for name, text in _test_files()
+        if f"{module} " in text or (Path(name).stem == f"test_{stem}" and name.startswith(folder))
+    )
+    return [ring for ring in (own, folder, further) if ring]
+
+
+@cache
+def _test_files() -> list[tuple[str, str]]:
+    paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path.parent.name != "dashboard"]
+    return [(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
