@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds of one test run (%(default)s)"
     )
-    parser.add_argument("--rings", type=int, default=3, metavar="N", help="fewer: a first look (%(default)s)")
+    parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
     parser.add_argument("--under", default="", metavar="COMMAND", help="runs the tests, as in --under 'nice -n 10'")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
@@ -68,7 +68,7 @@ def main() -> int:
         for place, (kind, fault) in enumerate(todo, 1):
             verdict = judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            if verdict.noticed or options.rings >= 3:  # after a first look nothing has survived yet
+            if verdict.noticed or options.rings >= 4:  # after a first look nothing has survived yet
                 _keep(options.json, row)
                 known[row["key"]] = row
             word = "noticed" if verdict.noticed else "SURVIVED"

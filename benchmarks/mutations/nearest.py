@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+MAX_FILES = 6  # that import a module: of more, the folder's own tests say as much
 
 _RUNS = (
     "tests/run/test_training.py",
@@ -57,12 +58,10 @@ def nearest(path: str) -> list[tuple[str, ...]]:
     """The tests of a file, in rings: each runs where those before it have noticed nothing."""
     folder, further = NEAREST[max((prefix for prefix in NEAREST if path.startswith(prefix)), key=len)]
     module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
-    own = tuple(
-        name
-        for name, text in _test_files()
-        if f"{module} " in text or (Path(name).stem == f"test_{stem}" and name.startswith(folder))
-    )
-    return [ring for ring in (own, folder, further) if ring]
+    files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
+    own = tuple(name for name, text in files if Path(name).stem == f"test_{stem}")
+    importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]
+    return [ring for ring in (own, importing, folder, further) if ring]
 
 
 @cache

@@ -38,9 +38,12 @@ def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
             assert (ROOT / path).exists(), path
     assert nearest("ddrl/kernel/codec.hpp") == [("tests/distribution/test_codecs.py",)]
     assert nearest("ddrl/kernel/ring.hpp")[0] == ("tests/replay", "tests/channels")
-    files, folder, _ = nearest("ddrl/replay/rate_limiter.py")
-    assert "tests/replay/test_rate_limiter.py" in files
-    assert folder == ("tests/replay",)
+    own, folder, _ = nearest("ddrl/replay/rate_limiter.py")
+    assert (own, folder) == (("tests/replay/test_rate_limiter.py",), ("tests/replay",))
+    own, importing, folder, _ = nearest("ddrl/acting/policy.py")
+    assert own == ("tests/acting/test_policy.py",)
+    assert "tests/rollout/test_worker.py" not in own
+    assert folder == ("tests/acting", "tests/rollout")
 
 
 def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> None:
