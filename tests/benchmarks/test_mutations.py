@@ -40,7 +40,7 @@ def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
     assert nearest("ddrl/kernel/ring.hpp")[0] == ("tests/replay", "tests/channels")
     own, folder, _ = nearest("ddrl/replay/rate_limiter.py")
     assert (own, folder) == (("tests/replay/test_rate_limiter.py",), ("tests/replay",))
-    own, importing, folder, _ = nearest("ddrl/acting/policy.py")
+    own, _, folder, _ = nearest("ddrl/acting/policy.py")
     assert own == ("tests/acting/test_policy.py",)
     assert "tests/rollout/test_worker.py" not in own
     assert folder == ("tests/acting", "tests/rollout")
