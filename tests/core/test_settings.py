@@ -87,7 +87,7 @@ def test_the_table_of_a_plug_in_is_checked_by_name_type_and_range():
     assert of(number=9.0) == CountingSettings(9)
     with pytest.raises(ConfigError, match=r"there is no setting 'learner\.counting\.numbr'.*number"):
         of(numbr=9)
-    with pytest.raises(ConfigError, match=r"learner\.counting\.number"):
+    with pytest.raises(ConfigError, match=r"learner\.counting: number"):
         of(number="nine")
     with pytest.raises(ConfigError, match="at least 1"):
         of(number=0)
