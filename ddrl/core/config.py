@@ -151,8 +151,9 @@ class RolloutConfig:
     refresh: str = setting(
         "step",
         "",
-        "When newer parameters are taken: at each vector step, or when an episode ends.",
-        choices=("step", "episode"),
+        "When newer parameters are taken: at each vector step, when an episode ends, or, with replay.source = areas, "
+        "when a block of samples is written.",
+        choices=("step", "episode", "write"),
     )
     warmup_steps: int = setting(
         1_000, "env steps", "Steps of all rollouts together taken at random before the policy acts.", ge=0
@@ -163,6 +164,13 @@ class RolloutConfig:
 class ReplayConfig:
     """What is kept of experience and how it is drawn."""
 
+    source: str = setting(
+        "auto",
+        "",
+        "Where batches come from: auto, a replay or trajectories as the algorithm says; areas, a sample area shared "
+        "with each explorer ([areas]); pool, single transitions of which a new one replaces a random one.",
+        choices=("auto", "areas", "pool"),
+    )
     capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1)
     min_size: int = setting(1_000, "transitions", "Records needed before the first update.", ge=1)
     selector: str = setting(
@@ -203,6 +211,24 @@ class ReplayConfig:
         "transitions",
         "How far (in recorded transitions) rollouts and learner may drift from samples_per_insert before one waits.",
         gt=0,
+    )
+
+
+@dataclass(frozen=True)
+class AreasConfig:
+    """Sample areas: what explorers write for the trainer beside them (replay.source = areas)."""
+
+    block: int = setting(2_000, "samples", "Samples that an explorer writes at a time (k).", ge=1)
+    blocks: int = setting(4, "blocks", "Blocks that an area holds; then the oldest is overwritten.", ge=2, le=254)
+    min_fill: float = setting(
+        1.0, "", "Share of an area's blocks that must stand written before batches are drawn from it.", gt=0, le=1
+    )
+    guard: Literal["generations", "flag"] = setting(
+        "generations",
+        "",
+        "How a batch is kept whole: generations, by tickets and checksums; flag, by a flag alone that is down while a "
+        "block is written, which can tear batches: for comparison.",
+        choices=("generations", "flag"),
     )
 
 
@@ -261,6 +287,9 @@ class EvaluationConfig:
 
     period: int = setting(5_000, "env steps", "Environment steps between evaluations; 0: none, and no evaluator.", ge=0)
     episodes: int = setting(20, "episodes", "Episodes per evaluation.", ge=1)
+    held_out: bool = setting(
+        False, "", "Play the same episodes in each evaluation: a held-out window, on which versions are compared."
+    )
     confirm_episodes: int = setting(0, "episodes", "Episodes played with the final policy before the summary.", ge=0)
 
 
@@ -317,6 +346,7 @@ class Config:
     channels: ChannelConfig = field(default_factory=ChannelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    areas: AreasConfig = field(default_factory=AreasConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -340,6 +370,11 @@ class Config:
                 f"replay.samples_tolerance ({replay.samples_tolerance:g}) times replay.samples_per_insert "
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
                 "neither side could move; raise replay.samples_tolerance"
+            )
+        if rollout.refresh == "write" and replay.source != "areas":
+            raise ConfigError(
+                f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
+                "none: set replay.source = areas, or rollout.refresh = step"
             )
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(

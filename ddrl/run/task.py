@@ -85,7 +85,7 @@ class Task:
         learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
-        source = _build_source(topology)
+        source = _build_source(topology, channels)
         self.disk = Disk()
         self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
@@ -325,7 +325,7 @@ def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     return learner, learner.acting_model()
 
 
-def _build_source(topology: Topology) -> Source:
+def _build_source(topology: Topology, channels: HostChannels) -> Source:
     from ddrl.replay.sources import make_source
 
-    return make_source(topology.config, topology.schema, topology.declaration.experience)
+    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)
