@@ -83,6 +83,11 @@ class SampleArea:
         return cls(mailbox, columns, block, guard)
 
     @property
+    def name(self) -> str | None:
+        """Of its shared memory."""
+        return self._mailbox.segment.name
+
+    @property
     def written(self) -> int:
         """Blocks written so far."""
         return self._mailbox.newest + 1
