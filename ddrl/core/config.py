@@ -24,6 +24,9 @@ class RunConfig:
     )
     max_seconds: float = setting(NEVER, "s", "Stop after so many seconds of wall time.", gt=0)
     target_return: float = setting(NEVER, "return", "Stop once an evaluation's mean return reaches this.")
+    patience: int = setting(
+        0, "evaluations", "Stop after so many evaluations in a row without a better one: converged; 0: never.", ge=0
+    )
     processes: int = setting(
         0, "processes", "Rollout processes when started without mpirun; 0: one for each core but one, at least 1.", ge=0
     )
@@ -40,6 +43,9 @@ class EnvConfig:
     id: str = setting("CartPole-v1", "", "Gymnasium id, or package.module:factory of your own environment.")
     num_envs: int = setting(8, "environments", "Environments that one rollout process steps together.", ge=1)
     kwargs: dict[str, Any] = setting({}, "", "Keyword arguments for the environment's constructor.")
+    by_rollout: list[dict[str, Any]] = setting(
+        [], "", "Further keyword arguments by rollout, over kwargs: rollout i takes entry i modulo their number."
+    )
     observation: str = setting(
         "flat",
         "",

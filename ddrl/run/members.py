@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,10 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
     """One rollout with its environments, writing to its lane; the host's policy must stand."""
     topology, config = channels.topology, channels.topology.config
     model, mailbox = _policy_of(channels)
-    env = make_vector_env(config.env)
+    given, mine = config.env.by_rollout, config.env
+    if given:
+        mine = replace(mine, kwargs={**mine.kwargs, **given[assignment.index % len(given)]})
+    env = make_vector_env(mine)
     seed = member_seed(config.run.seed, assignment.index)
     writer = _make_writer(channels, assignment.index)
     reader = mailbox.reader(topology.row_of(assignment))

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     MAX_ENV_STEPS = "run.max_env_steps reached"
     MAX_SECONDS = "run.max_seconds reached"
     TARGET = "run.target_return reached"
+    CONVERGED = "run.patience evaluations without a better one"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped from outside"
 
@@ -168,6 +169,8 @@ class Task:
             return Reason.STOPPED
         if self.best.target_reached:
             return Reason.TARGET
+        if 0 < run.patience <= self.best.worse_since:
+            return Reason.CONVERGED
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None

@@ -94,3 +94,28 @@ def test_what_areas_cannot_give_is_refused(wanted: list[str], words: str, tmp_pa
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_progress_converges_and_leaves_its_best_policy(tmp_path: Path) -> None:
+    """With a step size of nothing every evaluation of the held-out episodes is the same."""
+    run = tmp_path / "run"
+    still = settings("run.patience=2", "learner.lr=1e-30", "evaluation.held_out=true", "evaluation.period=300")
+    done = ddrl("--serial", *TINY, *still, *settings(f"run.dir={run}"))
+    assert done.returncode == 0, done.stderr
+    written = summary(run)
+    assert written["reason"].startswith("run.patience evaluations")
+    assert 900 <= written["env_steps"] < 1200
+    assert (run / "policy.onnx").exists() or (run / "policy.json").exists()
+    with Run(run) as read:
+        assert len(set(read.evaluations()["mean"].tolist())) == 1
+
+
+def test_rollouts_play_environments_of_their_own(tmp_path: Path) -> None:
+    """Sutton and Barto's CartPole pays nothing but the fall."""
+    own = ("--set", "env.by_rollout=[{sutton_barto_reward=true}]")
+    done = ddrl("--serial", *TINY, *own, *settings("run.max_env_steps=600", f"run.dir={tmp_path / 'run'}"))
+    assert done.returncode == 0, done.stderr
+    with Run(tmp_path / "run") as read:
+        returns = read.series(["return_mean"])["return_mean"]
+        assert np.nanmax(returns) <= 0
+        assert read.evaluations()["mean"].min() > 0

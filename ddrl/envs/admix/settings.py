@@ -132,6 +132,8 @@ class PlayConfig:
     bid_weight: float = setting(1.0, "", "Weight of what bidding ads pay.", ge=0)
     reward_scale: float = setting(1000.0, "", "Factor from currency (or shares) to the reward of a learner.", gt=0)
     episode_windows: int = setting(0, "windows", "Length of an episode; 0: a whole day.", ge=0)
+    first_window: int = setting(0, "windows", "Where in the day an episode begins; what came before is left out.", ge=0)
+    last_window: int = setting(0, "windows", "Where an episode ends, and the next day begins; 0: the day's end.", ge=0)
     ad_fields: tuple[str, ...] = setting(AD_FIELDS, "", "What is said of each ad of the queue.")
     overall_fields: tuple[str, ...] = setting(OVERALL_FIELDS, "", "What is said of the whole play so far.")
     traffic_fields: tuple[str, ...] = setting(TRAFFIC_FIELDS, "", "What is said of the visitor, one-hot each.")
@@ -142,6 +144,10 @@ class PlayConfig:
             raise ConfigError(
                 f"play.repeat ({self.repeat}) decides several requests by one action, and play.mode = {self.mode} "
                 'scores the ads of one: set play.mode = "bonuses"'
+            )
+        if self.last_window and self.last_window <= self.first_window:
+            raise ConfigError(
+                f"play.last_window ({self.last_window}) must be above play.first_window ({self.first_window}), or 0"
             )
         if self.reward_by == "contract" and (not self.relative or self.mode == "all"):
             raise ConfigError(

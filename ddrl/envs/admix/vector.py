@@ -84,6 +84,8 @@ class AdmixVectorEnv:
         self._started = True
         self._read()
         self._first_window = self._window.copy()
+        if self.play.first_window:
+            self._charged = self._shortfall.copy()
         return self._observe()
 
     def step(self, action: NDArray[Any]) -> EnvStep:
@@ -115,9 +117,12 @@ class AdmixVectorEnv:
         }
         terminated = playing & ~self._feed.has_request
         self._first_window[self._over] = self._window[self._over]
-        truncated = playing & ~terminated & self._limit_reached()
-        self._over, self._continues = terminated | truncated, truncated
+        past = playing & ~terminated & (self._window >= (self.play.last_window or self._windows))
+        truncated = past | (playing & ~terminated & self._limit_reached())
+        self._over, self._continues = terminated | truncated, truncated & ~past
         observation = self._observe()
+        if self.play.first_window:  # what was due before an episode began is nobody's doing
+            self._charged[starting] = self._shortfall[starting]
         growth = np.where(playing[:, None], self._shortfall - self._charged, 0.0)
         self._charged += growth
         value[:, :-1] -= self.play.shortfall_weight * growth
@@ -186,7 +191,7 @@ class AdmixVectorEnv:
             self._prior[env] = 1000 * self._required[env] * self.contracts.penalty
         self.delivery.reset(env)
         self._sums[env], self._charged[env] = 0, 0
-        self._feed.begin(env, day)
+        self._feed.begin(env, day, self.play.first_window)
 
     def _read(self, *, with_news: bool = True) -> None:
         """Take over the present request; what is due by now, and which contracts are in the queue and may play.

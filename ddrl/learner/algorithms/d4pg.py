@@ -48,6 +48,9 @@ class D4PGSettings:
     v_max: float = setting(10.0, "return", "categorical: the largest value; larger returns count as this.")
     kappa: float = setting(1.0, "return", "quantile: where the Huber loss becomes linear; 0: it is |error|.", ge=0)
     actor_delay: int = setting(1, "updates", "Updates of the critic for each of the actor's.", ge=1)
+    actor_start: int = setting(
+        0, "updates", "Updates of the critic before the actor's first, where the actor begins as a good prior.", ge=0
+    )
     actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
 
     def __post_init__(self) -> None:
@@ -97,7 +100,7 @@ class D4PG:
                 Evaluation("z_t", "critic", (batch.s_t, "action_t"), target=True),
                 Evaluation("z_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
             ]
-        if self.updates % self._settings.actor_delay:
+        if self.updates < self._settings.actor_start or self.updates % self._settings.actor_delay:
             return []
         return [
             Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),

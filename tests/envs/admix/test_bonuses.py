@@ -110,3 +110,25 @@ def test_a_log_has_no_yesterday() -> None:
     hand = HandDay(contracts([1]), requests([[1.0]], [[0.01]]))
     with pytest.raises(ConfigError, match="a log holds one day"):
         hand_env(hand, prior="yesterday")
+
+
+def test_an_explorer_can_have_a_part_of_the_day_alone() -> None:
+    env = market_env(2, mode="bonuses", repeat=10, first_window=2, last_window=5)
+    state, times = env.reset(1), []
+    for _ in range(400):
+        step = env.step(np.zeros((2, SMALL.contracts), np.float32))
+        times.append(state["overall"][:, PlayConfig().overall_fields.index("time")])
+        assert not step.terminated.any()
+        state = step.observation
+        if step.truncated.any():
+            break
+    assert min(time.min() for time in times) >= 2 / SMALL.windows
+    assert max(time.max() for time in times) < 5 / SMALL.windows
+    assert step.truncated.any()
+    for _ in range(2):  # the step after the end begins the next day, in the same part
+        step = env.step(np.zeros((2, SMALL.contracts), np.float32))
+    again = step.observation["overall"][:, PlayConfig().overall_fields.index("time")]
+    assert (again >= 2 / SMALL.windows).all()
+    assert step.raw_reward.max() > -0.2  # what was due before the part began is not charged
+    with pytest.raises(ConfigError, match="must be above"):
+        PlayConfig(first_window=3, last_window=3)
