@@ -17,6 +17,10 @@ __all__ = ["Run", "__version__", "attach", "start", "watch"]
 _HOMES = {"Run": "ddrl.telemetry", "attach": "ddrl.telemetry", "start": "ddrl.notebook", "watch": "ddrl.notebook"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ddrl' has no attribute {name!r}")

@@ -83,12 +83,20 @@ class StartedRun:
 
 
 def start(
-    settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0
+    task: str | Path | Mapping[str, Any] = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 0,
+    root: str | Path = "runs",
+    wait: float = 60.0,
 ) -> StartedRun:
     """Start a run and return once it writes telemetry and takes commands (at most `wait` seconds later).
 
-    `settings`: {"env.id": "LunarLander-v3", "learner.lr": 5e-4, ...} as after --set. `ranks`: 0 for local processes,
+    `task`: as on the command line, "lunarlander" or a settings file; "": the one of env.id. `settings`: {"learner.lr":
+    5e-4, ...} as after --set; they may stand alone, in the task's place. `ranks`: 0 for local processes,
     else under mpirun with so many. Raises DdrlError with the run's own words where it ends at once."""
+    if isinstance(task, Mapping):
+        task, settings = "", {**task, **(settings or {})}
     settings = dict(settings or {})
     root = Path(root).absolute()
     path = Path(
@@ -96,7 +104,7 @@ def start(
     ).absolute()
     if (path / "config.toml").exists():
         raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
-    arguments = [sys.executable, "-m", "ddrl.run", "--set", f"run.dir={path}"]
+    arguments = [sys.executable, "-m", "ddrl.run", *([str(task)] if task else []), "--set", f"run.dir={path}"]
     for name, value in settings.items():
         arguments += ["--set", f"{name}={_toml(value)}"]
     log = path.with_suffix(".log")

@@ -8,6 +8,7 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.disk import Disk
 from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
+from ddrl.run.lag_bound import LagBound
 from ddrl.run.observers import Observers
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
@@ -105,6 +107,8 @@ class Task:
             LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters, topology.schema.dtype
         )
         self.training = Training(config, learner, source, ends, state, live)
+        if math.isfinite(config.rollout.max_policy_lag):
+            self.training.lag_bound = LagBound(config, topology.rollouts, state.policy_version)
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._newest_result = -1
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
