@@ -18,12 +18,15 @@ import time
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
 from ddrl.telemetry.live import read_live_file
 from ddrl.telemetry.progress import count_text, duration_text, value_text
+
+if TYPE_CHECKING:
+    from ddrl.video import Film
 
 
 class StartedRun:
@@ -223,6 +226,17 @@ def panel_html(run: Run) -> str:
         y_name="return",
     )
     return f"<div>{head}. {escape(name_bottleneck(newest).sentence)}</div><table><tr>{cells}</tr></table>{curve}"
+
+
+def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0) -> Film:
+    """A film of a run's best policy at play, kept as agent.gif in the run directory; the last line of a cell shows it.
+
+    Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, or its environment cannot be drawn."""
+    from ddrl.acting.policy_file import load_policy
+    from ddrl.video import NAME, Film, record
+
+    path = Path(run) if isinstance(run, (str, Path)) else run.path
+    return Film(path / NAME, record(load_policy(path), path / NAME, episodes, seed))
 
 
 class Panel:

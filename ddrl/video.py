@@ -5,7 +5,8 @@ render_mode = "rgb_array"; one of the user's own needs a `render()` that gives u
 
 from __future__ import annotations
 
-from dataclasses import replace
+import base64
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,26 @@ from ddrl.core.errors import ConfigError, EnvError, MissingExtraError, RunDirErr
 from ddrl.core.files import replacement
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
+from ddrl.telemetry.directory import FILMS
 
-NAME = "agent.gif"  # in a run directory, where dashboard and notebook look for it
-FORMATS = {".gif": "image/gif", ".mp4": "video/mp4"}
+NAME = "agent.gif"
 MOST_FRAMES = 3_000
 FRAMES_PER_SECOND = 30.0
 WIDTH = 480  # [pixels] above, every second pixel is left out
 
 
-def find_film(run: Path) -> Path | None:
-    """The newest film in a run directory."""
-    films = [path for path in run.glob("agent.*") if path.suffix in FORMATS]
-    return max(films, key=lambda path: path.stat().st_mtime, default=None)
+@dataclass(frozen=True)
+class Film:
+    """A film that a notebook shows: the last line of a cell."""
+
+    path: Path
+    result: EvaluationResult
+
+    def _repr_html_(self) -> str:
+        kind, data = FILMS[self.path.suffix], base64.b64encode(self.path.read_bytes()).decode()
+        source = f'src="data:{kind};base64,{data}"'
+        picture = f"<img {source}>" if kind.startswith("image") else f"<video {source} controls loop></video>"
+        return f"{picture}<br>return {', '.join(f'{value:g}' for value in self.result.returns)}"
 
 
 def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> EvaluationResult:
@@ -36,8 +45,8 @@ def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> Evaluati
 
     Raises EnvError where the environment cannot be drawn or an episode is longer than MOST_FRAMES, MissingExtraError
     without imageio, RunDirError where the file cannot be written."""
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"--video {path}: name a file that ends in {' or '.join(FORMATS)}")
+    if path.suffix not in FILMS:
+        raise ConfigError(f"--video {path}: name a file that ends in {' or '.join(FILMS)}")
     try:
         import imageio.v2 as imageio
     except ImportError:

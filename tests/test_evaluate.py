@@ -14,7 +14,7 @@ from ddrl.acting.policy_file import save_policy
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.evaluate import main
-from ddrl.video import find_film
+from ddrl.telemetry.directory import find_film
 from tests.acting.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
