@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> Evaluati
     if path.suffix not in FILMS:
         raise ConfigError(f"--video {path}: name a file that ends in {' or '.join(FILMS)}")
     try:
-        import imageio.v2 as imageio
+        imageio: Any = import_module("imageio.v2")  # without types
     except ImportError:
         raise MissingExtraError("imageio", "video", "ddrl.evaluate --video") from None
     config = replace(saved.env, kwargs={**saved.env.kwargs, "render_mode": "rgb_array"})

@@ -30,6 +30,13 @@ class RunConfig:
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
     )
+    silence_limit: float = setting(
+        300.0,
+        "s",
+        "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
+        "saved (mpirun); words come at a tenth of it. More where one environment step takes longer.",
+        gt=0,
+    )
     keep_checkpoints: int = setting(3, "checkpoints", "How many of the newest checkpoints stay.", ge=1)
 
 

@@ -31,6 +31,7 @@ from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.lag_bound import LagBound
 from ddrl.run.observers import Observers
+from ddrl.run.silence import Silence
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import summarize
@@ -76,8 +77,15 @@ class Task:
     """One training, from its first version to its summary."""
 
     def __init__(
-        self, topology: Topology, channels: HostChannels, records: TaskRecords, watch: Callable[[], None] = lambda: None
+        self,
+        topology: Topology,
+        channels: HostChannels,
+        records: TaskRecords,
+        watch: Callable[[], None] = lambda: None,
+        restart: Callable[[int], bool] | None = None,
     ) -> None:
+        """`watch` looks after other processes, some times a second; `restart` starts a silent one again, if it
+        can; None where there are no others."""
         config, resume = topology.config, records.resume
         self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
         self.board = channels.board
@@ -118,6 +126,7 @@ class Task:
         self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
         self.disk.record_event = self._record_event
         self._next_look = 0.0
+        self._silence = Silence(config.run.silence_limit, self._say_silence, restart) if restart else None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -165,6 +174,8 @@ class Task:
             raise JobFailed(read_failure(self.topology.run_id, 0))
         self.observers.look()
         self._watch()
+        if self._silence is not None and self._silence.due():
+            self._silence.look(self.observers.tables())
         self._read_evaluations()
         self.best.save_again()
         run, state = self.config.run, self.training.state
@@ -175,6 +186,9 @@ class Task:
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
+
+    def _say_silence(self, words: str, rank: int) -> None:
+        self._record_event("alarm", words, rank=rank)
 
     # -- evaluation and the policy -------------------------------------------------------------------------------------
 
