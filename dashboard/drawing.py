@@ -52,6 +52,7 @@ export default function ({ data, parentElement }) {
   layout.font = { ...layout.font, color: style.color, family: style.fontFamily };
   const background = style.getPropertyValue("--st-background-color").trim() || "white";
   layout.hoverlabel = { bgcolor: background, font: { color: style.color } };
+  layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: "gray", activecolor: style.color };
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
   const name = layout.title.text.replace(/<[^>]*>/g, "").toLowerCase().replace(/[^a-z0-9]+/g, "-");
   const bar = { displaylogo: false, modeBarButtons: [["toImage"]], toImageButtonOptions: { filename: name, scale: 2 } };
