@@ -22,14 +22,18 @@ SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run directory with a policy that pushes the cart toward where the pole leans."""
+    return saved(tmp_path, 500)
+
+
+def saved(tmp_path: Path, limit: int) -> Path:
+    """A run directory with a policy that pushes the cart toward where the pole leans, for at most `limit` steps."""
     model = make_mlp(SPEC, (4,))
     layout = model.layout
     vector = np.zeros(layout.nbytes, np.uint8)
     tensors = layout.views(vector)
     tensors["0.weight"][...] = [[0, 0, 1, 0.5], [0, 0, -1, -0.5], [0, 0, 0, 0], [0, 0, 0, 0]]
     tensors["1.weight"][...] = [[0, 1, 0, 0], [1, 0, 0, 0]]
-    save_policy(tmp_path, model, vector, env=EnvConfig(), evaluation={"mean": 1.0})
+    save_policy(tmp_path, model, vector, env=EnvConfig(kwargs={"max_episode_steps": limit}), evaluation={"mean": 1.0})
     return tmp_path
 
 
@@ -101,7 +105,8 @@ def test_impossible_arguments_are_refused(arguments: list[str], run: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["agent.gif", "agent.mp4"])
-def test_a_film_shows_every_step_of_the_episodes(run: Path, name: str) -> None:
+def test_a_film_shows_every_step_of_the_episodes(tmp_path: Path, name: str) -> None:
+    run = saved(tmp_path, 30)
     imageio, ffmpeg = pytest.importorskip("imageio.v3"), pytest.importorskip("imageio_ffmpeg")
     words = ["--video"] if name == "agent.gif" else ["--video", str(run / name)]
     done = subprocess.run(
@@ -128,12 +133,17 @@ def test_a_film_shows_every_step_of_the_episodes(run: Path, name: str) -> None:
     [
         (["--video", "film.avi"], [".gif or .mp4"]),
         (["--video", "/nowhere/film.gif"], ["cannot write /nowhere/film.gif"]),
-        (["--video", "--episodes", "400"], ["more than 3000 frames"]),
+        (["--video", "--episodes", "4"], ["more than 20 frames"]),
     ],
 )
 def test_a_film_that_cannot_be_made_is_one_clear_line(
-    run: Path, options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+    run: Path,
+    options: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("ddrl.video.MOST_FRAMES", 20)
     assert main([str(run), *options]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
