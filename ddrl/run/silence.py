@@ -50,6 +50,7 @@ class Silence:
         now = self._clock()
         self._next_look = now + LOOK_PERIOD
         beats = np.nan_to_num(table[:, HEARTBEAT], nan=-1.0)
+        beats[np.isnan(table[:, ROLE])] = -2.0  # not here yet: to come is a sign of life
         if len(beats) != len(self._beats):
             self._beats, self._changed = beats, np.full(len(beats), now)
         self._changed[beats != self._beats] = now

@@ -69,6 +69,18 @@ def test_clocks_of_other_hosts_do_not_matter_nor_does_who_has_ended() -> None:
     assert watched.said == []
 
 
+def test_a_rank_that_comes_late_counts_from_when_it_came() -> None:
+    watched = Watched()
+    watched.set("role", np.nan, 4)
+    watched.after(0, [0, 1, 2, 3])
+    watched.after(500, [0, 1, 2, 3])
+    watched.set("role", list(Role).index(Role.ROLLOUT), 4)
+    watched.after(1, [0, 1, 2, 3])
+    assert watched.said == []
+    watched.after(12, [0, 1, 2, 3])
+    assert [rank for _, rank in watched.said] == [4]
+
+
 def test_the_run_ends_where_a_process_cannot_be_started_again_or_hangs_again_and_again() -> None:
     watched = Watched(restarts=False)
     watched.after(0, slice(None))
