@@ -107,7 +107,8 @@ def test_impossible_arguments_are_refused(arguments: list[str], run: Path) -> No
 @pytest.mark.parametrize("name", ["agent.gif", "agent.mp4"])
 def test_a_film_shows_every_step_of_the_episodes(tmp_path: Path, name: str) -> None:
     run = saved(tmp_path, 30)
-    imageio, ffmpeg = pytest.importorskip("imageio.v3"), pytest.importorskip("imageio_ffmpeg")
+    imageio = pytest.importorskip("imageio.v3", reason="needs the extra [video]")
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
     words = ["--video"] if name == "agent.gif" else ["--video", str(run / name)]
     done = subprocess.run(
         [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "2", "--seed", "5", "--json", *words],

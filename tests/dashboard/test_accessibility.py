@@ -15,7 +15,7 @@ OURS = "!(v.id === 'scrollable-region-focusable' && v.nodes.every(n => n.html.in
 def axe() -> str:
     found = find_spec("axe_core_python")
     if found is None or found.origin is None:
-        pytest.skip("needs axe-core: pip install axe-core-python")
+        pytest.skip("needs the extra [test]: axe-core")
     return Path(found.origin).with_name("axe.min.js").read_text()
 
 
