@@ -25,7 +25,7 @@ MARK = "DDRL_ATTACK"
 MODES = {"local": 0.7, "mpirun": 0.3}  # and how often
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL, signal.SIGSEGV)
 LONGEST_START = 6.0  # [s] before a signal: start-up, training and, of the shorter runs, the end
-LIMIT = 30.0  # [s] after which a run hangs
+LIMIT = float(os.environ.get("DDRL_ATTACK_LIMIT", "30"))  # [s] after which a run hangs; more on a machine that is busy
 SETTINGS = (
     "replay.min_size=200", "rollout.warmup_steps=200", "env.num_envs=4", "learner.hidden=[16]", "learner.batch_size=16",
     "replay.samples_per_insert=2", "evaluation.period=500", "evaluation.episodes=2", "evaluation.confirm_episodes=0",
@@ -154,10 +154,16 @@ def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
             if any((run / "checkpoints").glob("0*")) and draw.random() < 0.2:
                 resumes += 1
                 words = [sys.executable, "-m", "ddrl.run", "--resume", str(run), "--set", "run.max_seconds=1000"]
-                done = subprocess.run([*words, "--set", "run.max_env_steps=1"], capture_output=True, timeout=120)
-                resumed += done.returncode == 0
-                if done.returncode:
-                    print(f"{turn}: resume: {done.stderr[-600:].decode(errors='replace')}", flush=True)
+                words += ["--set", "run.max_env_steps=1"]  # it has more already, so it ends well at once
+                try:
+                    done = subprocess.run(words, capture_output=True, timeout=10 * LIMIT)
+                    said = "" if done.returncode == 0 else done.stderr[-600:].decode(errors="replace")
+                except subprocess.TimeoutExpired:
+                    said = f"it hangs for {10 * LIMIT:g} s"
+                resumed += not said
+                if said:
+                    troubles.append({"turn": turn, "mode": mode, "signal": number.name, "resume": said})
+                    print(f"{turn}: {troubles[-1]}", flush=True)
             if turn % 20 == 19:
                 print(f"{turn + 1} signals, {len(troubles)} troubles", flush=True)
     return {

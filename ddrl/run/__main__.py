@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             _complain(error, "--traceback" in arguments)
         return 1
     except KeyboardInterrupt:
-        print("\nended at once by a second Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
+        print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
         return 130
 
 

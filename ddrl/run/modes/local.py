@@ -20,7 +20,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts
+from ddrl.run.process import Interrupts, interrupts_held_back
 from ddrl.run.task import Task
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
@@ -48,12 +48,13 @@ class Members:
 
     def _start(self, rank: int) -> None:
         errors = self._errors[rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
-        self._processes[rank] = subprocess.Popen(
-            [sys.executable, "-m", "ddrl.run.child", self._run_id, "0", str(rank), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        with interrupts_held_back():
+            self._processes[rank] = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.run.child", self._run_id, "0", str(rank), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
 
     def restart(self, rank: int) -> bool:
         """Kill a member that hangs and start it again: it takes up the same channels."""
