@@ -278,6 +278,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "torn_batches", "gauge", "batches", "Batches learned from that were written over as they were read.", _TRAINER
     ),
+    Metric(
+        "rows_too_old", "count", "rows", "Rows left out because they exceeded max_policy_lag.", _total(Role.TRAINER)
+    ),
     Metric("trajectories_dropped", "gauge", "trajectories", "Trajectories dropped for their policy lag.", _TRAINER),
     Metric("rollout_wait", "gauge", "", "1 while the trainer holds rollouts back to keep samples_per_insert, else 0."),
 )
