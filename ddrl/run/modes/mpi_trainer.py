@@ -43,13 +43,13 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records)
+            task = Task(topology, channels, records, restart=lambda rank: False)  # MPI starts no rank again
             try:
                 standing.wait()
+                leader = _lead_nodes(world, task)
             except BaseException as error:
                 task.abandon(error)
                 raise
-            leader = _lead_nodes(world, task)
             summary = drive(task, interrupts, _save_in_a_copy)
             if leader is not None:
                 leader.close()
