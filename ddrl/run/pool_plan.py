@@ -95,6 +95,7 @@ class PoolPlan:
     resumed: bool = False
     resumed_with: tuple[str, ...] = ()
     trust: bool = False
+    began: float = 0.0  # [s] by the leases' clock, CLOCK_MONOTONIC
 
     @classmethod
     def read(cls, directory: Path) -> PoolPlan:

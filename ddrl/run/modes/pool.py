@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import IO, Any
 
 import msgspec
@@ -62,7 +62,8 @@ class Pool:
     """The master's process. What it opens is closed by `stack`."""
 
     def __init__(self, plan: PoolPlan, stack: ExitStack) -> None:
-        self._plan = plan
+        self._began = time.monotonic()
+        self._plan = plan = replace(plan, began=self._began)
         names = [task.name for task in plan.tasks]
         self._figures = PoolFigures(names, [device.name for device in plan.parsed_devices()])
         self._weights = {task.name: task.weight for task in plan.tasks}
@@ -72,7 +73,7 @@ class Pool:
         for task in plan.tasks:
             self._master.add(task.name, task.weight)
         plan.write()
-        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab"))
+        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab", buffering=0))
         self._written = 0
         self._control = PoolControl(plan.run_id, self._master.table.bell.ring)
         stack.callback(self._control.close)
@@ -82,7 +83,6 @@ class Pool:
         stack.callback(self._kill)  # first of all: nothing else is closed under a living task
         self._ends: dict[str, TaskEnd] = {}
         self._cancelled: set[str] = set()
-        self._began = time.monotonic()
 
     def run(self, interrupts: Interrupts) -> int:
         """Start the tasks and answer them until the last one has ended; the exit status."""
