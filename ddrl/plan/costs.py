@@ -40,6 +40,7 @@ class Costs:
     start: float  # a process, until it can work
     switch: float  # a device entered, or left
     preempted: float  # seconds that the trainer loses for each second of the rollouts' work
+    slowed: float  # seconds of the clock for each processor second: what else the machine did
     updates_per_step: float  # [updates/env step]
     vector_nbytes: int
 
@@ -68,6 +69,7 @@ def fit(config: Config, recordings: Sequence[Recording], *, serial: bool) -> Cos
     record, cold_record = by_step.fit([one.record_work for one in used], steps).at(float(config.env.num_envs), share[0])
     loop = least_squares(np.array([steps, updates]).T, np.array([one.loop_work for one in used]))
     pools = [one for one in fitting if one.switches]
+    slowed = [one.slowed for one in recordings if one.slowed == one.slowed]
     env_steps = sum(one.env_steps for one in used)
     rollout_work = sum(one.step_work for one in used)
     return Costs(
@@ -82,6 +84,7 @@ def fit(config: Config, recordings: Sequence[Recording], *, serial: bool) -> Cos
         start=float(np.median([one.start_work for one in used])),
         switch=_per(sum(one.switch_seconds for one in pools), 2 * sum(one.switches for one in pools)),
         preempted=_per(sum(one.preempted * one.step_work for one in used), rollout_work),
+        slowed=float(np.median(slowed)) if slowed else 1.0,
         updates_per_step=updates_per_step(config, used),
         vector_nbytes=used[0].vector_nbytes,
     )

@@ -13,6 +13,8 @@ that is asked for most bounds all (the asymptotic bound of queueing networks; De
 u = updates an env step. Where nobody waits for the other (samples_per_insert = 0) rollouts take their share of the
 cores and the trainer its own. Versions reach the other hosts by the distribution's own planner and simulator.
 
+All seconds are longer by what else the machine did while it was recorded (`Costs.slowed`).
+
 Left out: memory bandwidth, evaluation inside serial pools, what MPI costs the processors."""
 
 from __future__ import annotations
@@ -139,6 +141,7 @@ def simulate_pool(case: Case, tasks: Sequence[tuple[Config, Costs]], policy: Pol
 
 def _serial(case: Case, tasks: Sequence[tuple[Config, Costs]], policy: Policy) -> Prediction:
     made, outcome = simulate_pool(case, tasks, policy)
+    slowed = max(costs.slowed for _, costs in tasks)
     makespan = outcome.makespan
     start = max(costs.start for _, costs in tasks)
     env_steps = sum(config.run.max_env_steps for config, _ in tasks)
@@ -162,11 +165,11 @@ def _serial(case: Case, tasks: Sequence[tuple[Config, Costs]], policy: Policy) -
         loads = {"trainer": loads["task"], "cores": loads["cores"]}
     return Prediction(
         case=case,
-        env_steps_per_s=env_steps / max(makespan - start, 1e-9),
-        updates_per_s=updates / max(makespan - start, 1e-9),
-        device_use=learning / devices / makespan,
+        env_steps_per_s=env_steps / max(makespan - start, 1e-9) / slowed,
+        updates_per_s=updates / max(makespan - start, 1e-9) / slowed,
+        device_use=learning / devices / makespan / slowed,
         lag=0.0,
-        makespan=makespan,
+        makespan=makespan * slowed,
         binds=max(loads, key=lambda name: loads[name]),
         loads=loads,
     )
@@ -195,11 +198,12 @@ def _flow(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> Prediction:
         "links": count * case.row_nbytes * (1 - nearby) / case.rate,
     }
     binds = max(demands, key=lambda name: demands[name])
-    speed = 1 / demands[binds]  # [env steps/s] of a task
+    slowed = mean([costs.slowed for _, costs in tasks])
+    speed = 1 / demands[binds] / slowed  # [env steps/s] of a task
     updates = speed * mean([costs.updates_per_step for _, costs in tasks])
     config, costs = tasks[0]
     if not config.replay.samples_per_insert and binds != "rollouts":
-        speed, updates = _unlimited(case, per_step[0], config, costs)
+        speed, updates = (rate / slowed for rate in _unlimited(case, per_step[0], config, costs))
         binds = "trainer"
     published = updates / config.learner.publish_period
     lane = max(config.channels.lane_rows or 0, 4 * config.env.num_envs)
@@ -215,7 +219,7 @@ def _flow(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> Prediction:
         updates_per_s=updates * count,
         device_use=min(1.0, updates * count * learn / max(costs.updates_per_step, 1e-12) / devices),
         lag=lag,
-        makespan=costs.start * max(1.0, processes / case.cores) + steps / speed,
+        makespan=costs.start * slowed * max(1.0, processes / case.cores) + steps / speed,
         binds=binds,
         loads={name: min(1.0, demand * speed) for name, demand in demands.items() if demand > 0},
     )

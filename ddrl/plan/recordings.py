@@ -2,7 +2,8 @@
 
 A source is a run directory, or a pool directory with its tasks' run directories. Telemetry counts the seconds of each
 move; where a process had to wait for a core they are longer than its processor seconds, so they are scaled by the ratio
-of the two. Processor seconds are sampled every 2 s: the part that counts begins and ends with a sample."""
+of the two. Processor seconds are sampled every 2 s: the part that counts begins and ends with a sample. In a shorter
+run the seconds count as they are."""
 
 from __future__ import annotations
 
@@ -52,6 +53,7 @@ class Recording:
     wait_share: float  # of the trainer's time, without data
     preempted: float  # seconds without a core of the trainer for each second of the rollouts' work
     start_work: float  # [s] until a process can work
+    slowed: float  # seconds of the clock for each processor second of a process that waits for nothing; nan: not known
     vector_nbytes: int  # parameter vector
     switches: float = 0.0  # leases of a pool
     switch_seconds: float = 0.0  # entering and leaving the device, all of them
@@ -111,7 +113,7 @@ def _read_run(
     on_slot = bool(leases) and devices[0].is_slot
     on_device = moves["learn"] + moves["sample"]
     apart = held if on_slot else moves["learn"] if config.learner.device.startswith("cuda") else 0.0
-    ratio = _ratio(used - (busy if on_slot else 0.0), seconds - waited - asked - apart)
+    ratio = _ratio(used - (busy if on_slot else 0.0), seconds - waited - asked - apart) if window.is_sampled else 1.0
     learn = moves["learn"] * (1.0 if apart else ratio)
     sample = moves["sample"] * ratio
     if on_slot and on_device:  # processor seconds of the leases, counted one by one
@@ -125,7 +127,7 @@ def _read_run(
         work, preempted = acting * ratio, 0.0
     else:
         work = sum(gained("cpu_seconds", row) for row in rollouts)
-        lost = max(0.0, seconds - waited - used) if not apart else 0.0
+        lost = max(0.0, seconds - waited - used) if window.is_sampled and not apart else 0.0
         preempted = min(1.0, lost / work) if work > 0 else 0.0
     return Recording(
         name=path.name,
@@ -146,6 +148,7 @@ def _read_run(
         wait_share=waited / seconds,
         preempted=preempted,
         start_work=window.start_work(trainer),
+        slowed=max(1.0, seconds / used) if serial and not apart and not leases and window.is_sampled else math.nan,
         vector_nbytes=int(window.last("model_nbytes", trainer)),
         switches=float(len(leases)),
         switch_seconds=switch_seconds,
@@ -181,13 +184,16 @@ class _Window:
         updates = np.nan_to_num(processes.column("updates")[:, trainer])
         cpu = processes.column("cpu_seconds")[:, trainer]
         sampled = [index for index in range(1, len(cpu)) if cpu[index] != cpu[index - 1] and cpu[index] == cpu[index]]
-        learning = [index for index in sampled if updates[index] >= MIN_UPDATES]
-        if len(learning) < 2 or updates[learning[-1]] - updates[learning[0]] < MIN_UPDATES:
+        known = [index for index in sampled if updates[index] >= MIN_UPDATES]
+        self.is_sampled = len(known) >= 2  # whether processor time is known over the part
+        if not self.is_sampled:
+            known = [index for index in range(len(cpu)) if updates[index] >= MIN_UPDATES]
+        if not sampled or len(known) < 2 or updates[known[-1]] - updates[known[0]] < MIN_UPDATES:
             raise RunDirError(
-                f"{path} is too short to plan from: it must learn for at least 4 s, {MIN_UPDATES} updates or more "
-                "(run.max_seconds, run.max_env_steps)"
+                f"{path} is too short to plan from: it must learn for a second, {MIN_UPDATES} updates or more, better "
+                "for 6 (run.max_seconds, run.max_env_steps)"
             )
-        self._begin, self._end, self._first = learning[0], learning[-1], sampled[0]
+        self._begin, self._end, self._first = known[0], known[-1], sampled[0]
         self.begin_wall, self.end_wall = (float(processes.wall_seconds[i]) for i in (self._begin, self._end))
         self.last_wall = float(processes.wall_seconds[-1])
         self.seconds = self.end_wall - self.begin_wall
@@ -215,5 +221,5 @@ class _Window:
     def start_work(self, row: int) -> float:
         """Processor seconds of a process before the run's clock began."""
         used = float(self._processes.column("cpu_seconds")[self._first, row])
-        rate = self.gained("cpu_seconds", row) / self.seconds
+        rate = self.gained("cpu_seconds", row) / self.seconds if self.is_sampled else 1.0
         return max(0.0, used - rate * float(self._processes.wall_seconds[self._first]))

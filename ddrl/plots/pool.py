@@ -36,17 +36,14 @@ def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MOS
     waits = [(lease.asked, lease.granted, row[lease.task] - _WAITS) for lease in leases]
     _add_spans(figure, waits, "waits for a device", COLORS[5], 5)
     begin = min(lease.asked for lease in leases)
-    collectors = [one for one in record.collectors if one.end >= begin][-most:]
+    collectors = [one for one in record.collectors if one.sent >= begin][-most:]
     if collectors:
-        rows = [row[one.task] - _COLLECTS for one in collectors]
-        starts = [(one.start, one.ready, y) for one, y in zip(collectors, rows, strict=True)]
-        idle = [(one.ready, one.parameters, y) for one, y in zip(collectors, rows, strict=True)]
-        work = [(max(one.ready, one.parameters), one.sent, y) for one, y in zip(collectors, rows, strict=True)]
-        _add_spans(figure, starts, "collector starts", COLORS[6], 3)
-        _add_spans(
-            figure, [span for span in idle if span[1] > span[0]], "collector is ready, no parameters", COLORS[3], 3
-        )
-        _add_spans(figure, work, "collector acts", COLORS[2], 5)
+        acts = [(one.ready if one.parameters is None else max(one.ready, one.parameters), one) for one in collectors]
+        rows = {task: place - _COLLECTS for task, place in row.items()}
+        _add_spans(figure, [(one.start, one.ready, rows[one.task]) for one in collectors], "collector starts", _GRAY, 3)
+        idle = [(one.ready, begin, rows[one.task]) for begin, one in acts if begin > one.ready]
+        _add_spans(figure, idle, "collector is ready, no parameters", COLORS[3], 3)
+        _add_spans(figure, [(begin, one.sent, rows[one.task]) for begin, one in acts], "collector acts", COLORS[2], 5)
     # Where the figure is narrow, each entry of the legend has a line of its own below the axis.
     below = 46 + 19 * len(figure.data)
     figure.update_layout(height=figure.layout.height + below - figure.layout.margin.b, margin={"b": below})

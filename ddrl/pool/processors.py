@@ -2,7 +2,8 @@
 kernel's fair scheduler gives equal processes theirs.
 
 Limits: a process uses at most its own demand; those pinned to the same cores at most these cores; all together at most
-all cores. Shares change only when work begins or ends. O(processes x limits) a change."""
+all cores. What runs in no slot keeps off the slots' cores where others are left, as a task's process in a pool does.
+Shares change only when work begins or ends. O(processes x limits) a change."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ class Processors:
         if cores < max(1, len(pinned)):
             raise PoolError(f"{cores} cores are fewer than the {len(pinned)} that the pool's devices name")
         self._cores, self._slots, self._threads = cores, slots, threads
+        others = frozenset(range(cores)) - pinned
+        self._others = others if pinned else frozenset[int]()  # empty: any core
         self._work: dict[Hashable, _Work] = {}
         self._now = 0.0
 
@@ -40,7 +43,7 @@ class Processors:
         self._pass(now)
         slot = self._slots[device] if device >= 0 else None
         if slot is None or not slot.is_slot:
-            self._work[key] = _Work(seconds, 1.0 if slot is None else 0.0, frozenset())
+            self._work[key] = _Work(seconds, 1.0 if slot is None else 0.0, self._others)
         else:
             self._work[key] = _Work(seconds, min(slot.capacity, self._threads), frozenset(slot.cores))
         self._share()

@@ -22,16 +22,18 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class Collector:
-    """One process that collected one round's data: started, able to act, parameters there, data sent, process gone."""
+    """One process that collected one round's data: started, able to act, parameters there, data sent, process gone.
+
+    parameters, end: None where nobody knows, or the process stayed for the next round."""
 
     task: str
     round: int
     worker: int
     start: float
     ready: float
-    parameters: float
+    parameters: float | None
     sent: float
-    end: float
+    end: float | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class PoolRecord:
     @property
     def seconds(self) -> float:
         """The makespan; of a pool that has not ended, until the last lease."""
-        ended = [lease.released for lease in self.leases] + [collector.end for collector in self.collectors]
+        ended = [lease.released for lease in self.leases] + [collector.sent for collector in self.collectors]
         return float(self.summary.get("makespan_seconds") or max(ended, default=0.0))
 
 

@@ -27,6 +27,7 @@ COSTS = Costs(
     start=1.0,
     switch=0.0,
     preempted=0.0,
+    slowed=1.0,
     updates_per_step=4 / 128,
     vector_nbytes=400_000,
 )
@@ -43,6 +44,14 @@ def test_a_serial_task_takes_as_long_as_its_work():
     assert found.makespan == pytest.approx(1.0 + ALONE, rel=0.02)
     assert found.env_steps_per_s == pytest.approx(64_000 / ALONE, rel=0.02)
     assert found.binds == "trainer"
+
+
+def test_all_times_grow_with_what_else_the_machine_does():
+    busy = [(task(), dataclasses.replace(COSTS, slowed=1.5))]
+    for case in ({}, {"rollouts": 4}):
+        alone, beside = predicted(cores=8, **case), predicted(busy, cores=8, **case)
+        assert beside.makespan == pytest.approx(1.5 * alone.makespan)
+        assert beside.env_steps_per_s == pytest.approx(alone.env_steps_per_s / 1.5)
 
 
 def test_tasks_without_a_pool_share_the_cores():

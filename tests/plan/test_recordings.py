@@ -24,6 +24,7 @@ def test_costs_are_processor_seconds_whatever_else_the_machine_did(tmp_path, slo
     assert costs.record == pytest.approx(RECORD, rel=0.03)
     assert costs.publish == pytest.approx(PUBLISH, rel=0.03)
     assert costs.start == pytest.approx(START, abs=0.1)
+    assert costs.slowed == pytest.approx(slowed, rel=0.03)
 
 
 def test_rollouts_that_are_processes_are_charged_by_their_processor_time(tmp_path):
@@ -51,9 +52,15 @@ def test_another_network_needs_a_recording_of_its_own(tmp_path):
         fit(task("learner.hidden=[8]"), [recorded(tmp_path / "run")], serial=True)
 
 
+def test_of_a_run_too_short_for_samples_of_processor_time_the_clock_counts(tmp_path):
+    costs = fit(task(), [recorded(tmp_path / "run", seconds=3.5)], serial=True)
+    assert costs.learn == pytest.approx(LEARN, rel=0.03)
+    assert costs.slowed == 1.0
+
+
 def test_a_run_that_has_not_learned_for_long_enough_is_refused(tmp_path):
     with pytest.raises(RunDirError, match="too short to plan from"):
-        read_recordings(write_run(tmp_path / "run", seconds=1.5))
+        read_recordings(write_run(tmp_path / "run", seconds=1.0))
 
 
 def test_factors_are_not_negative_and_the_fewest_that_explain_the_values():

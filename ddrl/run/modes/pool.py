@@ -47,6 +47,7 @@ def run_pool(command: Command) -> int:
         plan = resumed_plan(command)
     else:
         plan = new_plan(command)
+    plan = replace(plan, began=time.monotonic())
     sweep_dead()
     with ExitStack() as stack:
         for index, device in enumerate(plan.parsed_devices()):
@@ -62,8 +63,7 @@ class Pool:
     """The master's process. What it opens is closed by `stack`."""
 
     def __init__(self, plan: PoolPlan, stack: ExitStack) -> None:
-        self._began = time.monotonic()
-        self._plan = plan = replace(plan, began=self._began)
+        self._plan = plan
         names = [task.name for task in plan.tasks]
         self._figures = PoolFigures(names, [device.name for device in plan.parsed_devices()])
         self._weights = {task.name: task.weight for task in plan.tasks}
@@ -83,6 +83,7 @@ class Pool:
         stack.callback(self._kill)  # first of all: nothing else is closed under a living task
         self._ends: dict[str, TaskEnd] = {}
         self._cancelled: set[str] = set()
+        self._began = time.monotonic()
 
     def run(self, interrupts: Interrupts) -> int:
         """Start the tasks and answer them until the last one has ended; the exit status."""
