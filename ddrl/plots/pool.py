@@ -45,7 +45,7 @@ def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MOS
         _add_spans(figure, idle, "collector is ready, no parameters", COLORS[3], 3)
         _add_spans(figure, [(begin, one.sent, rows[one.task]) for begin, one in acts], "collector acts", COLORS[2], 5)
     # Where the figure is narrow, each entry of the legend has a line of its own below the axis.
-    below = 46 + 19 * len(figure.data)
+    below = 46 + 19 * (len(record.devices) + 1 + 3 * bool(collectors))
     figure.update_layout(height=figure.layout.height + below - figure.layout.margin.b, margin={"b": below})
     drawn = figure.layout.height - below - figure.layout.margin.t
     figure.update_layout(legend={"yref": "paper", "yanchor": "top", "y": -46 / drawn})
