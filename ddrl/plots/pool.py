@@ -19,13 +19,13 @@ _GRAY = "#808080"
 
 
 def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MOST_LEASES) -> go.Figure:
-    """Leases, waits and collectors over time, a row a task. last [s]: only so much of the pool's end."""
+    """Leases, waits and collectors over time, a row a task. last [s]: only so much before the newest lease's end."""
     figure = new_figure(
         "Leases and waits of each task", "s since the pool's start", "", height=140 + 56 * len(record.tasks)
     )
     if not record.leases:
         return say_nothing_yet(figure, "no lease has ended yet")
-    begin = 0.0 if last is None else record.seconds - last
+    begin = 0.0 if last is None else max(lease.released for lease in record.leases) - last
     leases = [lease for lease in record.leases if lease.released >= begin][-most:]
     row = {task: float(index) for index, task in enumerate(record.tasks)}
     for index, device in enumerate(record.devices):
