@@ -11,7 +11,7 @@ from typing import Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
-from ddrl.core.roles import Assignment
+from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -45,6 +45,8 @@ class Preparation:
             self._check_resume(self.resume, command.overrides)
         else:
             self.config = command.config()
+        if command.serial and self.config.pool.collectors != "off":
+            raise ConfigError("--serial is one process: leave it out, or set pool.collectors = off")
         _require_training()
 
     @cached_property
@@ -65,10 +67,21 @@ class Preparation:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.checks import check_cluster
 
+        if self.config.pool.collectors != "off":
+            self._check_rounds(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
+
+    def _check_rounds(self, ranks: tuple[Assignment, ...]) -> None:
+        if any(rank.role is Role.RELAY for rank in ranks):
+            raise ConfigError("pool.collectors start on this host alone: run without mpirun, or set it to off")
+        if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
+            raise ConfigError(
+                "pool.collectors: a round has no end where replay.samples_per_insert is 0: set how often a recorded "
+                "transition is learned from"
+            )
 
     def open_records(self) -> TaskRecords:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""

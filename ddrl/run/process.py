@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from types import FrameType
 
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
@@ -111,3 +112,10 @@ def set_torch_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def keep_off(cores: Iterable[int]) -> None:
+    """Run this process, and what it starts, on the other cores, where there are any."""
+    others = os.sched_getaffinity(0).difference(cores)
+    if others:
+        os.sched_setaffinity(0, others)

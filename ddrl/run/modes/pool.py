@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import IO, Any
 
 import msgspec
@@ -47,6 +47,7 @@ def run_pool(command: Command) -> int:
         plan = resumed_plan(command)
     else:
         plan = new_plan(command)
+    plan = replace(plan, began=time.monotonic())
     sweep_dead()
     with ExitStack() as stack:
         for index, device in enumerate(plan.parsed_devices()):
