@@ -68,13 +68,17 @@ class StarterProcess:
     def stop(self, timeout: float = 2 * STOP_TIMEOUT) -> list[Up]:
         """End all collectors and wait for them, at most `timeout` [s]; what was not heard yet."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        return [self._decoder.decode(line) for line in self._lines.read()]
+        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
+        self._process.stdout.close()
+        self._errors.close()
+        return messages
 
     def _end(self) -> str:
         status = self._process.wait()
