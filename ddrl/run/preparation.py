@@ -72,6 +72,11 @@ class Preparation:
         if self.config.pool.collectors != "off":
             self._check_rounds(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
+        if topology.area_columns and topology.hosts > 1:
+            raise ConfigError(
+                f"replay.source = areas: sample areas are shared memory of one host, and there are {topology.hosts}; "
+                "set replay.source = auto, or start everything on one host with cluster.relays = 0"
+            )
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
@@ -79,6 +84,8 @@ class Preparation:
     def _check_rounds(self, ranks: tuple[Assignment, ...]) -> None:
         if any(rank.role is Role.RELAY for rank in ranks):
             raise ConfigError("pool.collectors start on this host alone: run without mpirun, or set it to off")
+        if self.config.replay.source == "areas":
+            raise ConfigError("pool.collectors send their rows through lanes: replay.source = areas has none")
         if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
             raise ConfigError(
                 "pool.collectors: a round has no end where replay.samples_per_insert is 0: set how often a recorded "
