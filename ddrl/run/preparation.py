@@ -71,6 +71,8 @@ class Preparation:
 
         if self.config.pool.collectors != "off":
             self._check_rounds(ranks)
+        if self.config.learner.nodes:
+            self._check_nodes(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         if topology.area_columns and topology.hosts > 1:
             raise ConfigError(
@@ -84,6 +86,8 @@ class Preparation:
     def _check_rounds(self, ranks: tuple[Assignment, ...]) -> None:
         if any(rank.role is Role.RELAY for rank in ranks):
             raise ConfigError("pool.collectors start on this host alone: run without mpirun, or set it to off")
+        if self.config.learner.nodes:
+            raise ConfigError("pool.collectors: a task in rounds computes its gradients itself: set learner.nodes = 0")
         if self.config.replay.source == "areas":
             raise ConfigError("pool.collectors send their rows through lanes: replay.source = areas has none")
         if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
@@ -105,6 +109,24 @@ class Preparation:
                     f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
                 ) from None
         return TaskRecords(self.directory, self.resume)
+
+    def _check_nodes(self, ranks: tuple[Assignment, ...]) -> None:
+        if all(rank.role is not Role.NODE for rank in ranks):
+            raise ConfigError(
+                f"learner.nodes = {self.config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
+                "-m ddrl.run, or set learner.nodes = 0"
+            )
+        source = self.declaration.experience.source
+        if source != "replay":
+            raise ConfigError(
+                f"learner.nodes: {self.declaration.algorithm} learns from {source}, but nodes are given parts of "
+                "batches that a replay draws; set learner.nodes = 0"
+            )
+        from ddrl.balance import Observation
+        from ddrl.run.nodes.sharing import make_node_sizer
+
+        cluster, sizer = make_node_sizer(self.config, list(range(self.config.learner.nodes)))
+        sizer.propose(Observation.blank(cluster))
 
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""

@@ -125,6 +125,14 @@ class RoundCycle(Protocol):
         ...
 
 
+class GradientSource(Protocol):
+    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
+        ...
+
+
 class Training:
     """One learner with its source of experience, fed by lanes, publishing to one mailbox."""
 
@@ -147,6 +155,7 @@ class Training:
         self.idle = False  # the last cycle, or the look for a worker's data, found nothing
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
+        self.gradients: GradientSource = learner  # or the leader of nodes
         self.lag_bound: LagBound | None = None
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
@@ -208,7 +217,7 @@ class Training:
         for part in learner.parts:
             yield Move.GRADIENT
             begin = time.perf_counter()
-            self.gradient = learner.gradient(batch, part, with_statistics)
+            self.gradient = self.gradients.gradient(batch, part, with_statistics)
             learn_seconds.add(time.perf_counter() - begin)
             if self.gradient is None:  # this part is not updated now
                 continue
@@ -221,7 +230,7 @@ class Training:
         update = learner.outcome(steps)
         learn_seconds.add(time.perf_counter() - begin)
         self.show(update.figures)
-        self.account(batch, update.priority)
+        self.account(batch if update.batch is None else update.batch, update.priority)
         self.updated()
         if self._unpublished >= self.config.learner.publish_period and self._lag_allows():
             yield Move.PUBLISH
