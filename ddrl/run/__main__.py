@@ -3,6 +3,11 @@ process with --serial."""
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+
 import os
 import sys
 import uuid
@@ -71,6 +76,8 @@ def _one_host(command: Command) -> int:
 
     run_id = uuid.uuid4().hex[:8]
     preparation = Preparation(command, run_id, announce(command, run_id, 0))
+    if preparation.config.learner.nodes:
+        preparation.topology(())  # refuses what needs ranks, before anything stands
     from ddrl.channels.segment import sweep_dead
 
     sweep_dead()
@@ -152,4 +159,5 @@ def _complain(error: DdrlError, show_traceback: bool) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
