@@ -25,18 +25,6 @@ from ddrl.distribution.plans.scheme import make_plan
 from ddrl.distribution.plans.simulator import Network, simulate
 from ddrl.distribution.transport.links import Links
 
-BCAST_ALGORITHMS = {
-    0: "MPI's choice",
-    1: "linear",
-    2: "chain",
-    3: "pipeline",
-    4: "split binary",
-    5: "binary",
-    6: "binomial",
-    7: "k-nomial",
-    8: "scatter + allgather",
-    9: "scatter + ring",
-}
 SOURCES = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 HEADERS, WIRE = 52, 14  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
 
@@ -85,7 +73,10 @@ def run_groups(
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.json", Path(folder) / "out.json"
         request.write_text(json.dumps({"groups": list(groups), "tune": tune or {}}))
-        environment = {"PYTHONPATH": SOURCES} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
+        environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        environment |= {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1"} | (
+            {"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {}
+        )
         command = cluster.mpirun(
             [sys.executable, "-m", "benchmarks.distribution.ranks", str(request), str(out)],
             hosts=hosts,
@@ -134,7 +125,7 @@ def run_groups(
         if code:
             print(
                 f"the relays ended early ({code}, limit {timeout:.0f} s): what was done until then "
-                f"counts\n{said[-1500:]}"
+                f"counts\n{said[-9000:]}"
             )
         return json.loads(out.read_text())["groups"]
 
@@ -159,34 +150,6 @@ def run_cases(
     return run_groups(
         [{"nbytes": nbytes, "cases": list(cases), "rounds": rounds}], timeout=timeout, hosts=hosts, verbose=verbose
     )[0]
-
-
-def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout: float = 300) -> list[float]:
-    """Seconds of each broadcast by MPI or gloo; empty where it failed or took too long."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-        if algorithm:
-            environment |= {
-                "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
-                "OMPI_MCA_coll_tuned_bcast_algorithm": str(algorithm),
-            }
-        command = cluster.mpirun(
-            [sys.executable, "-m", "benchmarks.distribution.mpi", kind, str(nbytes), str(models), str(out)],
-            environment=environment,
-        )
-        try:
-            subprocess.run(
-                command,
-                env=cluster.mpi_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return []
-        return json.loads(out.read_text()) if out.exists() else []
 
 
 def efficiency(rates: Sequence[float], nbytes: int, seconds: float) -> float:

@@ -73,6 +73,9 @@ class Report:
     seconds: float
 
 
+Memory = dict[tuple[int, int], list[Any]]  # by first chunk and number of chunks: what MPI sends from or receives into
+
+
 @dataclass
 class Flight:
     """One version on its way through this host."""
@@ -90,6 +93,7 @@ class Flight:
     encoder: Encoder | None = None  # root, with a codec
     lengths: list[int] | None = None  # of the coded chunks in `data`, where they differ from version to version
     at: list[int] | None = None  # and where they begin
+    memory: Memory = field(default_factory=Memory)  # of `packing`, the same for all versions in this place
 
 
 @dataclass
