@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
@@ -154,9 +156,10 @@ def _toml(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+        return f"[{', '.join(map(_toml, cast(Sequence[Any], value)))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + "}"
+        table = cast(Mapping[Any, Any], value)
+        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in table.items()) + "}"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
@@ -223,7 +226,7 @@ class Panel:
 
     def __init__(self, path: Path, *, period: float = 1.0) -> None:
         try:
-            import ipywidgets
+            ipywidgets: Any = import_module("ipywidgets")  # which has no types
         except ImportError:
             raise MissingExtraError("ipywidgets", "notebook", "ddrl.watch") from None
         self.path = path
@@ -231,15 +234,17 @@ class Panel:
         self._html = ipywidgets.HTML()
         self._said = ipywidgets.Label()
         self._lr = ipywidgets.FloatText(description="learner.lr", step=1e-4, layout={"width": "190px"})
-        self._buttons = []
+        self._buttons: list[Any] = []
         for text, command in (("Pause", "pause"), ("Resume", "resume"), ("Checkpoint", "checkpoint"), ("Stop", "stop")):
             button = ipywidgets.Button(description=text, layout={"width": "100px"})
-            button.on_click(lambda _, command=command: self.command(command))
+            button.on_click(partial(self._press, command))
             self._buttons.append(button)
         change = ipywidgets.Button(description="Set", layout={"width": "60px"})
-        change.on_click(lambda _: self.command("set", "learner.lr", self._lr.value))
+        change.on_click(self._set_lr)
         self._buttons.append(change)
-        self.widget = ipywidgets.VBox([self._html, ipywidgets.HBox([*self._buttons[:4], self._lr, change]), self._said])
+        self.widget: Any = ipywidgets.VBox(
+            [self._html, ipywidgets.HBox([*self._buttons[:4], self._lr, change]), self._said]
+        )
         self._ended = threading.Event()
         self.refresh()
         self._thread = threading.Thread(target=self._follow, name="ddrl-panel", daemon=True)
@@ -258,6 +263,12 @@ class Panel:
         for button in self._buttons:
             button.disabled = live is None or not live.control
         return running
+
+    def _press(self, command: str, _button: Any) -> None:
+        self.command(command)
+
+    def _set_lr(self, _button: Any) -> None:
+        self.command("set", "learner.lr", self._lr.value)
 
     def command(self, command: str, *arguments: Any) -> None:
         """Send a command; the answer stands under the buttons."""

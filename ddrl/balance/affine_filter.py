@@ -41,7 +41,9 @@ class AffineFilter:
         self._a = np.zeros(cluster.speed.shape)  # overhead
         self._w = 1.0 / cluster.speed  # seconds a sample
         self._measured = np.zeros(cluster.speed.shape, np.bool_)
-        self._paa = self._paw = self._pww = np.zeros(cluster.speed.shape)
+        self._paa: Floats = np.zeros(cluster.speed.shape)  # covariance of overhead and seconds a sample
+        self._paw: Floats = self._paa
+        self._pww: Floats = self._paa
         self._drift = np.full(cluster.speed.shape, settings.drift)
         self._last = np.zeros(cluster.speed.shape)  # the last innovation, in standard deviations
         self.predicted = self.innovation = np.zeros(cluster.speed.shape)

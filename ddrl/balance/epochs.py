@@ -56,7 +56,7 @@ class Epochs:
                 raise ConfigError(f"node {node} still holds {len(self._out[node])} samples")
             if size < 0:
                 raise ConfigError(f"node {node}: a subset of {size} samples")
-        wanted, subsets = sum(sizes.values()), {}
+        wanted, subsets = sum(sizes.values()), dict[Hashable, Indices]()
         share = min(1.0, self.left / wanted) if wanted else 0.0
         edges = np.rint(np.cumsum([0, *sizes.values()]) * share).astype(np.int64)
         for node, size in zip(sizes, np.diff(edges), strict=True):

@@ -73,12 +73,10 @@ def _drifting(rng: Generator, shape: tuple[int, int, int]) -> Floats:
 
 def _switches(start: Floats, end: Floats, rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Two-state chains [K, ...] that begin a burst with probability `start` an iteration and leave it with `end`."""
-    draws, state = rng.random(shape), np.zeros(shape[1:], np.bool_)
-    states = np.empty(shape, np.bool_)
+    draws, states = rng.random(shape), np.zeros((shape[0] + 1, *shape[1:]), np.bool_)
     for iteration, draw in enumerate(draws):
-        state = np.where(state, draw >= end, draw < start)
-        states[iteration] = state
-    return states
+        states[iteration + 1] = np.where(states[iteration], draw >= end, draw < start)
+    return states[1:]
 
 
 def _bursty(rng: Generator, shape: tuple[int, int, int]) -> Floats:

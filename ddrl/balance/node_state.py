@@ -6,6 +6,8 @@ how far it falls, and its slow average."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -162,7 +164,7 @@ class NodeState:
         )
         return np.stack([np.asarray(column, np.float32) for column in columns], -1)
 
-    def context(self, weights: Floats) -> NDArray[np.float32]:
+    def context(self, weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """[..., len(CONTEXT_FEATURES)]; `weights` [4] or [..., 4] of the objectives."""
         seen, shape = self._observation, self._loss.shape
         slowest = np.where(seen.received, seen.seconds, 0.0).max(-1)

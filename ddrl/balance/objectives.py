@@ -50,9 +50,9 @@ def check_weights(weights: Sequence[float]) -> Floats:
 def nondominated(points: Floats) -> Floats:
     """Those of `points` [P, O] that no other one equals or exceeds in every objective."""
     points = np.unique(points, axis=0)
-    above = (points[None] >= points[:, None]).all(-1)  # [i, j]: j is at least i everywhere
+    above: NDArray[np.bool_] = np.all(points[None] >= points[:, None], axis=-1)  # [i, j]: j is at least i everywhere
     np.fill_diagonal(above, False)
-    return points[~above.any(1)]
+    return points[~np.any(above, axis=1)]
 
 
 def hypervolume(points: Floats, reference: Floats) -> float:

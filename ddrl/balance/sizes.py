@@ -136,6 +136,6 @@ def balanced_sizes(total: ArrayLike, overhead: Floats, speed: Floats, lower: Siz
 def _rank(values: Floats) -> NDArray[np.int64]:
     """Place of each value in ascending order along the last axis; equal values by position."""
     order = np.argsort(values, -1, kind="stable")
-    ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, np.broadcast_to(np.arange(values.shape[-1]), order.shape), -1)
+    ranks = np.empty(order.shape, np.int64)
+    np.put_along_axis(ranks, order, np.arange(values.shape[-1], dtype=np.int64), -1)
     return ranks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +61,10 @@ class ValueNetwork:
     def load(path: Path) -> ValueNetwork:
         """CheckpointError where the file is missing, damaged, or of another network."""
         try:
-            with safe_open(path, "numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = json.loads((file.metadata() or {}).get("ddqn", "{}"))
+            opened: Any = safe_open(path, "numpy")  # its methods have no types
+            with opened as file:
+                tensors: dict[str, NDArray[np.float32]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about: dict[str, Any] = json.loads((file.metadata() or dict[str, str]()).get("ddqn", "{}"))
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read as the network of a sizer: {error}") from None
         form = about.get("form", "")

@@ -47,8 +47,8 @@ def import_torch() -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        import torch
-        import torch.onnx  # noqa: F401
+        for name in ("torch", "torch.onnx"):
+            importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -34,7 +34,7 @@ class Adam:
     def step(self, gradients: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
         """Move every parameter by one step of size `lr` along gradients scaled down to the norm; returns their norm
         before that, []."""
-        norms = torch._foreach_norm(gradients)
+        norms: list[torch.Tensor] = list(torch._foreach_norm(list(gradients)))
         norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
         shrink = (norm / self._max_grad_norm).clamp_(min=1.0)  # gradients are divided by it inside the kernel
         self._count += 1

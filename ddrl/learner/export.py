@@ -165,7 +165,7 @@ def _trace(
     example = tuple(map(torch.from_numpy, random_inputs(spec, inputs, TRACED_BATCH, np.random.default_rng(0))))
     names = [*spec.observation.arrays, *(declared.name for declared in inputs)]
     named = _named_axes(spec) if dynamic else {}
-    file = io.BytesIO()
+    file: Any = io.BytesIO()  # torch writes to files too, though it does not say so
     with warnings.catch_warnings():
         # The TorchScript exporter is the one that keeps parameters as inputs by name and needs no further package.
         warnings.filterwarnings("ignore", "You are using the legacy TorchScript-based ONNX export", DeprecationWarning)
@@ -276,7 +276,7 @@ def _check(
         for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
             arrays = random_inputs(spec, inputs, rows, generator, chosen)
             feed = views | dict(zip(order, arrays, strict=True))
-            given = session.run(list(names), {name: feed[name] for name in taken})
+            given: Any = session.run(list(names), {name: feed[name] for name in taken})  # arrays: no output is a map
             for (name, expected), array in zip(_run(module, arrays, names, what).items(), given, strict=True):
                 scale = 1.0 + float(np.abs(expected).max())
                 if array.shape != expected.shape or not np.allclose(array, expected, rtol=1e-3, atol=1e-4 * scale):

@@ -9,8 +9,9 @@ Deterministic on the CPU: equal parameters, batches and random state give equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ from ddrl.learner.passes import Passes, draws_nothing, make_passes
 from ddrl.learner.targets import linear_lr
 
 
-class Gradient(NamedTuple):
+@dataclass(slots=True)
+class Gradient:
     """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
 
     part: str
@@ -261,7 +263,7 @@ class Learner:
         return Gradient(name, vectors, count, self.parts[name].updates, priority, figures)
 
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _own_random(self) -> Generator[None]:
         """torch's random state is the learner's own while it computes, unless nothing of the algorithm draws: others in
         this process do not disturb it."""
         if not self._draws:

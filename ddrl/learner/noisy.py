@@ -41,7 +41,7 @@ class NoisyNetwork(nn.Module):
         self.network = network
         for parent in list(network.modules()):
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear and child.bias is not None:
+                if type(child) is nn.Linear and "bias" in dict(child.named_parameters()):
                     setattr(parent, name, NoisyLinear(child.in_features, child.out_features, sigma))
         self.layers = [layer for layer in network.modules() if isinstance(layer, NoisyLinear)]
         self.noise = sum(layer.in_features + layer.out_features for layer in self.layers)  # numbers of one draw

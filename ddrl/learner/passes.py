@@ -12,7 +12,7 @@ chosen by `make_passes`:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -91,7 +91,8 @@ class AutogradPasses:
             scalar = products[0] if len(products) == 1 else torch.stack(products).sum()
         else:
             scalar = loss.scalar()
-        gradients = torch.autograd.grad(scalar, self._parameters, allow_unused=True)
+        slopes = torch.autograd.grad(scalar, self._parameters, allow_unused=True)
+        gradients = cast(Sequence[torch.Tensor | None], slopes)
         # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may
         # return it transposed, expanded or with channels last, and None for a parameter that was not used.
         pairs = zip(self._parameters, gradients, strict=True)

@@ -81,7 +81,6 @@ def gpu_use(processes: Processes, *, height: int = 280) -> go.Figure:
         return figure
     for index, (name, busy, memory) in enumerate(found):
         add_line(figure, x, busy, name, index)
-        add_line(figure, x, memory, f"{name} memory", index)
-        figure.data[-1].line.dash = "dot"
+        add_line(figure, x, memory, f"{name} memory", index, dash="dot")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     return figure if figure.data else say_nothing_yet(figure, "no GPU that NVML can see")

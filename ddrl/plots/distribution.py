@@ -99,7 +99,7 @@ def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: 
     `runs`: name -> Run.series() with versions_in_flight, version_age_p50, version_age_max.
     """
     figure = new_figure("Versions on their way", "", "versions", height=height)
-    shown = False
+    lines = 0
     for name, table in runs.items():
         position, label = minutes(table["wall_seconds"]) if x == "wall_seconds" else (table[x], x)
         figure.update_xaxes(title_text=label)
@@ -109,12 +109,10 @@ def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: 
             ("version_age_max", "oldest"),
         ):
             if len(table) and np.isfinite(table[series]).any():
-                add_line(
-                    figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, len(figure.data)
-                )
-                shown = True
+                add_line(figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, lines)
+                lines += 1
     figure.update_yaxes(rangemode="tozero")
-    return figure if shown else say_nothing_yet(figure, "no version has been published yet")
+    return figure if lines else say_nothing_yet(figure, "no version has been published yet")
 
 
 def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure:

@@ -52,9 +52,12 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
     return go.Figure(layout=layout)
 
 
-def add_line(figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, index: int = 0, **options: Any) -> None:
-    """One line; `index` chooses its color and dash."""
-    style = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)], "width": 2}
+def add_line(
+    figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, index: int = 0, *, dash: str = "", **options: Any
+) -> None:
+    """One line; `index` chooses its color, and its dash where none is given."""
+    dash = dash or DASHES[index // len(COLORS) % len(DASHES)]
+    style = {"color": COLORS[index % len(COLORS)], "dash": dash, "width": 2}
     figure.add_scatter(
         x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from ddrl.plots.frame import COLORS, add_line, minutes, new_figure, say_nothing_yet
 from ddrl.telemetry.reading import Table
@@ -137,7 +138,7 @@ def _draw_groups(
     shown = False
     groups = _groups(runs, labels)
     for index, (label, names) in enumerate(groups.items()):
-        lines = []
+        lines: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         for name in names:
             kept = np.isfinite(runs[name][series]) & np.isfinite(positions[name])
             if kept.any():

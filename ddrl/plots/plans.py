@@ -118,7 +118,7 @@ def times_against_hosts(
     figure.update_yaxes(type="log")
     figure.update_layout(
         legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"},
-        height=max(height, 110 + 20 * len(figure.data)),
+        height=max(height, 110 + 20 * (len(seconds) + len(points or {}))),
     )
     return figure
 

@@ -7,7 +7,8 @@ whatever can be done for many at once is: random numbers are drawn ahead, and co
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,8 @@ ROOM_WAIT = 0.2  # [s] between looks at the board while the lane is full: a stop
 ENV_STEPS, EPSILON = 0, 1  # where a published version's values say how far all rollouts were, and their epsilon
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Which rollout this is: number `index` of `count`, and the seed of its environments and choices."""
 
     index: int
@@ -167,7 +169,7 @@ class RolloutWorker:
         """Step until the board says neither run nor pause. NetworkError where this process has loaded torch."""
         forbid_torch()
         board, bell = self._board, self._board.rollout_bell
-        heard = None
+        heard, command = bell.value, board.command
         try:
             while True:
                 rung = bell.value  # whoever sets the command rings it afterwards

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -126,22 +126,22 @@ def read_checkpoint(path: Path) -> Checkpoint:
     advice = f"delete {path} to resume from the one before it"
     damage = f"the checkpoint {path} is damaged"
     try:
-        document = json.loads(read_text(path / STATE))
+        document: Any = json.loads(read_text(path / STATE))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{damage}: {STATE} cannot be read ({shortened(error)}); {advice}") from None
-    written = document.pop("format", None) if isinstance(document, dict) else None
+    state = cast(dict[str, Any], document) if isinstance(document, dict) else {}
+    written = state.pop("format", None)
     if written != FORMAT:
         raise CheckpointError(
             f"the checkpoint {path} has format {str(written)[:40]}, this ddrl reads format {FORMAT}: another version "
             f"wrote it, or it is damaged; {advice}"
         )
-    if document.pop("checksum", None) != _checksum(document):
+    if state.pop("checksum", None) != _checksum(state):
         raise CheckpointError(f"{damage}: {STATE} is not what was written (its checksum differs); {advice}")
     try:
-        msgspec.convert(document, State)
+        msgspec.convert(state, State)
     except (msgspec.ValidationError, RecursionError) as error:
         raise CheckpointError(f"{damage}: {STATE} does not fit ({shortened(error)}); {advice}") from None
-    state: dict[str, Any] = document
     for name, digest in state["digests"].items():
         if name != Path(name).name:
             raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")

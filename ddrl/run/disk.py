@@ -9,17 +9,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ddrl.core.errors import CheckpointError, RunDirError
 
 RETRY = 20.0  # [s] between attempts to write what was refused
 
 
+def _nobody(kind: str, text: str, **fields: Any) -> None:
+    """Until somebody records events."""
+
+
 class Disk:
     """The attempts of one task to write, by what is written ("checkpoint", "policy", "summary")."""
 
     def __init__(self) -> None:
-        self.record_event: Callable[..., None] = lambda kind, text, **fields: None
+        self.record_event: Callable[..., None] = _nobody
         self._refused: dict[str, tuple[float, str]] = {}  # when to try again [s, monotonic], and why it was refused
 
     @property

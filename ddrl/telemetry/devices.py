@@ -12,6 +12,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -71,11 +73,10 @@ class Gpus:
         self._nvml: Any = None
         self._devices: list[Any] = []
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            self._devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            nvml: Any = import_module("pynvml")  # which has no types
+            nvml.nvmlInit()
+            self._nvml = nvml
+            self._devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         except (
             Exception
         ):  # no package, no driver, or one that refuses: a host without GPUs as far as telemetry can tell
@@ -116,7 +117,7 @@ class HostSampler:
     def __init__(
         self, counters: Counters, *, period: float = SAMPLE_PERIOD, report: Callable[[str], None] | None = None
     ) -> None:
-        self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._report = report or partial(print, file=sys.stderr, flush=True)
         self._reported: set[str] = set()
         self._counters = counters
         self._period = period

@@ -9,7 +9,7 @@ import contextlib
 import tomllib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 
@@ -36,12 +36,12 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
 
 @lru_cache(maxsize=64)  # a page looks at it once a second
 def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
-    settings = tomllib.loads(path.read_text())
+    settings: dict[str, Any] = tomllib.loads(path.read_text())
     known = {info.name for info in describe_settings()}
-    tree = {
+    tree: dict[str, dict[str, Any]] = {
         section: {
             name: value
-            for name, value in values.items()
+            for name, value in cast(dict[str, Any], values).items()
             if f"{section}.{name}" in known or isinstance(value, dict)  # a table is that of a plug-in
         }
         for section, values in settings.items()

@@ -56,7 +56,7 @@ def start_authenticator(context: zmq.Context[Any], run_dir: Path) -> Gate:
     folder = run_dir / _FOLDER / "clients"
     folder.mkdir(exist_ok=True)
     (folder / "client.key").write_text(f'metadata\ncurve\n    public-key = "{public.decode()}"\n')
-    authenticator = ThreadAuthenticator(context)
+    authenticator: Any = ThreadAuthenticator(context)  # some of its methods have no types
     authenticator.start()
     authenticator.configure_curve(domain=_DOMAIN.decode(), location=str(folder))
     return authenticator

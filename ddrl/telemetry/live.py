@@ -22,7 +22,7 @@ from ddrl.core.config import TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.files import write_atomically
 from ddrl.telemetry import keys, wire
-from ddrl.telemetry.record import Evaluation, Event, Record
+from ddrl.telemetry.record import Evaluation, Event, Record, plain
 
 LIVE_FILE = "live.json"
 TOPIC = b"ddrl.telemetry.2 "
@@ -103,9 +103,7 @@ def encode(item: Record | Event | Evaluation) -> bytes:
                 item.episodes,
                 item.policy_version,
             )
-    return msgspec.msgpack.encode(
-        message, enc_hook=lambda value: value.item() if isinstance(value, np.generic) else str(value)
-    )
+    return msgspec.msgpack.encode(message, enc_hook=plain)
 
 
 def decode(data: bytes) -> Record | Event | Evaluation:

@@ -60,7 +60,9 @@ class Opened:
     db: sqlite3.Connection
     series: tuple[Series, ...]
     totals: dict[str, float] = field(default_factory=dict[str, float])  # of the run so far, where it is resumed
-    notes: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # events: kind, text, fields
+    notes: list[tuple[str, str, dict[str, Any]]] = field(
+        default_factory=list[tuple[str, str, dict[str, Any]]]
+    )  # events: kind, text, fields
 
 
 class _Unusable(Exception):

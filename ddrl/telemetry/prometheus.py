@@ -9,6 +9,9 @@ import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry.record import Evaluation, Event, Record
@@ -56,8 +59,8 @@ def _head(name: str, doc: str, kind: str) -> list[str]:
     return [f"# HELP {name} {doc}", f"# TYPE {name} {kind}"]
 
 
-def _labels(row: object) -> str:
-    rank, role, host = (row[COLUMN[name]] for name in ("rank", "role", "host"))  # type: ignore[index]
+def _labels(row: NDArray[np.float64]) -> str:
+    rank, role, host = (float(row[COLUMN[name]]) for name in ("rank", "role", "host"))
     if math.isnan(rank) or math.isnan(role):
         return ""
     return f'{{rank="{int(rank)}",role="{ROLES[int(role)]}",host="{0 if math.isnan(host) else int(host)}"}}'

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -312,7 +312,7 @@ class Run:
         return -1 if last is None else last
 
     @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[None]:
+    def _snapshot(self) -> Generator[None]:
         """Several reads of one state of the file."""
         self._db.execute("BEGIN")
         try:
@@ -321,7 +321,7 @@ class Run:
             self._db.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _plainly(self) -> Iterator[None]:
+    def _plainly(self) -> Generator[None]:
         """SQLite's errors in the words of the user."""
         try:
             yield

@@ -6,7 +6,7 @@ made."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class Event:
     wall_seconds: float
     kind: str
     text: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -79,3 +79,9 @@ class Sink(Protocol):
     def close(self) -> None:
         """Write what is buffered and let go."""
         ...
+
+
+def plain(value: Any) -> Any:
+    """Numpy arrays and scalars as JSON's lists and numbers; anything else as its words."""
+    is_numpy = isinstance(value, (np.ndarray, np.generic))
+    return cast(Any, value).tolist() if is_numpy else str(value)

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Recorder:
         self._tables = tables
         self._clock = clock
         self._period = config.telemetry.period
-        self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._report = report or partial(print, file=sys.stderr, flush=True)
         metrics = run_metrics(figures)
         store = Store(run_dir, metrics=metrics, base=base)
         self._columns = tuple(metric.name for metric in metrics)

@@ -22,7 +22,6 @@ import sqlite3
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry.opening import FANOUT, open_to_write, quoted
-from ddrl.telemetry.record import Evaluation, Event, Record, Snapshot
+from ddrl.telemetry.record import Evaluation, Event, Record, Snapshot, plain
 
 FILE_NAME = "telemetry.sqlite"
 LEVELS = 12  # 4 ** 11 records a row: more than a year at ten records a second
@@ -46,7 +45,7 @@ def pack_table(table: NDArray[np.float64]) -> bytes:
     Columns that nobody reports, and the slowly changing high bytes of the others, shrink to almost nothing.
     """
     planes = np.ascontiguousarray(table.T, dtype="<f8").view(np.uint8).reshape(-1, 8).T
-    return zlib.compress(np.ascontiguousarray(planes), 1)
+    return zlib.compress(planes.tobytes(), 1)
 
 
 def unpack_table(data: bytes, processes: int, columns: int) -> NDArray[np.float64]:
@@ -129,7 +128,7 @@ class Store:
 
     def event(self, event: Event) -> None:
         """Write one event."""
-        fields = msgspec.json.encode(event.fields, enc_hook=_plain).decode()
+        fields = msgspec.json.encode(event.fields, enc_hook=plain).decode()
         self._db.execute(
             "INSERT INTO events (time, wall_seconds, kind, text, fields) VALUES (?, ?, ?, ?, ?)",
             (event.time, event.wall_seconds, event.kind, event.text, fields),
@@ -156,7 +155,7 @@ class Store:
         """Write a snapshot over the last one of its kind."""
         self._db.execute(
             "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)",
-            (snapshot.kind, snapshot.time, msgspec.json.encode(snapshot.fields, enc_hook=_plain).decode()),
+            (snapshot.kind, snapshot.time, msgspec.json.encode(snapshot.fields, enc_hook=plain).decode()),
         )
 
     def close(self) -> None:
@@ -176,13 +175,6 @@ class _Transaction:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._db.execute("ROLLBACK" if kind else "COMMIT")
-
-
-def _plain(value: Any) -> Any:
-    """Numpy arrays, numpy scalars and paths as JSON; anything else as its words."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def spans(since: int, end: int, points: int | None) -> list[tuple[int, int, int]]:

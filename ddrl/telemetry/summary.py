@@ -67,7 +67,7 @@ def summarize(
     if steps is None:
         steps = count(rollouts, "env_steps", "env_steps")
     lag = policy_lag or {"p50": _last(trainer, "lag_p50"), "p99": _last(trainer, "lag_p99")}
-    hosts = []
+    hosts: list[dict[str, Any]] = []
     for host in np.unique(table[:, COLUMN["host"]][~np.isnan(table[:, COLUMN["host"]])]):
         rows = table[table[:, COLUMN["host"]] == host]
         hosts.append(

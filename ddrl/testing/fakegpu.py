@@ -112,7 +112,7 @@ def _is_fake(value: Any) -> bool:
 
 
 def _index(device: torch.device | None) -> int:
-    index = 0 if device is None or device.index is None else device.index
+    index = 0 if device is None else device.index or 0  # torch gives None for a device without a number
     if index >= len(MEMORIES):
         raise RuntimeError(f"{NAME}:{index} does not exist: there are {len(MEMORIES)} fake devices")
     return index
@@ -168,7 +168,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
-def _view(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> torch.Tensor:
+def _view(tensor: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> torch.Tensor:
     """A tensor over the same storage; torch's CPU kernel for it does not look at the device."""
     return torch.ops.aten.as_strided.default.redispatch(_CPU_KEYS, tensor, size, stride, offset)
 

@@ -24,8 +24,15 @@ _FIELDS = tuple(item.name for item in fields(Requests))
 class Day(Protocol):
     """One day that can be played: drawn by the market, or read from logs."""
 
-    contracts: Contracts
-    windows: int
+    @property
+    def contracts(self) -> Contracts:
+        """The contract ads."""
+        ...
+
+    @property
+    def windows(self) -> int:
+        """Windows of the day."""
+        ...
 
     @property
     def billed_rate(self) -> NDArray[np.float64]:

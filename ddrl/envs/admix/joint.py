@@ -6,14 +6,12 @@ An observation batch is one numpy structured array [N] with named fields. The ax
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddrl.core.specs import ArraySpec, Column, EnvSpec, EnvStep
+from ddrl.core.specs import ArraySpec, Column, EnvSpec
 
 ENV_ID = "ddrl/AdMixing-v0"
 COLUMNS = (
@@ -53,8 +51,3 @@ def arrays_of(spec: EnvSpec) -> dict[str, ArraySpec]:
 def dtype_of(spec: EnvSpec) -> np.dtype[Any]:
     """The structured dtype of an observation."""
     return spec.observation.numpy
-
-
-def make_step(columns: Mapping[str, NDArray[Any]], *step: Any) -> EnvStep:
-    """A step (observation, reward, terminated, truncated, raw reward) with its columns."""
-    return EnvStep(*step, columns)

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -22,7 +22,7 @@ from ddrl.envs.admix.joint import arrays_of
 from ddrl.envs.admix.logs.day import open_log
 from ddrl.envs.admix.market import Market
 from ddrl.envs.admix.settings import MarketConfig, PlayConfig
-from ddrl.envs.admix.vector import AdmixVectorEnv
+from ddrl.envs.admix.vector import AdmixVectorEnv, Days
 
 
 def generated(num_envs: int = 1, **settings: Any) -> AdmixVectorEnv:
@@ -31,9 +31,8 @@ def generated(num_envs: int = 1, **settings: Any) -> AdmixVectorEnv:
     config = MarketConfig(**market_settings)
     market = Market(config)
     play = PlayConfig(**play_settings)
-    return AdmixVectorEnv(
-        lambda seed, episode: market.day(seed, 1 + episode), num_envs, play, config.click_value, config.max_bids
-    )
+    days = cast(Days, lambda seed, episode: market.day(seed, 1 + episode))  # pyright takes no cached property for one
+    return AdmixVectorEnv(days, num_envs, play, config.click_value, config.max_bids)
 
 
 def logged(folder: str, num_envs: int = 1, bids: int = 24, on_error: str = "raise", **settings: Any) -> AdmixVectorEnv:
@@ -42,10 +41,10 @@ def logged(folder: str, num_envs: int = 1, bids: int = 24, on_error: str = "rais
     `bids`: bid slots; of a longer queue the highest bids stay. `on_error`: raise or drop (counted) broken rows."""
     play = PlayConfig(**_known(settings, PlayConfig))
     log = open_log(Path(folder), bids, on_error)
-    return AdmixVectorEnv(lambda seed, episode: log, num_envs, play, log.click_value, bids)
+    return AdmixVectorEnv(cast(Days, lambda seed, episode: log), num_envs, play, log.click_value, bids)
 
 
-class AdmixEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
+class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     """One ad-mixing environment for Gymnasium: a Dict of named arrays, a Box of scores (eCPM units).
 
     `info` of a step holds the columns of `joint.COLUMNS`. After a truncation `reset()` goes on in the same day."""

@@ -101,12 +101,11 @@ class MarketDay:
         keep = np.exp(-1 / (config.windows * config.drift_days))
         step = np.sqrt(1 - keep**2)
         level = np.random.default_rng([config.seed, seed, _START]).normal(size=width)
+        path = np.empty((config.windows, width))
         for past in range(day + 1):
             shocks = np.random.default_rng([config.seed, seed, past, _SHOCKS]).normal(size=(config.windows, width))
-            path = np.empty_like(shocks)
             for window in range(config.windows):
-                level = keep * level + step * shocks[window]
-                path[window] = level
+                path[window] = level = keep * level + step * shocks[window]
         return path
 
     def _part(self, begin: int, length: int, deviation: float) -> NDArray[np.float64]:
@@ -221,7 +220,7 @@ def _beta(
     """Beta(a, b) as a ratio of gammas, in float32: Generator.beta knows float64 only and takes twice the time."""
     first = rng.standard_gamma(a.astype(np.float32), shape, np.float32)
     first += 1e-12
-    return first / (first + rng.standard_gamma(b.astype(np.float32), shape, np.float32))
+    return np.divide(first, first + rng.standard_gamma(b.astype(np.float32), shape, np.float32), dtype=np.float32)
 
 
 def _some(rng: np.random.Generator, rows: int, values: int, most: int) -> NDArray[np.bool_]:

@@ -24,7 +24,7 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import EnvStep
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Day, Feed
-from ddrl.envs.admix.joint import dtype_of, make_spec, make_step
+from ddrl.envs.admix.joint import dtype_of, make_spec
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
 
@@ -112,7 +112,7 @@ class AdmixVectorEnv:
         self._charged += growth
         raw = weight * revenue - self.play.shortfall_weight * growth
         reward = (self.play.reward_scale * raw).astype(np.float32)
-        return make_step(columns, observation, reward, terminated, truncated, raw)
+        return EnvStep(observation, reward, terminated, truncated, raw, columns)
 
     def control(self, rate: NDArray[np.float64] | None = None, theta: NDArray[np.float64] | None = None) -> None:
         """Set the play-control probabilities of contracts, [C] or [N, C], from the next request on."""

@@ -6,6 +6,7 @@ metadata of each file holds its name and version under the key `ddrl.admix`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def arrow() -> Any:
     """The package pyarrow with its Parquet module."""
     try:
         import pyarrow
-        import pyarrow.parquet
+
+        import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "admix", "reading and writing logs") from None
     return pyarrow
