@@ -1,13 +1,16 @@
 """What `benchmarks.distribution` compares with, run by all ranks of a cluster: MPI's own broadcast by each of its
-algorithms and segment sizes, blocking scatter and allgather, a pipeline in thirty lines of mpi4py, and torch's gloo.
+algorithms and segment sizes, blocking scatter and allgather, a pipeline in thirty lines of mpi4py, our own plans over
+ZeroMQ, and torch's gloo.
 
 A rival is {kind, ...}: bcast (algorithm, segment, MPI's numbers and bytes; both 0: MPI's choice), scatter_allgather,
-pipeline (chunk), gloo. MPI's algorithm is changed while the job runs, by its tool interface and a fresh communicator,
-so that all rivals and our own schemes take turns on the same processes and links."""
+pipeline (chunk), zeromq (a scheme with its parameters), gloo (piece). MPI's algorithm is changed while the job runs, by
+its tool interface and a fresh communicator, so that all rivals and our own schemes take turns on the same processes and
+links."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from collections import deque
@@ -19,7 +22,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from benchmarks.distribution import cluster
 from benchmarks.distribution.root import busy
+from ddrl.distribution.plans.scheme import make_plan
 
 BCAST_ALGORITHMS = {
     0: "MPI's choice",
@@ -33,6 +38,7 @@ BCAST_ALGORITHMS = {
     8: "scatter + allgather",
     9: "scatter + ring",
 }
+PORTS = itertools.count(29700)  # of ZeroMQ, one for each rival
 AHEAD = 8  # receives posted, and sends outstanding, of the pipeline
 
 
@@ -97,6 +103,42 @@ def pipeline(comm: MPI.Comm, model: NDArray[np.uint8], chunk: int) -> Callable[[
     return send
 
 
+def zeromq(comm: MPI.Comm, model: NDArray[np.uint8], scheme: str, **parameters: int) -> Callable[[], None]:
+    """One of our own plans over ZeroMQ, the source's transport: a socket to each host that a host sends to, chunks
+    forwarded as they arrive. Chunks are not verified."""
+    import zmq
+
+    plan = make_plan(scheme, comm.size - 1, len(model), **parameters)
+    bounds, mine = plan.bounds.tolist(), plan.sent_by(comm.rank).tolist()
+    targets: list[list[int]] = [[] for _ in range(plan.chunks)]
+    for message in mine:
+        targets[int(plan.first[message])].append(int(plan.target[message]))
+    context, port = zmq.Context.instance(), next(PORTS)
+    pull = context.socket(zmq.PULL)
+    pull.set_hwm(0)
+    pull.bind(f"tcp://{cluster.address(comm.rank)}:{port}")
+    comm.Barrier()
+    push: dict[int, Any] = {}
+    for target in {target for some in targets for target in some}:
+        push[target] = context.socket(zmq.PUSH)
+        push[target].set_hwm(0)
+        push[target].connect(f"tcp://{cluster.address(target)}:{port}")
+
+    def forward(chunk: int) -> None:
+        for target in targets[chunk]:
+            push[target].send(chunk.to_bytes(4, "little"), zmq.SNDMORE)
+            push[target].send(model[bounds[chunk] : bounds[chunk + 1]], copy=False)
+
+    def send() -> None:
+        for chunk in range(plan.chunks):
+            if comm.rank:
+                chunk = int.from_bytes(pull.recv(), "little")
+                model[bounds[chunk] : bounds[chunk + 1]] = np.frombuffer(pull.recv(copy=False).buffer, np.uint8)
+            forward(chunk)
+
+    return send
+
+
 def gloo(comm: MPI.Comm, model: NDArray[np.uint8], piece: int = 0) -> Callable[[], None]:
     """torch.distributed.broadcast; `piece` [bytes]: as many broadcasts under way at once as the model has pieces."""
     import torch
@@ -119,6 +161,7 @@ RIVALS: dict[str, Callable[..., Callable[[], None]]] = {
     "bcast": bcast,
     "scatter_allgather": scatter_allgather,
     "pipeline": pipeline,
+    "zeromq": zeromq,
     "gloo": gloo,
 }
 

@@ -17,8 +17,8 @@ from ddrl.distribution.plans.scheme import load_scheme, make_plan
 from ddrl.distribution.relay.membership import Membership
 from ddrl.distribution.transport.codec import Codec, load_codec
 from ddrl.distribution.transport.coding import Coding
-from ddrl.distribution.transport.executor import WINDOW, Executor, Terms
-from ddrl.distribution.transport.flights import Traffic
+from ddrl.distribution.transport.executor import WINDOW, Executor
+from ddrl.distribution.transport.flights import Terms, Traffic
 from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.links import Links, measure_links
 from ddrl.distribution.transport.requests import withdraw

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from ddrl.core.errors import PlanError
 from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
 from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
-from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Traffic
+from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Terms, Traffic
 from ddrl.distribution.transport.outbox import Outbox
 from ddrl.distribution.transport.packing import Packing
 from ddrl.distribution.transport.requests import Posted
@@ -30,20 +29,6 @@ if TYPE_CHECKING:
 WINDOW = 1 << 19  # bytes
 MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
 POSTED = 16  # receives that stand posted from each host: more only make MPI look through more
-
-
-@dataclass(frozen=True)
-class Terms:
-    """On which terms a plan runs.
-
-    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
-    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
-    records every send and arrival."""
-
-    epoch: int = 0
-    versions_in_flight: int = 2
-    window_bytes: int = 0
-    trace: bool = False
 
 
 class Executor:

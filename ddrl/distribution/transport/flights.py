@@ -1,5 +1,5 @@
-"""What stands between the executor, the memory it moves and the relay: versions under way, how they end, and what has
-gone over the wire.
+"""What stands between the executor, the memory it moves and the relay: on which terms, versions under way, how they
+end, and what has gone over the wire.
 
 Written by the executor alone; `Held`, `Opened` and `Inbox` are what it asks of this host's memory (`inbox` is the real
 one)."""
@@ -61,6 +61,20 @@ class Inbox(Protocol):
         """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader
         if need be."""
         ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a plan runs.
+
+    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
+    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
+    records every send and arrival."""
+
+    epoch: int = 0
+    versions_in_flight: int = 2
+    window_bytes: int = 0
+    trace: bool = False
 
 
 @dataclass

@@ -166,7 +166,7 @@ class Assembly:
         self._there[index] = 1
         self._missing -= 1
         magic, epoch, sequence, place, count, length, offset, version, checksum = _FIELDS.unpack_from(
-            self._heads, index * HEADER_BYTES
+            self._heads.data, index * HEADER_BYTES
         )
         payload = self.payload(index)
         if self.version < 0:
