@@ -32,6 +32,11 @@ class StateWriter:
         self._all = np.arange(count)
 
     @property
+    def ad_fields(self) -> tuple[str, ...]:
+        """Columns of a row of "ad"."""
+        return self._ad_fields
+
+    @property
     def fields(self) -> tuple[Field, ...]:
         """Named arrays of one observation, without the queue's mask."""
         queue, named = self.contracts.count + self._bids, []
@@ -63,6 +68,12 @@ class StateWriter:
                 self._state["ad"][:, :count, index], self._state["ad"][:, count:, index] = constant[name]
         if self._ids:
             self._state["ad_id"][:, :count] = contracts.ad_id
+
+    def constant_rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What stays of a row of "ad" in the first environment after `prepare`: of each contract [C, fields], and of a
+        bid [fields]."""
+        rows, count = self._state["ad"][0], self.contracts.count
+        return rows[:count].copy(), rows[count].copy() if len(rows) > count else np.zeros(rows.shape[1], np.float32)
 
     def write(
         self,

@@ -1,0 +1,30 @@
+"""Environments that show part of their observation: tasks that need a memory, made of tasks that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
+from numpy.typing import NDArray
+
+from ddrl.core.errors import EnvError
+
+
+def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.Env[NDArray[Any], Any]:
+    """The registered environment `id` with the entries `keep` of its observation alone (a vector).
+
+    CartPole-v1 without velocities: env.kwargs = {id = "CartPole-v1", keep = [0, 2]}. EnvError where it does not fit."""
+    env: gymnasium.Env[Any, Any] = gymnasium.make(id, **kwargs)
+    box, kept = env.observation_space, np.array(keep, np.int64)
+    if not isinstance(box, spaces.Box) or len(box.shape) != 1:
+        raise EnvError(f"env.kwargs: {id} observes {box}; only entries of a vector can be kept")
+    if not (len(kept) and ((kept >= 0) & (kept < box.shape[0])).all()):
+        raise EnvError(
+            f"env.kwargs: keep = {list(keep)} must name entries 0 to {box.shape[0] - 1} of {id}'s observation"
+        )
+    part = spaces.Box(box.low[kept], box.high[kept], dtype=np.float32)
+    return TransformObservation(env, lambda observation: np.asarray(observation)[kept], part)
