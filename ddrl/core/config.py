@@ -30,6 +30,13 @@ class RunConfig:
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
     )
+    silence_limit: float = setting(
+        300.0,
+        "s",
+        "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
+        "saved (mpirun); words come at a tenth of it. More where one environment step takes longer.",
+        gt=0,
+    )
     keep_checkpoints: int = setting(3, "checkpoints", "How many of the newest checkpoints stay.", ge=1)
 
 
@@ -157,6 +164,21 @@ class RolloutConfig:
     warmup_steps: int = setting(
         1_000, "env steps", "Steps of all rollouts together taken at random before the policy acts.", ge=0
     )
+    max_policy_lag: float = setting(
+        NEVER,
+        "versions",
+        "Service level: how many versions newer than the one that acted may be published when a row arrives at the "
+        "trainer. How many may travel at once is cluster.versions_in_flight.",
+        ge=0,
+    )
+    at_max_lag: str = setting(
+        "wait",
+        "",
+        "What to do where the lag would exceed max_policy_lag: wait, the trainer puts off updates and the next "
+        "version; drop, older rows are left out and counted; weight, a sample of lag l counts "
+        "(1 + max_policy_lag) / (1 + l) of a whole one, its age in replay included.",
+        choices=("wait", "drop", "weight"),
+    )
 
 
 @dataclass(frozen=True)
@@ -261,7 +283,12 @@ class EvaluationConfig:
 
     period: int = setting(5_000, "env steps", "Environment steps between evaluations; 0: none, and no evaluator.", ge=0)
     episodes: int = setting(20, "episodes", "Episodes per evaluation.", ge=1)
-    confirm_episodes: int = setting(0, "episodes", "Episodes played with the final policy before the summary.", ge=0)
+    confirm_episodes: int = setting(
+        0,
+        "episodes",
+        "Fresh episodes that judge the best policy once more: at the end, and where run.target_return seems reached.",
+        ge=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -344,6 +371,12 @@ class Config:
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
+            )
+        if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
+            raise ConfigError(
+                f"rollout.max_policy_lag ({rollout.max_policy_lag:g}) must be at least 1 where at_max_lag = wait: "
+                "while a "
+                "version travels, rollouts act with the one before it; or choose drop"
             )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")

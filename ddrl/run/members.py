@@ -140,11 +140,15 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
     forbid_torch()
     evaluator = Evaluator(config, model)
     vector = np.zeros(model.layout.nbytes, np.uint8)
+
+    def stopped() -> bool:
+        counters["heartbeat"].set(time.time())
+        return board.command not in GOING
+
     due = float(config.evaluation.period)
     turn = 0
     try:
-        while board.command in GOING:
-            counters["heartbeat"].set(time.time())
+        while not stopped():
             seen = board.rollout_bell.value
             pin = reader.pin()
             if pin is None or VersionStamp.of(pin.values).env_steps < due:
@@ -158,9 +162,7 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
             if not whole:
                 continue
             try:
-                evaluation = evaluator.judge(
-                    vector, version, int(env_steps), turn=turn, stop=lambda: board.command not in GOING
-                )
+                evaluation = evaluator.judge(vector, version, int(env_steps), turn=turn, stop=stopped)
             except InterruptedError:
                 break
             turn += 1

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ddrl.core.algorithm import Declaration
@@ -34,8 +35,9 @@ LIVE_SETTINGS = {
 class Preparation:
     """A command line turned into a run that can start."""
 
-    def __init__(self, command: Command, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, command: Command, run_id: str, path: Path | None = None) -> None:
+        """`path`: the directory of a new run, where it has been announced."""
+        self.run_id, self._path = run_id, path
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume, claim=True)
@@ -73,7 +75,7 @@ class Preparation:
     def open_records(self) -> TaskRecords:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
         if self.resume is None:
-            self.directory = RunDirectory.create(self.config, self.run_id)
+            self.directory = RunDirectory.create(self.config, self.run_id, self._path)
             remember_trust(self.directory.path, foreign_code(asdict(self.config)))
         else:
             try:

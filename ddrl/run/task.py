@@ -8,6 +8,7 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,7 +29,9 @@ from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.disk import Disk
 from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
+from ddrl.run.lag_bound import LagBound
 from ddrl.run.observers import Observers
+from ddrl.run.silence import Silence
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import summarize
@@ -74,8 +77,15 @@ class Task:
     """One training, from its first version to its summary."""
 
     def __init__(
-        self, topology: Topology, channels: HostChannels, records: TaskRecords, watch: Callable[[], None] = lambda: None
+        self,
+        topology: Topology,
+        channels: HostChannels,
+        records: TaskRecords,
+        watch: Callable[[], None] = lambda: None,
+        restart: Callable[[int], bool] | None = None,
     ) -> None:
+        """`watch` looks after other processes, some times a second; `restart` starts a silent one again, if it
+        can; None where there are no others."""
         config, resume = topology.config, records.resume
         self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
         self.board = channels.board
@@ -105,6 +115,8 @@ class Task:
             LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters, topology.schema.dtype
         )
         self.training = Training(config, learner, source, ends, state, live)
+        if math.isfinite(config.rollout.max_policy_lag):
+            self.training.lag_bound = LagBound(config, topology.rollouts, state.policy_version)
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._newest_result = -1
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
@@ -114,6 +126,7 @@ class Task:
         self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
         self.disk.record_event = self._record_event
         self._next_look = 0.0
+        self._silence = Silence(config.run.silence_limit, self._say_silence, restart) if restart else None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -161,6 +174,8 @@ class Task:
             raise JobFailed(read_failure(self.topology.run_id, 0))
         self.observers.look()
         self._watch()
+        if self._silence is not None and self._silence.due():
+            self._silence.look(self.observers.tables())
         self._read_evaluations()
         self.best.save_again()
         run, state = self.config.run, self.training.state
@@ -171,6 +186,9 @@ class Task:
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
+
+    def _say_silence(self, words: str, rank: int) -> None:
+        self._record_event("alarm", words, rank=rank)
 
     # -- evaluation and the policy -------------------------------------------------------------------------------------
 
