@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--rate", default="100mbit", help="of every link each way (%(default)s)")
     parser.add_argument("--bytes", type=int, default=5_000_000, help="of a model (%(default)s)")
     parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments (%(default)s)")
+    parser.add_argument("--only", default="", help="sweep only labels that begin so, separated by semicolons")
     parser.add_argument("--models", type=int, default=4, help="of each, and round (%(default)s)")
     parser.add_argument("--rounds", type=int, default=4, help="of the duel (%(default)s)")
     parser.add_argument("--seconds", type=float, default=150, help="of measurement at most (%(default)s)")
@@ -135,7 +136,9 @@ def main() -> None:
     if chosen.action == "sweep":
         sizes = [int(float(size) * KIB) for size in chosen.sizes.split(",")]
         own, others = ours(sizes, chosen.models, limit), theirs(sizes, chosen.models, limit)
-        groups = [{"nbytes": nbytes, "cases": own}, {"nbytes": nbytes, "rivals": others}]
+        names = tuple(chosen.only.split(";"))
+        own, others = ([one for one in some if one["label"].startswith(names)] for some in (own, others))
+        groups = [{"nbytes": nbytes, "rivals": others}, {"nbytes": nbytes, "cases": own}]
     else:
         if "sweep" not in known or (known["rate"], known["bytes"]) != (rate, nbytes):
             raise SystemExit(f"{path} holds no sweep of {hosts} hosts at {rate} and {nbytes} bytes: run it first")

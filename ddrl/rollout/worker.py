@@ -242,7 +242,7 @@ class RolloutWorker:
             return
         if self._pin is not pin:
             self._counts["fetches"] += 1
-        fresh = pin.version != self._version
+        fresh = self._pin is None or pin.version != self._version
         self._pin, self._version, values = pin, pin.version, pin.values
         if fresh:  # in a closed loop the relay waits for it
             self._gauges["policy_version"].set(pin.version)
