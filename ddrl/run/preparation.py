@@ -68,6 +68,11 @@ class Preparation:
         from ddrl.distribution.checks import check_cluster
 
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
+        if topology.area_columns and topology.hosts > 1:
+            raise ConfigError(
+                f"replay.source = areas: sample areas are shared memory of one host, and there are {topology.hosts}; "
+                "set replay.source = auto, or start everything on one host with cluster.relays = 0"
+            )
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology

@@ -53,6 +53,7 @@ class Reason(StrEnum):
     MAX_ENV_STEPS = "run.max_env_steps reached"
     MAX_SECONDS = "run.max_seconds reached"
     TARGET = "run.target_return reached"
+    CONVERGED = "run.patience evaluations without a better one"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped from outside"
 
@@ -95,7 +96,7 @@ class Task:
         learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
-        source = _build_source(topology)
+        source = _build_source(topology, channels)
         self.disk = Disk()
         self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
@@ -183,6 +184,8 @@ class Task:
             return Reason.STOPPED
         if self.best.target_reached:
             return Reason.TARGET
+        if 0 < run.patience <= self.best.worse_since:
+            return Reason.CONVERGED
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
@@ -343,7 +346,7 @@ def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     return learner, learner.acting_model()
 
 
-def _build_source(topology: Topology) -> Source:
+def _build_source(topology: Topology, channels: HostChannels) -> Source:
     from ddrl.replay.sources import make_source
 
-    return make_source(topology.config, topology.schema, topology.declaration.experience)
+    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)

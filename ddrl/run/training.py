@@ -225,8 +225,11 @@ class Training:
 
         `everything` (a checkpoint, the end): empty the lanes whatever the source says.
         """
+        arrived = self.source.arrived()
+        if arrived:
+            self._count_recorded(arrived)
         if not everything:
-            return self._drain(min(len(self._rows), self.source.insertable()))
+            return arrived + self._drain(min(len(self._rows), self.source.insertable()))
         moved = 0
         while self.ends.lanes.pending:
             moved += self._drain(len(self._rows))
@@ -251,11 +254,14 @@ class Training:
         if len(rows):
             recorded = self.source.record(rows, self.state.policy_version)
             self.lag.arrived(rows["policy_version"][rows["kind"] == RowKind.STEP], self.state.policy_version)
-            self.state.env_steps += recorded
-            self._count["env_steps"].add(recorded)
-            self._count["rows_recorded"].add(recorded)
+            self._count_recorded(recorded)
             self._count["record_seconds"].add(time.perf_counter() - begin)
         return moved
+
+    def _count_recorded(self, steps: int) -> None:
+        self.state.env_steps += steps
+        self._count["env_steps"].add(steps)
+        self._count["rows_recorded"].add(steps)
 
     def wait(self, timeout: float) -> None:
         """Sleep until a rollout or the evaluator rings, at most `timeout` seconds."""
