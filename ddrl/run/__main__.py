@@ -3,6 +3,11 @@ process with --serial."""
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+
 import os
 import sys
 import uuid
@@ -154,4 +159,5 @@ def _complain(error: DdrlError, show_traceback: bool) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
