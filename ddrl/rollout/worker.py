@@ -271,7 +271,11 @@ class RolloutWorker:
             return
         if self._pin is not pin:
             self._counts["fetches"] += 1
+        fresh = self._pin is None or pin.version != self._version
         self._pin, self._version, values = pin, pin.version, pin.values
+        if fresh:  # in a closed loop the relay waits for it
+            self._gauges["policy_version"].set(pin.version)
+            self._board.relay_bell.ring()
         self._epsilon = epsilon_of(self._config, values[EPSILON], self._place.index, self._place.count)
         self._warming = values[ENV_STEPS] < self._config.warmup_steps
         idle = self._warming and not self._stateful
