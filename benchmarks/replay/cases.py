@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import interleave, print_table, ratios
+from benchmarks.harness import print_table, ratios
 from benchmarks.replay.limit import Limit
-from benchmarks.replay.plain import ListReplay, RingReplay
+from benchmarks.replay.plain import PlainReplay, RingReplay
 from benchmarks.replay.timing import ACTION, Cases, Peer, adders, alternate, fill, learning, show, summarize
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 
 WINDOWS, LENGTH = 5000, 8
+MAX_PLAIN = 1 << 13  # records
 COMPARED = ((5, 6), (8.5, 8.5), (11, 12))  # cells of the grid in which the others take part: N = 2^11, 2^17, 2^23
 
 
@@ -57,7 +58,7 @@ def grid(short: bool, peers: list[Peer]) -> list[dict[str, Any]]:
 
 
 def cell(k: float, s: float, peers: list[Peer] | None) -> dict[str, Any]:
-    """One cell; with `peers` also against them, a numpy ring and Python lists."""
+    """One cell; with `peers` also against them and a numpy ring."""
     episodes, steps = round(2**k), round(2**s)
     size = episodes * steps
     replay = ExperienceReplay(ArraySpec((4,), "float32"), ACTION, size, pick_len=LENGTH, n_step=0)
@@ -71,20 +72,49 @@ def cell(k: float, s: float, peers: list[Peer] | None) -> dict[str, Any]:
     }
     asked, recorded = {}, {}
     if peers is not None:
-        ring, lists = RingReplay(size, episodes, steps), ListReplay(min(episodes, 64), steps)
+        ring = RingReplay(size, episodes, steps)
         cases |= {"numpy ring": lambda: ring.windows(WINDOWS, LENGTH)}
         asked = {peer.name: (peer, f"windows {episodes} {steps} {WINDOWS} {LENGTH}") for peer in peers}
         recorded = {peer.name: (peer, "record 100") for peer in peers if k == 11}
     get = alternate(cases, asked, 60 if peers is not None else 20)
-    if peers is not None:
-        get |= interleave({"python lists": lambda: lists.windows(WINDOWS, LENGTH)}, 3)
     figures = summarize(get)
     figures["ratio with prefetch"] = ratios(get["ddrl"], get["limit with prefetch"])
     record = alternate({"ddrl": record_100(replay), "limit": limit.append(100)}, recorded, 30)
     return {"k": k, "s": s, "records": size, "get_5000": figures, "record_100": summarize(record)}
 
 
-def record_100(replay: ExperienceReplay) -> Callable[[], None]:
+def plain(short: bool) -> list[dict[str, Any]]:
+    """get_5000 and record_100 of the module and of the module in plain Python, in turn, both full of the same records:
+    of 2^k episodes of 2^s records as many as MAX_PLAIN holds, for what is recorded takes time with all that is held."""
+    compared = COMPARED[:1] if short else COMPARED
+    figures: list[dict[str, Any]] = []
+    for k, s in compared:
+        steps = min(round(2**s), MAX_PLAIN)
+        episodes = max(1, min(round(2**k), MAX_PLAIN // steps))
+        replay = ExperienceReplay(ArraySpec((4,), "float32"), ACTION, episodes * steps, pick_len=LENGTH, n_step=0)
+        fill(replay, (4,), "float32", episodes, steps)
+        selector, reference = replay.new_pick_selector("uniform"), PlainReplay(episodes, steps, LENGTH)
+        get = {
+            "ddrl": lambda replay=replay, selector=selector: replay.get_batch(WINDOWS, selector),
+            "plain Python": lambda reference=reference: reference.windows(WINDOWS),
+        }
+        record = {"ddrl": record_100(replay), "plain Python": record_100(reference)}
+        row: dict[str, Any] = {"k": k, "s": s, "records": episodes * steps}
+        for name, cases, rounds in (("get_5000", get, 5), ("record_100", record, 10)):
+            seconds = alternate(cases, rounds=rounds)
+            row[name] = {**summarize(seconds), "times": ratios(seconds["plain Python"], seconds["ddrl"])}
+        figures.append(row)
+    print_table(
+        ["records", *(f"{name} {what}" for name in ("get_5000", "record_100") for what in ("us", "plain us", "times"))],
+        [
+            [row["records"], *(row[name][what].median for name in ("get_5000", "record_100") for what in row[name])]
+            for row in figures
+        ],
+    )
+    return figures
+
+
+def record_100(replay: ExperienceReplay | PlainReplay) -> Callable[[], None]:
     """100 single records into one episode after the other, with eviction running."""
     state, final = np.ones(4, np.float32), np.zeros(4, np.float32)
 

@@ -1,11 +1,16 @@
-"""Replay as one writes it first: rings of numpy arrays, and lists of Python objects. What the kernel is compared
-with."""
+"""What the kernel is compared with in the same process: a ring of numpy arrays, as one writes it first, and the module
+itself in plain Python."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+
+from ddrl.core.rows import schema_of
+from ddrl.core.specs import ArraySpec
+from ddrl.replay.reference import ReferenceReplay
 
 
 class RingReplay:
@@ -26,20 +31,37 @@ class RingReplay:
         return self.state[index], self.action[index], self.reward[index], self.state[index + 1], episode, position
 
 
-class ListReplay:
-    """Episodes as lists of (state, action, reward)."""
+class PlainReplay:
+    """The replay module with its kernel replaced by `ddrl.replay.reference`: plain Python, the same rules of recording,
+    picks and eviction. Full from the start, of `episodes` of `steps` records."""
 
-    def __init__(self, episodes: int, steps: int, dim: int = 4) -> None:
-        self.episodes = [[(np.ones(dim, np.float32), 0, 1.0) for _ in range(steps + 1)] for _ in range(episodes)]
-        self.picks = [(episode, position) for episode in range(episodes) for position in range(steps - 7)]
+    def __init__(self, episodes: int, steps: int, length: int, dim: int = 4) -> None:
+        schema = schema_of(ArraySpec((dim,), "float32"), ArraySpec((), "int64"))
+        self.reference = ReferenceReplay(schema, episodes * steps, pick_len=length, n_step=0)
+        self._row = np.zeros((), schema.dtype)
+        self._random = random.Random(0)
+        for _ in range(episodes):
+            handle = self.new_episode()
+            for step in range(steps):
+                end = np.ones(dim, np.float32) if step == steps - 1 else None
+                handle = self.record(handle, np.ones(dim, np.float32), 1, 1.0, end)
 
-    def windows(self, count: int, length: int) -> tuple[np.ndarray, ...]:
-        """`count` windows, gathered record by record."""
-        states, actions, rewards, nexts = [], [], [], []
-        for episode, position in random.choices(self.picks, k=count):
-            window = self.episodes[episode][position : position + length + 1]
-            states.append([record[0] for record in window[:-1]])
-            actions.append([record[1] for record in window[:-1]])
-            rewards.append([record[2] for record in window[:-1]])
-            nexts.append([record[0] for record in window[1:]])
-        return np.asarray(states), np.asarray(actions), np.asarray(rewards), np.asarray(nexts)
+    def new_episode(self) -> int:
+        """As ExperienceReplay.new_episode."""
+        return self.reference.new_episode()
+
+    def record(self, handle: int, state: Any, action: int, reward: float, final_state: Any = None) -> int:
+        """As ExperienceReplay.record."""
+        row, final = self._row, None
+        row["state"], row["action"], row["reward"] = state, action, reward
+        if final_state is not None:
+            final = row.copy()
+            final["state"] = final_state
+        return self.reference.record(handle, row, final)
+
+    def windows(self, count: int) -> dict[str, np.ndarray]:
+        """As ExperienceReplay.get_batch with a uniform selector."""
+        picks = self._random.choices(self.reference.table, k=count)
+        windows = [self.reference.window(pick) for pick in picks]
+        self.reference.drawn(np.array([handle for handle, _ in picks], np.uint64))
+        return {name: np.array([window[name] for window in windows]) for name in windows[0]}

@@ -81,14 +81,24 @@ class ActingPolicy:
 
     # ---- acting ---------------------------------------------------------------------------------------------------
 
-    def act(self, observation: NDArray[Any], vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The outputs [N, ...] for `observation` [N, *observation.shape] with the parameters `vector` [layout.nbytes].
+    def inputs(self, count: int) -> dict[str, NDArray[Any]]:
+        """The arrays [count, *shape] of observations that the runtime reads, those that the network uses, by name: what
+        is written into them is what `act(None, vector)` takes. They last until another count comes."""
+        if count != self._count:
+            self._allocate(count)
+        return self._observation
+
+    def act(self, observation: NDArray[Any] | None, vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """The outputs [N, ...] for `observation` [N, *observation.shape] (None: what stands in `inputs`) with the
+        parameters `vector` [layout.nbytes].
 
         They stay as they are until the next call. Another N than before begins with fresh recurrent state."""
-        if vector is not self._vector or len(observation) != self._count:
-            self._bind(len(observation), vector)
-        for name, array in self._observation.items():
-            array[...] = observation[name] if self._record else observation
+        count = self._count if observation is None else len(observation)
+        if vector is not self._vector or count != self._count:
+            self._bind(count, vector)
+        if observation is not None:
+            for name, array in self._observation.items():
+                array[...] = observation[name] if self._record else observation
         if self._noise and not self._drawn:
             self._draw()
         try:
@@ -134,8 +144,8 @@ class ActingPolicy:
         """Whether the model has a state."""
         return any(declared.kind == "state" for declared in self.model.inputs)
 
-    def greedy(self, observation: NDArray[Any], vector: NDArray[np.uint8]) -> NDArray[Any]:
-        """The chooser's best action for each observation [N, *action.shape]; commits."""
+    def greedy(self, observation: NDArray[Any] | None, vector: NDArray[np.uint8]) -> NDArray[Any]:
+        """The chooser's best action for each observation [N, *action.shape], as `act` takes it; commits."""
         action = self._greedy(self.act(observation, vector))
         if self._inputs:
             self.commit()

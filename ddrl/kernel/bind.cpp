@@ -3,6 +3,7 @@
 
 namespace nb = nanobind;
 
+void bind_ad_queue(nb::module_& module);
 void bind_channels(nb::module_& module);
 void bind_codecs(nb::module_& module);
 void bind_replay(nb::module_& module);
@@ -10,7 +11,9 @@ void bind_replay(nb::module_& module);
 NB_MODULE(_kernel, module) {
     nb::set_leak_warnings(
         false);  // long-lived objects are frozen for the collector's sake, and live until the process ends
-    module.doc() = "C++ kernel of ddrl: channels in shared memory, codecs, and the replay store.";
+    module.doc() =
+        "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, and the queue of ad mixing.";
+    bind_ad_queue(module);
     bind_channels(module);
     bind_codecs(module);
     bind_replay(module);

@@ -24,6 +24,7 @@ from ddrl.core.errors import JobFailed
 from ddrl.pool import prewarm
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
 from ddrl.run.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up
+from ddrl.run.process import interrupts_held_back
 from ddrl.run.starter import STOP_TIMEOUT, Lines
 
 MAX_LINES = 100_000  # of collectors in a trace; the sums go on
@@ -34,13 +35,14 @@ class StarterProcess:
 
     def __init__(self, run_id: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ddrl.run.starter", run_id, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        with interrupts_held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.run.starter", run_id, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._orders, self._reports = self._process.stdin.fileno(), self._process.stdout.fileno()

@@ -25,9 +25,11 @@ LONGEST_TEXT = 300  # [B] of the holder's id and host
 class RunLock:
     """Held from its creation until `release`, or until the process and its copies have ended."""
 
-    def __init__(self, run: Path) -> None:
-        """Take the lock of the run directory; RunDirError where another process holds it or it cannot be written."""
-        path = run / NAME
+    def __init__(self, run: Path, name: str = NAME) -> None:
+        """Take the lock of the run directory; RunDirError where another process holds it or it cannot be written.
+
+        `name`: another file to lock, for what is of one process but not the run itself."""
+        path = run / name
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as error:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ddrl.core.algorithm import Declaration
@@ -34,8 +35,9 @@ LIVE_SETTINGS = {
 class Preparation:
     """A command line turned into a run that can start."""
 
-    def __init__(self, command: Command, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, command: Command, run_id: str, path: Path | None = None) -> None:
+        """`path`: the directory of a new run, where it has been announced."""
+        self.run_id, self._path = run_id, path
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume, claim=True)
@@ -69,7 +71,14 @@ class Preparation:
 
         if self.config.pool.collectors != "off":
             self._check_rounds(ranks)
+        if self.config.learner.nodes:
+            self._check_nodes(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
+        if topology.area_columns and topology.hosts > 1:
+            raise ConfigError(
+                f"replay.source = areas: sample areas are shared memory of one host, and there are {topology.hosts}; "
+                "set replay.source = auto, or start everything on one host with cluster.relays = 0"
+            )
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
@@ -77,6 +86,10 @@ class Preparation:
     def _check_rounds(self, ranks: tuple[Assignment, ...]) -> None:
         if any(rank.role is Role.RELAY for rank in ranks):
             raise ConfigError("pool.collectors start on this host alone: run without mpirun, or set it to off")
+        if self.config.learner.nodes:
+            raise ConfigError("pool.collectors: a task in rounds computes its gradients itself: set learner.nodes = 0")
+        if self.config.replay.source == "areas":
+            raise ConfigError("pool.collectors send their rows through lanes: replay.source = areas has none")
         if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
             raise ConfigError(
                 "pool.collectors: a round has no end where replay.samples_per_insert is 0: set how often a recorded "
@@ -86,7 +99,7 @@ class Preparation:
     def open_records(self) -> TaskRecords:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
         if self.resume is None:
-            self.directory = RunDirectory.create(self.config, self.run_id)
+            self.directory = RunDirectory.create(self.config, self.run_id, self._path)
             remember_trust(self.directory.path, foreign_code(asdict(self.config)))
         else:
             try:
@@ -96,6 +109,24 @@ class Preparation:
                     f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
                 ) from None
         return TaskRecords(self.directory, self.resume)
+
+    def _check_nodes(self, ranks: tuple[Assignment, ...]) -> None:
+        if all(rank.role is not Role.NODE for rank in ranks):
+            raise ConfigError(
+                f"learner.nodes = {self.config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
+                "-m ddrl.run, or set learner.nodes = 0"
+            )
+        source = self.declaration.experience.source
+        if source != "replay":
+            raise ConfigError(
+                f"learner.nodes: {self.declaration.algorithm} learns from {source}, but nodes are given parts of "
+                "batches that a replay draws; set learner.nodes = 0"
+            )
+        from ddrl.balance import Observation
+        from ddrl.run.nodes.sharing import make_node_sizer
+
+        cluster, sizer = make_node_sizer(self.config, list(range(self.config.learner.nodes)))
+        sizer.propose(Observation.blank(cluster))
 
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""

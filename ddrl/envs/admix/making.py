@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
+from ddrl.envs.admix.contracts import Contracts
+from ddrl.envs.admix.inventory import Inventory
 from ddrl.envs.admix.joint import arrays_of
 from ddrl.envs.admix.logs.day import open_log
 from ddrl.envs.admix.market import Market
@@ -42,6 +44,41 @@ def logged(folder: str, num_envs: int = 1, bids: int = 24, on_error: str = "rais
     play = PlayConfig(**_known(settings, PlayConfig))
     log = open_log(Path(folder), bids, on_error)
     return AdmixVectorEnv(cast(Days, lambda seed, episode: log), num_envs, play, log.click_value, bids)
+
+
+@dataclass(frozen=True)
+class Morning:
+    """What is known of a day before it begins: all that a server needs beside its policy."""
+
+    contracts: Contracts
+    inventory: Inventory
+    play: PlayConfig
+    click_value: float
+    bids: int  # bid slots of a queue
+
+
+def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = None) -> Morning:
+    """The morning of the environments that `factory` ("generated", "logged" or their Gymnasium forms) makes from
+    `settings`: of the market's first day, or of the log; with `folder` the contracts of that log stand in their place.
+    ConfigError, EnvError."""
+    given = {name: value for name, value in settings.items() if name != "num_envs"}
+    kind = factory.removesuffix("_env")
+    if kind == "generated":
+        market_settings, play_settings = _divide(given)
+        config, play = MarketConfig(**market_settings), PlayConfig(**play_settings)
+        bids = config.max_bids
+        if folder is None:
+            day = Market(config).day(0)
+            return Morning(day.contracts, day.inventory, play, config.click_value, bids)
+    elif kind == "logged":
+        bids = int(given.pop("bids", 24))
+        own = Path(given.pop("folder", ""))
+        given.pop("on_error", None)  # of its rows, which a server does not read
+        play, folder = PlayConfig(**_known(given, PlayConfig)), own if folder is None else folder
+    else:
+        raise ConfigError(f"env.id: {factory} is no environment of ad mixing (generated or logged)")
+    log = open_log(folder, bids)
+    return Morning(log.contracts, log.inventory, play, log.click_value, bids)
 
 
 class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):

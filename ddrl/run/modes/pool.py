@@ -73,7 +73,7 @@ class Pool:
         for task in plan.tasks:
             self._master.add(task.name, task.weight)
         plan.write()
-        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab"))
+        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab", buffering=0))
         self._written = 0
         self._control = PoolControl(plan.run_id, self._master.table.bell.ring)
         stack.callback(self._control.close)

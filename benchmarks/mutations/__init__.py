@@ -1,0 +1,1 @@
+"""Faults put into the code, and which of them the tests notice."""

@@ -1,0 +1,155 @@
+"""Faults put into the code one at a time, each in a clean copy, and which of them the nearest tests notice.
+
+    python -m benchmarks.mutations                    the named faults, then 100 random ones
+    python -m benchmarks.mutations --only mailbox     named faults whose file or name holds the word
+
+A fault that no test of its file's neighbourhood notices has survived: a test is missing, or the fault changes nothing
+that anybody can see. Whatever was judged before at the same text is not judged again, so a run can be interrupted."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import arguments, machine, print_table
+from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Verdict, stands
+from benchmarks.mutations.named import NAMED, Fault
+from benchmarks.mutations.nearest import nearest
+from benchmarks.mutations.operators import draw
+from ddrl.core.files import write_atomically
+
+SEED = 14
+
+
+def main() -> int:
+    """The command; its exit status is 1 where a named fault survives."""
+    parser = arguments("mutations", __doc__.splitlines()[0])
+    parser.add_argument("--random", type=int, default=100, metavar="N", help="random faults (%(default)s)")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the random faults (%(default)s)")
+    parser.add_argument("--only", default="", metavar="WORD", help="faults whose file or name holds this word")
+    parser.add_argument("--again", action="store_true", help="judge those that survived once more")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds of one test run (%(default)s)"
+    )
+    parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
+    parser.add_argument("--under", default="", metavar="COMMAND", help="runs the tests, as in --under 'nice -n 10'")
+    parser.add_argument(
+        "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for fault in NAMED:
+        if not stands(fault):
+            print(f"passed over, its line has changed: {fault.path}: {fault.name}")
+    faults = [("named", fault) for fault in NAMED if stands(fault)]
+    faults += [("random", fault) for fault in draw(ROOT, 0 if options.short else options.random, options.seed)]
+    faults = [(kind, fault) for kind, fault in faults if options.only in f"{fault.path} {fault.name}"]
+    if options.short:
+        faults = faults[:3]
+    part, parts = map(int, options.part.split("/"))
+    known = {row["key"]: row for row in _saved(options.json)}
+    todo = [
+        (kind, fault)
+        for kind, fault in faults[part::parts]
+        if _key(fault) not in known or (options.again and not known[_key(fault)]["noticed"])
+    ]
+    print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
+        judge = _Judge(Path(folder), options.timeout, options.under.split(), options.rings)
+        for place, (kind, fault) in enumerate(todo, 1):
+            verdict = judge(fault)
+            row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
+            if verdict.noticed or options.rings >= 4:  # after a first look nothing has survived yet
+                _keep(options.json, row)
+                known[row["key"]] = row
+            word = "noticed" if verdict.noticed else "SURVIVED"
+            left = (time.monotonic() - begin) / place * (len(todo) - place)
+            print(
+                f"{place}/{len(todo)} {word:8} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)", flush=True
+            )
+    judged = [(kind, known[_key(fault)]) for kind, fault in faults if _key(fault) in known]
+    return _report(judged)
+
+
+class _Judge:
+    """Puts a fault into a clean copy and runs the nearest tests, then the further ones."""
+
+    def __init__(self, folder: Path, timeout: float, under: list[str], rings: int) -> None:
+        self._folder, self._timeout, self._under, self._rings = folder, timeout, under, rings
+        self._kernel = KernelBuild(folder / "kernel")
+        self._sound: set[tuple[str, ...]] = set()
+
+    def __call__(self, fault: Fault) -> Verdict:
+        for tests in nearest(fault.path)[: self._rings]:
+            copy = Copy(self._folder / "copy")
+            copy.make()
+            if tests not in self._sound:  # a test that fails anyway notices nothing
+                clean = copy.test(tests, self._timeout, self._under)
+                if clean.noticed:
+                    raise SystemExit(f"{' '.join(tests)} fails without a fault: {clean.by}")
+                self._sound.add(tests)
+                copy.make()
+            if not fault.path.startswith(KERNEL):
+                copy.put(fault)
+            elif not self._kernel.into(copy, fault):
+                return Verdict(True, "does not compile", 0.0)
+            verdict = copy.test(tests, self._timeout, self._under)
+            if verdict.noticed:
+                return verdict
+        return Verdict(False, "", 0.0)
+
+
+def _key(fault: Fault) -> str:
+    """A fault at the text that it stands in: another text of the file's line is another fault."""
+    return hashlib.blake2b(repr(tuple(fault)).encode(), digest_size=8).hexdigest()
+
+
+def _saved(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def _keep(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to the file, which runs side by side share."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _write(path, row)
+    finally:
+        os.close(folder)
+
+
+def _write(path: Path, row: dict[str, Any]) -> None:
+    rows = {each["key"]: each for each in _saved(path)} | {row["key"]: {**row, "date": time.strftime("%Y-%m-%d")}}
+    document = {"command": "python -m benchmarks.mutations", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
+    write_atomically(path, (json.dumps({**document, "rows": list(rows.values())}, indent=1) + "\n").encode())
+
+
+def _report(judged: list[tuple[str, dict[str, Any]]]) -> int:
+    kinds = sorted({kind for kind, _ in judged})
+    rows = [(kind, [row for other, row in judged if other == kind]) for kind in kinds]
+    print_table(
+        ("faults", "judged", "noticed", "survived"),
+        [
+            (kind, len(all_), sum(row["noticed"] for row in all_), sum(not row["noticed"] for row in all_))
+            for kind, all_ in rows
+        ],
+    )
+    for kind, row in judged:
+        if not row["noticed"]:
+            print(
+                f"survived ({kind}): {row['path']}: {row['name']}\n  - {row['old'].strip()}\n  + {row['new'].strip()}"
+            )
+    return int(any(kind == "named" and not row["noticed"] for kind, row in judged))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

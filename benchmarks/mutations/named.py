@@ -1,0 +1,500 @@
+"""Named one-line faults: each is a mistake that somebody could make, in every package. Written before the tests were
+looked at. A line of code is replaced by another one; its text stands once in its file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """`old` becomes `new` in the file `path`, at its only place, or in line `line` (from 1) where that is given."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    line: int = 0
+
+
+_NAMED = {
+    "run/training.py": (
+        (
+            "priorities are never written back",
+            "self.source.learned(batch, priority)",
+            "self.source.learned(batch, None)",
+        ),
+        ("nothing is annealed", "self.learner.anneal(progress)", "pass"),
+        ("importance weights are not annealed", "self.source.anneal(progress)", "pass"),
+        ("no exploration", "epsilon_at(self.config.rollout, state.env_steps) if", "0.0 if"),
+        ("updates are not counted", "self.state.updates += 1", "pass"),
+        (
+            "a publish every update",
+            "self._unpublished = 0\n        self._count",
+            "self._unpublished = 99\n        self._count",
+        ),
+        (
+            "lag is counted from the next version",
+            "self.source.versions(batch), self.state.policy_version)",
+            "self.source.versions(batch), self.state.policy_version + 1)",
+        ),
+        ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
+        ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
+        ("a live epsilon is ignored", "if self.live.epsilon is None else self.live.epsilon", "if True else 0.0"),
+    ),
+    "run/best_policy.py": (
+        (
+            "the worst policy is kept",
+            "self._rank(evaluation) >= self._rank(self.evaluation)",
+            "self._rank(evaluation) <= self._rank(self.evaluation)",
+        ),
+        (
+            "confirmation is ignored",
+            "return min(evaluation.played.mean, evaluation.best.mean) >= target",
+            "return evaluation.played.mean >= target",
+        ),
+        ("the target is never reached", "self.target_reached = self.target_reached or reached", "pass"),
+    ),
+    "run/task.py": (
+        ("a resumed source goes on with episodes", "source.cut()", "pass"),
+        ("checkpoints at every look", "return (env_steps // period + 1) * period", "return env_steps"),
+        ("a pause is ignored", "moved = not paused and training.turn()", "moved = training.turn()"),
+        (
+            "max_seconds is ignored",
+            "return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None",
+            "return None",
+        ),
+        ("the best policy is not confirmed", "self.best.confirm(evaluator.confirm(self.best.vector()))", "pass"),
+    ),
+    "run/checkpoint.py": (
+        ("old checkpoints stay", "for old in _complete(folder)[:-keep]:", "for old in []:"),
+        ("a damaged file passes", "if actual != digest:", "if False:"),
+    ),
+    "run/lag.py": (("lag of rows at arrival is zero", "self.arrival.add(lag)", "self.arrival.add(lag * 0)"),),
+    "rollout/exploration.py": (
+        ("epsilon never falls", "progress = min(env_steps / config.epsilon_decay_steps, 1.0)", "progress = 0.0"),
+        ("all rollouts explore alike", "config.epsilon_spread * index / (count - 1)", "0.0 * index / (count - 1)"),
+    ),
+    "rollout/worker.py": (
+        (
+            "versions of actions are not recorded",
+            "terminated, truncated, following, self._version)",
+            "terminated, truncated, following, 0)",
+        ),
+        ("an action of two versions counts", "if self._pin.valid():", "if self._pin is not None:"),
+        (
+            "warm-up is skipped",
+            "self._warming = values[ENV_STEPS] < self._config.warmup_steps",
+            "self._warming = False",
+        ),
+        ("returns run on over episodes", "returns[index] = 0.0", "pass"),
+        (
+            "clipped rewards are reported",
+            "np.add(returns, raw_reward, out=returns)",
+            "np.add(returns, reward, out=returns)",
+        ),
+        (
+            "a new version waits for the episode's end",
+            "elif self._by_step or self._resetting:",
+            "elif self._resetting:",
+        ),
+    ),
+    "rollout/evaluation.py": (
+        (
+            "the evaluator plays zeros",
+            "step = env.step(policy.greedy(observation, vector))",
+            "step = env.step(policy.greedy(observation, vector) * 0)",
+        ),
+        ("the first episodes to end count", "if len(returns[index]) < quotas[index]:", "if missing:"),
+        ("the reset counts as a step", "began[index] = turn + 1  # the next step only resets", "began[index] = turn"),
+    ),
+    "envs/atari.py": (
+        ("returns are reported clipped", "truncated, raw)", "truncated, reward.astype(np.float64))"),
+        ("frames are not the maximum of two", "np.maximum(newest, before, out=newest)", "pass"),
+        ("no no-ops", "for _ in range(noops):", "for _ in range(0):"),
+        ("a new episode keeps old frames", "frames[:-1] = frames[-1]", "pass"),
+    ),
+    "envs/loop.py": (
+        (
+            "every reward is clipped",
+            "(np.clip(raw, -1.0, 1.0) if self._reward_clip else raw)",
+            "np.clip(raw, -1.0, 1.0)",
+        ),
+        ("time limits are terminal", "terminations[index] = bool(terminated)", "terminations[index] = True"),
+    ),
+    "envs/admix/inventory.py": (
+        (
+            "more than a cell holds is dealt",
+            "rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])",
+            "rest[cells] -= theta[contract] * supply[cells]",
+        ),
+        (
+            "demand is due a window late",
+            "return self.curve[left] * (1 - part) + self.curve[left + 1] * part",
+            "return self.curve[left]",
+        ),
+    ),
+    "envs/admix/market.py": (
+        ("every day has the same walk", "for past in range(day + 1):", "for past in range(1):"),
+        ("filters hold nothing back", "eligible &= rng.random(eligible.shape, np.float32) >= config.filtered", "pass"),
+    ),
+    "acting/policy.py": (
+        ("recurrent state stays", "np.copyto(self._held[name], self._outputs[following])", "pass"),
+        ("an ended episode keeps its state", "held[places] = declared.initial", "pass"),
+        (
+            "the first vector acts for ever",
+            "if vector is not self._vector or len(observation) != self._count:",
+            "if self._vector is None or len(observation) != self._count:",
+        ),
+    ),
+    "acting/choosers/epsilon_greedy.py": (
+        ("epsilon counts once a vector step", "where=self._uniform[place] < exploration)", "where=True)"),
+        ("the worst action is greedy", 'action = outputs["q"].argmax(1)', 'action = outputs["q"].argmin(1)'),
+    ),
+    "acting/choosers/gaussian.py": (
+        (
+            "actions leave their bounds",
+            "action = np.clip(drawn, self._low, self._high).astype(self._dtype)",
+            "action = drawn.astype(self._dtype)",
+        ),
+        ("log-probability without its constant", "- log_std - 0.5 * LOG_TWO_PI", "- log_std"),
+    ),
+    "channels/mailbox.py": (
+        ("places of the dead stay taken", "if self.release_dead():", "if False:"),
+        (
+            "a firm pin is revoked",
+            "os.getpid(), start_time(os.getpid()), firm)",
+            "os.getpid(), start_time(os.getpid()), False)",
+        ),
+    ),
+    "channels/lane.py": (
+        (
+            "lanes of other rows are accepted",
+            "if not np.array_equal(segment.array[:_DIGEST_NBYTES], _digest(dtype)):",
+            "if False:",
+        ),
+    ),
+    "channels/counters.py": (
+        (
+            "fresh counters are zero",
+            "array[offset:].view(np.float64)[:] = np.nan",
+            "array[offset:].view(np.float64)[:] = 0",
+        ),
+    ),
+    "core/files.py": (("a failed write leaves its file", "temporary.unlink()", "pass"),),
+    "core/layouts.py": (("tensors are not aligned", "offset += -offset % ALIGNMENT", "offset += 0"),),
+    "core/roles.py": (
+        (
+            "the evaluator stands on any host",
+            "elif host == 0 and evaluator_wanted:",
+            "elif host == 1 and evaluator_wanted:",
+        ),
+    ),
+    "core/settings.py": (("a setting that does not exist passes", "if name not in known:", "if False:"),),
+    "learner/targets.py": (
+        (
+            "the maximum in place of the double choice",
+            "return torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1))",
+            "return torch.addcmul(r_t, discount_t, q_t.amax(dim=1))",
+        ),
+        ("the step size stays", "return lr * (1.0 + (end_fraction - 1.0) * progress)", "return lr"),
+        (
+            "importance weights are left out of the slope",
+            "return slope * weight * (-1.0 / len(weight))",
+            "return slope * (-1.0 / len(weight))",
+        ),
+    ),
+    "learner/part.py": (
+        ("the target never follows", "self._follow(self._config.target_rate)", "pass"),
+        ("a saved optimizer begins anew", "self.updates = self.adam.steps = updates", "self.updates = updates"),
+    ),
+    "learner/adam.py": (
+        (
+            "gradients are not clipped",
+            "shrink = (norm / self._max_grad_norm).clamp_(min=1.0)",
+            "shrink = (norm / self._max_grad_norm).clamp_(min=1.0, max=1.0)",
+        ),
+    ),
+    "learner/passes.py": (
+        (
+            "relu has no derivative",
+            "torch.mm(slope, weight, out=slope_below).mul_(below > 0)",
+            "torch.mm(slope, weight, out=slope_below).mul_(below >= 0)",
+        ),
+    ),
+    "learner/learner.py": (
+        ("the random state is not saved", 'self._random[0] = torch.from_numpy(np.array(state["torch_rng"]))', "pass"),
+        ("divergence passes", "if not math.isfinite(value):", "if False:"),
+    ),
+    "learner/algorithms/c51.py": (
+        ("the selector is the target network", '"logits_t_selector" if self._double else "logits_t"', '"logits_t"'),
+    ),
+    "learner/algorithms/pqn.py": (
+        (
+            "every minibatch is the same",
+            "order = np.random.default_rng((self._seed, epoch)).permutation(len(rows))",
+            "order = np.zeros(len(rows), np.int64)",
+        ),
+        (
+            "a terminal state bootstraps",
+            "following[rows[terminated], length[terminated].astype(np.int64) - 1] = 0.0",
+            "pass",
+        ),
+    ),
+    "learner/algorithms/td3.py": (
+        ("one critic alone", ".squeeze(2).amin(dim=1)", ".squeeze(2)[:, 0]"),
+        ("the actor learns at every update", "if self.updates % self._settings.actor_delay:", "if False:"),
+        (
+            "target noise is not clipped",
+            "return noise.clamp(-settings.target_noise_clip, settings.target_noise_clip)",
+            "return noise",
+        ),
+    ),
+    "learner/algorithms/d4pg.py": (
+        (
+            "weights are left out",
+            "return Loss((batch.weight * each).mean(), priority",
+            "return Loss(each.mean(), priority",
+        ),
+    ),
+    "learner/algorithms/r2d2.py": (
+        (
+            "values are not rescaled",
+            "batch.r_t + batch.discount_t * rules.unscale(best, settings.rescaling)",
+            "batch.r_t + batch.discount_t * best",
+        ),
+        ("burn-in is learned from", "there = (here + batch.ahead).clamp(max=q.shape[1] - 1)", "there = here"),
+    ),
+    "learner/quantiles.py": (
+        ("quantiles are weighed from the wrong side", "(error.detach() < 0)", "(error.detach() > 0)"),
+    ),
+    "replay/rate_limiter.py": (
+        ("the ratio is not kept", "return min(count, band) - self.samples_behind <= band", "return True"),
+        (
+            "a new ratio owes for the past",
+            "self.samples = round(self.samples_per_insert * max(0, self.inserts - self.min_size))",
+            "pass",
+        ),
+    ),
+    "replay/sources/replay.py": (
+        (
+            "a TD error of zero is never drawn again",
+            "np.asarray(priority, np.float32) + np.float32(self._config.replay.priority_offset)",
+            "np.asarray(priority, np.float32)",
+        ),
+        (
+            "discount is zero",
+            "return draw(learner.batch_size, self.selector, learner.discount)",
+            "return draw(learner.batch_size, self.selector, 0.0)",
+        ),
+        ("beta stays", "start + min(1.0, progress) * (1.0 - start)", "start"),
+    ),
+    "replay/experience.py": (
+        (
+            "n_step is 1",
+            "            n_step=n_step,\n            burn_in=burn_in,\n            eviction=eviction.name",
+            "            n_step=min(1, n_step),\n            burn_in=burn_in,\n            eviction=eviction.name",
+        ),
+    ),
+    "distribution/plans/costs.py": (
+        (
+            "the bound forgets the receivers",
+            "return max(S / up[0], S / min(down[1:]), n * S / sum(up))",
+            "return max(S / up[0], n * S / sum(up))",
+        ),
+    ),
+    "distribution/plans/simulator.py": (
+        ("links receive many at once", "max(first_byte, self.down_free[target])", "first_byte"),
+    ),
+    "distribution/transport/shards.py": (
+        (
+            "checksums are not compared",
+            "elif self._checksum(payload) ^ self._checksum(self._heads[index, :_BEFORE_CHECKSUM]) != checksum:",
+            "elif False:",
+        ),
+        ("a chunk of another version is taken", "or version != self.version:", "or False:"),
+    ),
+    "distribution/relay/sending.py": (
+        ("more versions in flight than allowed", "or len(self._open) >= self._in_flight or", "or"),
+        (
+            "a refused version is not sent again",
+            "            self._refused = True",
+            "            self._refused = False",
+        ),
+        (
+            "versions leave before they are used",
+            "if self._in_use is not None and not self._in_use(self._sent_version):",
+            "if False:",
+        ),
+    ),
+    "distribution/relay/receiving.py": (
+        ("confirmed before it is used", "and not self._in_use(report.version)", "and False"),
+    ),
+    "distribution/transport/uplink.py": (
+        ("rows without room are lost", "room = min(len(rows), lane.capacity - len(lane))", "room = len(rows)"),
+    ),
+    "balance/collection.py": (
+        (
+            "late gradients are as good as new",
+            "fresh = self._staleness(now, version) <= self.settings.threshold or version == self.version",
+            "fresh = True",
+        ),
+        ("the wait never ends", "return self._opened_at + self.settings.wait", "return math.inf"),
+        (
+            "a dead node's samples are lost",
+            "self._requeued += samples\n            self.counts.requeued += samples\n            self._begun",
+            "self.counts.requeued += samples\n            self._begun",
+        ),
+        (
+            "every gradient has the same weight",
+            "{key: size / samples for key, size in self._held.items()}",
+            "{key: 1 / len(self._held) for key, size in self._held.items()}",
+        ),
+    ),
+    "balance/sizes.py": (
+        (
+            "remainders go to the first nodes",
+            "remainder = np.where(sizes < upper, exact - sizes, -np.inf)",
+            "remainder = np.where(sizes < upper, 0.0, -np.inf)",
+        ),
+    ),
+    "balance/affine_filter.py": (
+        (
+            "jumps are followed slowly",
+            "np.abs(log_error) * predicted > settings.jump * np.sqrt(spread))",
+            "np.abs(log_error) * predicted > np.inf)",
+        ),
+    ),
+    "balance/epochs.py": (
+        ("a subset given back is lost", "self._queue.appendleft(self._pop(node))", "self._pop(node)"),
+    ),
+    "pool/queue.py": (
+        (
+            "a task may hold two devices",
+            "if request.task in self._holds or request.task in self._waiting:",
+            "if False:",
+        ),
+        ("a withdrawn device is granted", "self._devices.discard(device)", "pass"),
+        ("seconds held are not counted", "self.held_seconds[task] += now - hold.since", "pass"),
+    ),
+    "pool/leases.py": (
+        (
+            "two processes of one task",
+            "if is_alive(pid, started):\n                raise",
+            "if False:\n                raise",
+        ),
+        ("a dead task keeps its device", "if member.owner == owner:", "if False:"),
+    ),
+    "pool/policies/fair.py": (
+        ("nobody is ever due", "if account.due <= now:", "if False:"),
+        ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
+    ),
+    "telemetry/store.py": (
+        ("coarse rows are the newest value", "else 'avg'}", "else 'max'}"),
+        ("frames grow without end", "if self._frame_bytes > self._frame_budget:", "if False:"),
+    ),
+    "telemetry/series.py": (
+        (
+            "a share counts all processes as one",
+            "self.rate(metric.name, across.role) / processes if processes else NAN",
+            "self.rate(metric.name, across.role)",
+        ),
+    ),
+    "telemetry/summary.py": (
+        (
+            "a resumed run forgets what it did",
+            "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
+            "total = float(values.sum()) if values.size else base.get(add)",
+        ),
+    ),
+    "telemetry/recorder.py": (
+        (
+            "what fails in a sink ends the recorder",
+            "except Exception as error:  # training must outlive its telemetry",
+            "except ZeroDivisionError as error:",
+        ),
+    ),
+    "telemetry/bottleneck.py": (
+        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
+    ),
+    "plots/replay.py": (
+        (
+            "priorities are shown from the lowest",
+            "np.maximum(np.asarray(priorities, np.float64), 1e-12) ** power)[::-1]",
+            "np.maximum(np.asarray(priorities, np.float64), 1e-12) ** power)",
+        ),
+    ),
+    "evaluate.py": (("a changed environment passes", "if env.spec != saved.model.spec:", "if False:"),),
+    "kernel/replay/prioritized.hpp": (
+        ("new picks have priority 1", "max_priority_ = std::max(max_priority_, priority[i]);", ""),
+        (
+            "the largest weight is not 1",
+            "for (float& w : weight) w = std::pow(least / w, beta);",
+            "for (float& w : weight) w = std::pow(1.0f / w, beta);",
+        ),
+        (
+            "alpha is 1",
+            "std::clamp(std::pow(priority, alpha_), FLT_MIN, FLT_MAX)",
+            "std::clamp(priority, FLT_MIN, FLT_MAX)",
+        ),
+    ),
+    "kernel/replay/gather_loops.hpp": (
+        (
+            "n-step sums take one reward too many",
+            "after = window.states() - 1 - window.position, steps = after < n ? after : n;",
+            "after = window.states() - window.position, steps = after < n ? after : n;",
+        ),
+        (
+            "rewards are not discounted",
+            "for (u32 j = 0; j < steps; ++j, factor *= discount) total +=",
+            "for (u32 j = 0; j < steps; ++j) total +=",
+        ),
+    ),
+    "kernel/replay/ranked_eviction.hpp": (
+        (
+            "draws do not renew an episode",
+            "if (entries_[episode].key < clock_) entries_.change(episode).key = clock_, mark(episode);",
+            "if (false) mark(episode);",
+        ),
+    ),
+    "kernel/replay/recency.hpp": (
+        ("the past does not fade", "std::exp2(-shift / half_life_)", "std::exp2(-0.0 / half_life_)"),
+    ),
+    "kernel/step_writer.hpp": (
+        (
+            "an end row carries the state before",
+            "newest_frame(given.next_state, env), format_.state.bytes);\n        for (size_t c = 0; c < format_.columns"
+            ".size(); ++c) {",
+            "newest_frame(given.state, env), format_.state.bytes);\n        for (size_t c = 0; c < format_.columns"
+            ".size(); ++c) {",
+        ),
+        (
+            "time limits are terminal rows",
+            "given.terminated[env] ? RowKind::terminated : RowKind::truncated",
+            "RowKind::terminated",
+        ),
+        (
+            "a row that is not finite leaves no gap",
+            "at.gap = true;\n            }\n            ++at.step;",
+            "}\n            ++at.step;",
+        ),
+    ),
+    "kernel/mailbox.hpp": (
+        (
+            "a pin is not looked at again",
+            "if (header_->newest.load(std::memory_order_seq_cst) != pinned.word) continue;",
+            "",
+        ),
+        ("firm pins are revoked in the kernel", "readers_[i].firm.load(std::memory_order_relaxed) ? 2 : 1;", "1;"),
+        ("an older version replaces a newer one", "if (version <= newest_version()) return false;", ""),
+    ),
+    "kernel/ring.hpp": (
+        (
+            "rows wrap one place early",
+            "const size_t first = std::min(taken, capacity_ - begin);\n        std::memcpy(out, data_",
+            "const size_t first = std::min(taken, capacity_ - begin - 1);\n        std::memcpy(out, data_",
+        ),
+    ),
+    "kernel/codec.hpp": (("int8 scales are too large", "top / 127.0f)", "top / 128.0f)"),),
+}
+
+NAMED = tuple(Fault(name, f"ddrl/{path}", old, new) for path, faults in _NAMED.items() for name, old, new in faults)

@@ -1,0 +1,70 @@
+"""Which tests stand nearest to a module: the files of its name and those that import it, then the folder that mirrors
+it, then the runs that go through it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_FILES = 6  # that import a module: of more, the folder's own tests say as much
+
+_RUNS = (
+    "tests/run/test_training.py",
+    "tests/run/test_serial.py",
+    "tests/run/test_learning.py",
+    "tests/run/test_turns.py",
+)
+_MPI = ("tests/run/test_processes.py", "tests/run/test_handover.py")
+_RECORDS = (
+    "tests/run/test_resume.py",
+    "tests/run/test_lag.py",
+    "tests/run/test_algorithms.py",
+    "tests/test_evaluate.py",
+)
+
+# By the longest prefix of the file's path: the folder's tests, and those that run where these pass.
+NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "ddrl/acting": (("tests/acting", "tests/rollout"), _RUNS),
+    "ddrl/balance": (("tests/balance",), ()),
+    "ddrl/channels": (("tests/channels",), ("tests/rollout", *_RUNS)),
+    "ddrl/core": (
+        ("tests/core",),
+        ("tests/telemetry", "tests/rollout", "tests/channels", "tests/learner"),
+    ),
+    "ddrl/distribution": (("tests/distribution",), _MPI),
+    "ddrl/distribution/plans": (
+        tuple(f"tests/distribution/test_{name}.py" for name in ("costs", "plans", "simulator", "planner", "plugins")),
+        ("tests/distribution",),
+    ),
+    "ddrl/envs": (("tests/envs",), ("tests/test_evaluate.py", "tests/run/test_training.py")),
+    "ddrl/evaluate.py": (("tests/test_evaluate.py",), ()),
+    "ddrl/kernel": (("tests/replay", "tests/channels"), ("tests/distribution/test_codecs.py", "tests/learner")),
+    "ddrl/kernel/codec.hpp": (("tests/distribution/test_codecs.py",), ()),
+    "ddrl/learner": (("tests/learner",), ("tests/run/test_algorithms.py", "tests/run/test_saved_bits.py", *_RUNS)),
+    "ddrl/notebook.py": (("tests/telemetry/test_notebook_panel.py", "tests/run/test_launch.py"), ("tests/notebooks",)),
+    "ddrl/plots": (("tests/plots",), ("tests/telemetry/test_notebook_panel.py",)),
+    "ddrl/pool": (("tests/pool",), ("tests/run/test_pool.py",)),
+    "ddrl/replay": (("tests/replay",), _RUNS),
+    "ddrl/rollout": (("tests/rollout",), _RUNS),
+    "ddrl/run": (_RUNS, (*_RECORDS, "tests/telemetry/test_control_of_a_run.py", *_MPI)),
+    "ddrl/telemetry": (("tests/telemetry",), ("tests/run/test_resume.py", "tests/run/test_training.py")),
+    "ddrl/testing": (("tests/testing",), ("tests/pool", "tests/run/test_pool.py")),
+    "ddrl": (("tests/test_package.py",), ("tests/docs",)),
+}
+
+
+def nearest(path: str) -> list[tuple[str, ...]]:
+    """The tests of a file, in rings: each runs where those before it have noticed nothing."""
+    folder, further = NEAREST[max((prefix for prefix in NEAREST if path.startswith(prefix)), key=len)]
+    module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
+    files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
+    own = tuple(name for name, text in files if Path(name).stem == f"test_{stem}")
+    importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]
+    return [ring for ring in (own, importing, folder, further) if ring]
+
+
+@cache
+def _test_files() -> list[tuple[str, str]]:
+    paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path.parent.name != "dashboard"]
+    return [(str(path.relative_to(ROOT)), path.read_text()) for path in paths]

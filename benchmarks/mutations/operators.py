@@ -1,0 +1,78 @@
+"""Random faults of Python code: an operator is applied at a place that a seed chooses. Only inside functions, and only
+where the fault stays in one line."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.mutations.named import Fault
+
+_FLIPPED = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
+
+
+def candidates(path: Path, root: Path) -> list[Fault]:
+    """Every fault that the operators can make in a file, in the order of its text."""
+    text, name = path.read_text(), str(path.relative_to(root))
+    lines = [line.encode() for line in text.splitlines()]  # the parser counts columns in bytes
+    faults = {
+        Fault(f"{operator}, {name}:{line}", name, before.decode(), after.decode(), line)
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef)
+        for statement in function.body
+        for node in ast.walk(statement)
+        for operator, line, begin, end, text in _edits(node, lines)
+        for before in (lines[line - 1],)
+        for after in (before[:begin] + text.encode() + before[end:],)
+    }
+    return sorted(faults, key=lambda fault: (fault.line, fault.name, fault.new))
+
+
+def draw(root: Path, count: int, seed: int) -> list[Fault]:
+    """`count` faults of all packages; the same code and seed give the same ones, and fewer are the first of more."""
+    paths = sorted(path for path in root.glob("ddrl/**/*.py") if path.name != "__init__.py")
+    known = [fault for path in paths for fault in candidates(path, root)]
+    random.Random(seed).shuffle(known)
+    return known[:count]
+
+
+def _edits(node: ast.AST, lines: list[bytes]) -> Iterator[tuple[str, int, int, int, str]]:
+    """(operator, line from 1, first column, column after the last, new text) of each fault at this node."""
+
+    def source(part: ast.expr) -> str:
+        return lines[part.lineno - 1][part.col_offset : part.end_col_offset].decode()
+
+    def edit(operator: str, begin: ast.expr | ast.stmt, text: str) -> Iterator[tuple[str, int, int, int, str]]:
+        if begin.lineno == begin.end_lineno:
+            yield operator, begin.lineno, begin.col_offset, begin.end_col_offset or 0, text
+
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if left.end_lineno == right.lineno:
+            flipped = f" {_FLIPPED[type(operator)]} "
+            yield "comparison", right.lineno, left.end_col_offset or 0, right.col_offset, flipped
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            yield from edit("constant", node, str(value + 1))
+        case ast.Expr(value=ast.Call()):
+            yield from edit("dropped call", node, "pass")
+        case ast.Call(args=[first, second, *_]) if first.lineno == second.end_lineno:
+            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+                swapped = f"{source(second)}, {source(first)}"
+                begin, end = first.col_offset, second.end_col_offset or 0
+                yield "swapped arguments", first.lineno, begin, end, swapped
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            yield from edit("negated condition", test, f"(not ({source(test)}))")
+        case _:
+            pass

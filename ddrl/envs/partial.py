@@ -1,0 +1,31 @@
+"""Environments that show part of their observation: tasks that need a memory, made of tasks that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
+from numpy.typing import NDArray
+
+from ddrl.core.errors import EnvError
+
+
+def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.Env[NDArray[Any], Any]:
+    """The registered environment `id` with the entries `keep` of its observation alone (a vector).
+
+    CartPole-v1 without velocities: env.kwargs = {id = "CartPole-v1", keep = [0, 2]}. EnvError where it does not fit."""
+    env: gymnasium.Env[Any, Any] = gymnasium.make(id, **kwargs)
+    kept = np.array(keep, np.int64)
+    if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
+        raise EnvError(f"env.kwargs: {id} observes {env.observation_space}; only entries of a vector can be kept")
+    box = cast(Any, env.observation_space)  # its bounds have no types
+    if not (len(kept) and ((kept >= 0) & (kept < box.shape[0])).all()):
+        raise EnvError(
+            f"env.kwargs: keep = {list(keep)} must name entries 0 to {box.shape[0] - 1} of {id}'s observation"
+        )
+    part = spaces.Box(box.low[kept], box.high[kept], dtype=np.float32)
+    return TransformObservation(env, lambda observation: np.asarray(observation)[kept], part)

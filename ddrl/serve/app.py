@@ -1,0 +1,213 @@
+"""The ASGI application: paths to the mixer, bounds on what is taken, figures of what was done.
+
+One event loop calls it, so a decision is never interrupted. Status: 200; 404 and 405 for paths and methods; 408 a body
+that does not arrive; 413 too large; 422 refused by the mixer; 429 too many bodies under way; 500 a policy that gives no
+numbers; 503 too many requests wait, or the server ends. Every answer but /metrics is a JSON object."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from ddrl.core.errors import CheckpointError, DdrlError, MessageError, shortened
+from ddrl.serve import openapi
+from ddrl.serve.messages import Billing, Control, Error
+from ddrl.serve.mixer import Mixer
+from ddrl.serve.served_policy import ServedPolicy
+from ddrl.serve.settings import ServeConfig
+
+BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
+LoadPolicy = Callable[[bytes], Awaitable[ServedPolicy]]  # of a safetensors file; b"": the newest in RUN
+Answer = tuple[int, bytes]
+_encode = msgspec.json.encode
+
+
+class Refused(Exception):
+    """A request that gets `status`."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class App:
+    """`waiting()` is the number of requests that the server has taken and not yet answered."""
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        config: ServeConfig,
+        load_policy: LoadPolicy,
+        waiting: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.mixer, self.config, self.waiting, self.ending = mixer, config, waiting, False
+        self._load_policy, self._open = load_policy, 0
+        self.answers: dict[int, int] = {}  # by status
+        self._buckets, self._seconds = [0] * (len(BUCKETS) + 1), 0.0
+        self._document = _encode(openapi.document(MAX_BODY=config.max_body))
+        self._heads: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
+        self._paths: dict[str, dict[str, Callable[[bytes], Awaitable[Answer]]]] = {
+            "/v1/billing": {"POST": self._bill},
+            "/v1/control": {"POST": self._control},
+            "/v1/contracts": {"GET": self._contracts},
+            "/v1/policy": {"GET": self._policy, "POST": self._change_policy},
+            "/health": {"GET": self._health},
+            "/metrics": {"GET": self._metrics},
+            "/openapi.json": {"GET": self._openapi},
+        }
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One HTTP request."""
+        assert scope["type"] == "http", scope["type"]
+        path, method = scope["path"], scope["method"]
+        kind = "application/json"
+        try:
+            if path == "/v1/decide" and method == "POST":
+                status, body = 200, self._decide(await self._body(scope, receive, self.config.max_body))
+            else:
+                action = self._action(path, method)
+                limit = self.config.max_policy if path == "/v1/policy" else self.config.max_body
+                status, body = await action(await self._body(scope, receive, limit) if method == "POST" else b"")
+                kind = "text/plain; version=0.0.4" if path == "/metrics" else kind
+        except ConnectionResetError:
+            return  # the client has left before it said what it wants
+        except Refused as refused:
+            status, body = refused.status, _encode(Error(str(refused)))
+        except (MessageError, CheckpointError) as error:
+            status, body = 422, _encode(Error(str(error)))
+        except DdrlError as error:
+            status, body = 500, _encode(Error(str(error)))
+        self.answers[status] = self.answers.get(status, 0) + 1
+        await send({"type": "http.response.start", "status": status, "headers": self._headers(status, kind, len(body))})
+        await send({"type": "http.response.body", "body": body})
+
+    # ---- taking requests ------------------------------------------------------------------------------------------
+
+    async def _body(self, scope: dict[str, Any], receive: Any, limit: int) -> bytes:
+        if self.ending:
+            raise Refused(503, "the server ends; ask another one")
+        if self.waiting() > self.config.max_queue:
+            raise Refused(503, f"more than {self.config.max_queue} requests wait; ask again in a second")
+        if self._open >= self.config.max_open:
+            raise Refused(429, f"more than {self.config.max_open} requests are being sent; send fewer at a time")
+        for name, value in scope["headers"]:
+            if name == b"content-length" and int(value) > limit:
+                raise Refused(413, f"the body has {int(value)} bytes, at most {limit} are taken")
+        self._open += 1
+        try:
+            message = await self._next(receive)
+            if not message.get("more_body"):
+                parts = [message["body"]]
+            else:
+                parts = await asyncio.wait_for(self._rest(message, receive, limit), self.config.body_seconds)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self.config.body_seconds:g} s") from None
+        finally:
+            self._open -= 1
+        body = b"".join(parts) if len(parts) > 1 else parts[0]
+        if len(body) > limit:
+            raise Refused(413, f"the body has more than {limit} bytes")
+        return body
+
+    async def _rest(self, message: dict[str, Any], receive: Any, limit: int) -> list[bytes]:
+        parts, size = [message["body"]], len(message["body"])
+        while message.get("more_body"):
+            message = await self._next(receive)
+            parts.append(message["body"])
+            size += len(message["body"])
+            if size > limit:
+                raise Refused(413, f"the body has more than {limit} bytes")
+        return parts
+
+    @staticmethod
+    async def _next(receive: Any) -> dict[str, Any]:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError
+        return message
+
+    def _action(self, path: str, method: str) -> Callable[[bytes], Awaitable[Answer]]:
+        if path not in self._paths:
+            raise Refused(405 if path == "/v1/decide" else 404, f"{method} {path}: see /openapi.json")
+        if method not in self._paths[path]:
+            raise Refused(405, f"{path} takes {' and '.join(self._paths[path])}")
+        return self._paths[path][method]
+
+    def _headers(self, status: int, kind: str, size: int) -> list[tuple[bytes, bytes]]:
+        head = self._heads.get((status, kind))
+        if head is None:
+            head = [(b"content-type", kind.encode())] + [(b"retry-after", b"1")] * (status in (429, 503))
+            self._heads[status, kind] = head
+        return [*head, (b"content-length", b"%d" % size)]
+
+    # ---- answering ------------------------------------------------------------------------------------------------
+
+    def _decide(self, body: bytes) -> bytes:
+        begin = time.perf_counter()
+        answer = self.mixer.decide(body)
+        seconds = time.perf_counter() - begin
+        self._buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
+        self._seconds += seconds
+        return answer
+
+    async def _bill(self, body: bytes) -> Answer:
+        self.mixer.bill(_decoded(body, Billing))
+        return 200, b"{}"
+
+    async def _control(self, body: bytes) -> Answer:
+        self.mixer.control(_decoded(body, Control))
+        return 200, b"{}"
+
+    async def _contracts(self, body: bytes) -> Answer:
+        return 200, _encode(self.mixer.contracts())
+
+    async def _policy(self, body: bytes) -> Answer:
+        return 200, _encode(self.mixer.policy_info())
+
+    async def _change_policy(self, body: bytes) -> Answer:
+        self.mixer.use(await self._load_policy(body))
+        return 200, _encode(self.mixer.policy_info())
+
+    async def _health(self, body: bytes) -> Answer:
+        state = {"status": "ends" if self.ending else "serves", "version": self.mixer.policy.version}
+        return 503 if self.ending else 200, _encode(state)
+
+    async def _openapi(self, body: bytes) -> Answer:
+        return 200, self._document
+
+    async def _metrics(self, body: bytes) -> Answer:
+        mixer, lines = self.mixer, list[str]()
+
+        def add(name: str, kind: str, words: str, *samples: tuple[str, float]) -> None:
+            lines.extend((f"# HELP ddrl_serve_{name} {words}", f"# TYPE ddrl_serve_{name} {kind}"))
+            lines.extend(f"ddrl_serve_{name}{labels} {value:.17g}" for labels, value in samples)
+
+        add("decisions_total", "counter", "Display requests answered.", ("", mixer.requests))
+        add("empty_queues_total", "counter", "Of these, without an ad to show.", ("", mixer.empty_queues))
+        add("cut_bids_total", "counter", "Bids that found no slot.", ("", mixer.cut_bids))
+        shown = [('{kind="contract"}', mixer.sums[0]), ('{kind="bid"}', mixer.sums[2])]
+        add("shown_total", "counter", "Ads shown since the day began.", *shown)
+        codes = [(f'{{status="{status}"}}', count) for status, count in sorted(self.answers.items())]
+        add("answers_total", "counter", "HTTP answers.", *codes)
+        add("policy_changes_total", "counter", "Policies taken into service after the first.", ("", mixer.changes))
+        add("policy_info", "gauge", "The policy that chooses.", (f'{{version="{mixer.policy.version}"}}', 1))
+        add("waiting", "gauge", "Requests taken and not yet answered.", ("", self.waiting()))
+        sums, samples = 0, list[tuple[str, float]]()
+        for bound, count in zip((*BUCKETS, None), self._buckets, strict=True):
+            sums += count
+            samples.append((f'_bucket{{le="{"+Inf" if bound is None else f"{bound:g}"}"}}', sums))
+        samples += [("_sum", self._seconds), ("_count", sums)]
+        add("decision_seconds", "histogram", "Time from a body to its answer, without the network.", *samples)
+        return 200, "\n".join((*lines, "")).encode()
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MessageError(shortened(error)) from None

@@ -1,0 +1,82 @@
+"""The mixer's counters on disk: what must survive a restart, as one JSON file.
+
+    format    "ddrl mixer 1"
+    began     Unix time of the day's begin [s]
+    requests  display requests answered
+    sums      contract ads shown, sum of their ctr, bids shown, sum of their ctr, sum of their eCPM
+    contracts for each: ad, shown, seen_shown and seen_billed (impressions whose billing is known, and those of them
+              that count), rate, theta
+
+Written whole (`core.files`), every state_period seconds and at the end; what was shown between the last one and a kill
+is lost. Taken back by ad id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ddrl.core.errors import CheckpointError, RunDirError, shortened
+from ddrl.core.files import write_atomically
+from ddrl.serve.mixer import Mixer
+
+FORMAT = "ddrl mixer 1"
+
+
+class _Contract(msgspec.Struct):
+    ad: int
+    shown: float
+    seen_shown: float
+    seen_billed: float
+    rate: float
+    theta: float
+
+
+class _Snapshot(msgspec.Struct):
+    format: str
+    began: float
+    requests: int
+    empty_queues: int
+    sums: list[float]
+    contracts: list[_Contract]
+
+
+def encode(mixer: Mixer) -> bytes:
+    """The counters as they are now."""
+    columns = (mixer.shown, mixer.seen_shown, mixer.seen_billed, mixer.rate, mixer.theta)
+    contracts = [
+        _Contract(ad, *values)
+        for ad, *values in zip(mixer.book.ids.tolist(), *(column.tolist() for column in columns), strict=True)
+    ]
+    whole = _Snapshot(FORMAT, mixer.began, mixer.requests, mixer.empty_queues, mixer.sums.tolist(), contracts)
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+def save(path: Path, data: bytes) -> None:
+    """Replace the snapshot; RunDirError where it cannot be written."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise RunDirError(f"cannot write the counters to {path}: {error.strerror or error}") from None
+
+
+def restore(path: Path, mixer: Mixer) -> None:
+    """Set the mixer's counters to those of `path`; CheckpointError for a file that is damaged or of other contracts."""
+    try:
+        whole = msgspec.json.decode(path.read_bytes(), type=_Snapshot)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {shortened(error)}; --new-day begins without it") from None
+    known = {contract.ad: contract for contract in whole.contracts}
+    if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(mixer.book.ids.tolist()):
+        raise CheckpointError(
+            f"{path} holds the counters of other contracts, or of another version ({shortened(whole.format)}): "
+            "--new-day begins without it, --state names another file"
+        )
+    held = [known[ad] for ad in mixer.book.ids.tolist()]
+    for name in ("shown", "seen_shown", "seen_billed", "rate"):
+        getattr(mixer, name)[:] = [getattr(contract, name) for contract in held]
+    mixer.set_theta(slice(None), [contract.theta for contract in held])
+    mixer.sums[:] = whole.sums
+    mixer.began, mixer.requests, mixer.empty_queues = whole.began, whole.requests, whole.empty_queues

@@ -1,0 +1,78 @@
+"""Faults are put where they are said to be, and the tests that are to notice them are there."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from benchmarks.mutations.copies import Copy, stands
+from benchmarks.mutations.named import NAMED
+from benchmarks.mutations.nearest import NEAREST, nearest
+from benchmarks.mutations.operators import candidates, draw
+from tests.sources import ROOT
+
+SOURCE = '''def function(a, b):
+    """Not this: 1 < 2."""
+    notify(a, b)
+    if a < 3:
+        return a
+    return b
+'''
+
+
+def test_at_least_a_hundred_named_faults_stand_at_one_place_each_in_all_packages() -> None:
+    standing = [
+        fault for fault in NAMED if stands(fault)
+    ]  # code moves on; a fault whose line has changed is passed over
+    assert len(standing) >= 100
+    assert len({fault.name for fault in NAMED}) == len(NAMED)
+    packages = {"acting", "balance", "channels", "core", "distribution", "envs", "kernel", "learner", "plots", "pool"}
+    packages |= {"replay", "rollout", "run", "telemetry"}
+    assert packages <= {fault.path.split("/")[1] for fault in standing}
+
+
+def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
+    for near, further in NEAREST.values():
+        for path in (*near, *further):
+            assert (ROOT / path).exists(), path
+    assert nearest("ddrl/kernel/codec.hpp") == [("tests/distribution/test_codecs.py",)]
+    assert nearest("ddrl/kernel/ring.hpp")[0] == ("tests/replay", "tests/channels")
+    own, folder, _ = nearest("ddrl/replay/rate_limiter.py")
+    assert (own, folder) == (("tests/replay/test_rate_limiter.py",), ("tests/replay",))
+    own, _, folder, _ = nearest("ddrl/acting/policy.py")
+    assert own == ("tests/acting/test_policy.py",)
+    assert "tests/rollout/test_worker.py" not in own
+    assert folder == ("tests/acting", "tests/rollout")
+
+
+def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> None:
+    (tmp_path / "ddrl").mkdir()
+    path = tmp_path / "ddrl" / "module.py"
+    path.write_text(SOURCE)
+    faults = candidates(path, tmp_path)
+    assert {(fault.name.partition(",")[0], fault.new.strip()) for fault in faults} == {
+        ("swapped arguments", "notify(b, a)"),
+        ("dropped call", "pass"),
+        ("comparison", "if a <= 3:"),
+        ("constant", "if a < 4:"),
+        ("negated condition", "if (not (a < 3)):"),
+    }
+    for fault in faults:
+        path.write_text(SOURCE)
+        Copy(tmp_path).put(fault)
+        changed = [line for line in path.read_text().splitlines() if line not in SOURCE.splitlines()]
+        assert changed == [fault.new]
+        ast.parse(path.read_text())
+
+
+def test_random_faults_are_the_same_by_seed_and_more_of_them_begin_alike() -> None:
+    assert draw(ROOT, 5, 1) == draw(ROOT, 9, 1)[:5] != draw(ROOT, 5, 2)
+
+
+def test_a_fault_whose_text_is_not_there_is_refused(tmp_path) -> None:
+    (tmp_path / "ddrl" / "core").mkdir(parents=True)
+    fault = next(fault for fault in NAMED if fault.path == "ddrl/core/files.py")
+    (tmp_path / fault.path).write_text("nothing of it\n")
+    with pytest.raises(ValueError, match="stands 0 times"):
+        Copy(tmp_path).put(fault)
