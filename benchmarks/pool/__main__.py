@@ -307,10 +307,13 @@ def utilisation(chosen: Namespace) -> dict[str, Any]:
 
 
 def policies(chosen: Namespace) -> dict[str, Any]:
-    """Real pools of the same tasks under each policy."""
-    rows = [real.case(name, chosen.tasks, 4, UPDATES) for name in chosen.policies.split(",")]
-    show(f"Real pools on {real.slots()} by policy", rows)
-    return {"simulated": False, "devices": real.slots(), "load": os.getloadavg(), "pools": rows}
+    """Real pools of the same tasks under each policy; saved after each pool."""
+    figures: dict[str, Any] = {"simulated": False, "devices": real.slots(), "load": os.getloadavg(), "pools": []}
+    for name in chosen.policies.split(","):
+        figures["pools"].append(real.case(name, chosen.tasks, 4, UPDATES))
+        save(chosen.json, figures)
+    show(f"Real pools on {real.slots()} by policy", figures["pools"])
+    return figures
 
 
 def started(chosen: Namespace) -> dict[str, Any]:
