@@ -187,6 +187,24 @@ METRICS: tuple[Metric, ...] = (
             Metric(f"gpu{gpu}_memory", "gauge", "", f"Share of the memory of GPU {gpu} of this host in use, by NVML."),
         )
     ),
+    # gradient node
+    Metric("node_size", "gauge", "samples", "Samples of a gradient node's newest part of a batch."),
+    Metric(
+        "node_seconds",
+        "gauge",
+        "s",
+        "From the dealing of a node's last part to the arrival of its gradient, as the trainer measured it.",
+    ),
+    Metric("gradients", "count", "gradients", "Gradients that nodes have sent.", _total(Role.NODE)),
+    Metric("gradients_late", "count", "gradients", "Of these, used in a later update.", _total(Role.NODE)),
+    Metric("gradients_dropped", "count", "gradients", "Of these, dropped: too late.", _total(Role.NODE)),
+    Metric(
+        "gradient_seconds",
+        "count",
+        "s",
+        "Time computing gradients.",
+        _share(Role.NODE, "gradient_share", "Share of the gradient nodes' time computing gradients."),
+    ),
     # trainer
     Metric("model_nbytes", "gauge", "bytes", "Size of the parameter vector that is published (S)."),
     Metric(
@@ -270,6 +288,13 @@ METRICS: tuple[Metric, ...] = (
         "versions",
         "99th percentile of the policy lag of rows at their arrival at the trainer.",
         _TRAINER,
+    ),
+    Metric("areas_readable", "gauge", "areas", "Sample areas that batches can be drawn from now.", _TRAINER),
+    Metric(
+        "draws_repeated", "gauge", "batches", "Draws repeated because an explorer wrote over what was read.", _TRAINER
+    ),
+    Metric(
+        "torn_batches", "gauge", "batches", "Batches learned from that were written over as they were read.", _TRAINER
     ),
     Metric(
         "rows_too_old", "count", "rows", "Rows left out because they exceeded max_policy_lag.", _total(Role.TRAINER)

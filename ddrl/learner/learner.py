@@ -45,14 +45,16 @@ class Gradient:
     vectors: list[torch.Tensor]  # float32; valid until the part's next gradient
     count: int
     updates: int
-    priority: torch.Tensor | None  # [B]
+    priority: torch.Tensor | None  # [count]
     figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
+    batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
 
 
 class Update(NamedTuple):
     """What one update gives back."""
 
     priority: NDArray[np.float32] | None  # [B], of the batch's draws
+    batch: Any  # the rows that it is made of, where these are not the rows that were drawn
     figures: dict[str, float]  # by the names of metrics: loss and grad_norm (before clipping) of the first part, the
     # algorithm's own, and PART_loss, PART_grad_norm of further parts; none where statistics were not asked for
 
@@ -119,10 +121,10 @@ class Learner:
     def outcome(self, steps: Sequence[tuple[Gradient, torch.Tensor]]) -> Update:
         """What the gradients of one update and the norms that `apply` gave for them come to. Raises NetworkError when
         their statistics or priorities show that learning has diverged."""
-        first, priority, figures = next(iter(self.parts)), None, dict[str, torch.Tensor]()
+        first, priority, batch, figures = next(iter(self.parts)), None, None, dict[str, torch.Tensor]()
         for gradient, norm in steps:
-            if gradient.priority is not None:
-                priority = gradient.priority
+            if gradient.priority is not None or gradient.part == first:
+                priority, batch = gradient.priority, gradient.batch
             if gradient.figures:
                 prefix = "" if gradient.part == first else f"{gradient.part}_"
                 own = {key: value for key, value in gradient.figures.items() if key != "loss"}
@@ -133,11 +135,27 @@ class Learner:
         values = None if priority is None else priority.cpu().numpy()
         if values is not None and not np.isfinite(values).all():  # between two looks at the statistics
             self._check_finite({"a priority": float(values[~np.isfinite(values)][0])})
-        return Update(values, numbers)
+        return Update(values, batch, numbers)
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over."""
         return self._gradient(self._loader.load(batch), part, statistics)
+
+    def takes(self, batch: Any, part: str) -> bool:
+        """Whether the algorithm updates `part` now, as its evaluations say; computes no network."""
+        self.algorithm.updates = self.updates
+        tensors = self._loader.load(batch)
+        with self._own_random():
+            return bool(self.algorithm.evaluations(tensors, part))
+
+    def seed(self, seed: int) -> None:
+        """Draw what is random from `seed` from here on."""
+        devices = ["cpu", *([self.device] if len(self._random) > 1 else [])]
+        self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
+
+    def pieces(self, part: str, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The pieces of a flat vector (uint8, in the part's layout) that the part's gradients belong to, as views."""
+        return self._passes[part].learning(vector)
 
     def apply(self, gradient: Gradient) -> torch.Tensor:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping

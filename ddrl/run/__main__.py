@@ -71,6 +71,8 @@ def _one_host(command: Command) -> int:
 
     run_id = uuid.uuid4().hex[:8]
     preparation = Preparation(command, run_id, announce(command, run_id, 0))
+    if preparation.config.learner.nodes:
+        preparation.topology(())  # refuses what needs ranks, before anything stands
     from ddrl.channels.segment import sweep_dead
 
     sweep_dead()

@@ -15,7 +15,7 @@ from typing import Any
 from ddrl.core.errors import DdrlError
 from ddrl.run.directory import write_json
 from ddrl.run.pool_plan import PoolPlan, PoolTask, TaskEnd
-from ddrl.run.process import die_with
+from ddrl.run.process import die_with, keep_off
 
 
 def main() -> int:
@@ -51,6 +51,7 @@ def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, 
     preparation = Preparation(task.command(plan), uuid.uuid4().hex[:8])
     holder = LeaseHolder.attach(plan.table, task.name)
     lenders: list[Lender] = []
+    keep_off(core for device in plan.parsed_devices() for core in device.cores)
 
     def equip(made: Task) -> None:
         lender = Lender(

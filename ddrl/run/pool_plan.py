@@ -95,6 +95,7 @@ class PoolPlan:
     resumed: bool = False
     resumed_with: tuple[str, ...] = ()
     trust: bool = False
+    began: float = 0.0  # [s, CLOCK_MONOTONIC] of the host's start; times of the pool's traces count from it
 
     @classmethod
     def read(cls, directory: Path) -> PoolPlan:

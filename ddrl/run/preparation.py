@@ -12,7 +12,7 @@ from typing import Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
-from ddrl.core.roles import Assignment
+from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -67,7 +67,14 @@ class Preparation:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.checks import check_cluster
 
+        if self.config.learner.nodes:
+            self._check_nodes(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
+        if topology.area_columns and topology.hosts > 1:
+            raise ConfigError(
+                f"replay.source = areas: sample areas are shared memory of one host, and there are {topology.hosts}; "
+                "set replay.source = auto, or start everything on one host with cluster.relays = 0"
+            )
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
@@ -85,6 +92,24 @@ class Preparation:
                     f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
                 ) from None
         return TaskRecords(self.directory, self.resume)
+
+    def _check_nodes(self, ranks: tuple[Assignment, ...]) -> None:
+        if all(rank.role is not Role.NODE for rank in ranks):
+            raise ConfigError(
+                f"learner.nodes = {self.config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
+                "-m ddrl.run, or set learner.nodes = 0"
+            )
+        source = self.declaration.experience.source
+        if source != "replay":
+            raise ConfigError(
+                f"learner.nodes: {self.declaration.algorithm} learns from {source}, but nodes are given parts of "
+                "batches that a replay draws; set learner.nodes = 0"
+            )
+        from ddrl.balance import Observation
+        from ddrl.run.nodes.sharing import make_node_sizer
+
+        cluster, sizer = make_node_sizer(self.config, list(range(self.config.learner.nodes)))
+        sizer.propose(Observation.blank(cluster))
 
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""

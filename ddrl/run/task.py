@@ -9,6 +9,7 @@ that looks after other processes where there are any.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -53,6 +54,7 @@ class Reason(StrEnum):
     MAX_ENV_STEPS = "run.max_env_steps reached"
     MAX_SECONDS = "run.max_seconds reached"
     TARGET = "run.target_return reached"
+    CONVERGED = "run.patience evaluations without a better one"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped from outside"
 
@@ -95,7 +97,7 @@ class Task:
         learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
-        source = _build_source(topology)
+        source = _build_source(topology, channels)
         self.disk = Disk()
         self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
@@ -155,6 +157,11 @@ class Task:
             self.cut()
         return self.reason is not None
 
+    def note(self, text: str) -> None:
+        """Tell the user, on the terminal and in the records."""
+        print(f"ddrl: {text}", file=sys.stderr, flush=True)
+        self._record_event("note", text)
+
     def end(self, reason: Reason) -> None:
         """End after the update that is under way."""
         self.reason = self.reason or reason
@@ -183,6 +190,8 @@ class Task:
             return Reason.STOPPED
         if self.best.target_reached:
             return Reason.TARGET
+        if 0 < run.patience <= self.best.worse_since:
+            return Reason.CONVERGED
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
@@ -343,7 +352,7 @@ def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     return learner, learner.acting_model()
 
 
-def _build_source(topology: Topology) -> Source:
+def _build_source(topology: Topology, channels: HostChannels) -> Source:
     from ddrl.replay.sources import make_source
 
-    return make_source(topology.config, topology.schema, topology.declaration.experience)
+    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)

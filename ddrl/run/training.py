@@ -102,6 +102,14 @@ class DeviceLender(Protocol):
         """Called after each move with the next one, before which the device may go."""
 
 
+class GradientSource(Protocol):
+    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
+        ...
+
+
 class Training:
     """One learner with its source of experience, fed by lanes, publishing to one mailbox."""
 
@@ -124,6 +132,7 @@ class Training:
         self._idle = False
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
+        self.gradients: GradientSource = learner  # or the leader of nodes
         self.lag_bound: LagBound | None = None
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
@@ -177,7 +186,7 @@ class Training:
         for part in learner.parts:
             yield Move.GRADIENT
             begin = time.perf_counter()
-            self.gradient = learner.gradient(batch, part, with_statistics)
+            self.gradient = self.gradients.gradient(batch, part, with_statistics)
             learn_seconds.add(time.perf_counter() - begin)
             if self.gradient is None:  # this part is not updated now
                 continue
@@ -192,7 +201,7 @@ class Training:
         for name, value in update.figures.items():
             if name in self._count:
                 self._count[name].set(value)
-        self._account(batch, update.priority)
+        self._account(batch if update.batch is None else update.batch, update.priority)
         if self._unpublished >= self.config.learner.publish_period and self._lag_allows():
             yield Move.PUBLISH
             self.publish()
@@ -225,8 +234,11 @@ class Training:
 
         `everything` (a checkpoint, the end): empty the lanes whatever the source says.
         """
+        arrived = self.source.arrived()
+        if arrived:
+            self._count_recorded(arrived)
         if not everything:
-            return self._drain(min(len(self._rows), self.source.insertable()))
+            return arrived + self._drain(min(len(self._rows), self.source.insertable()))
         moved = 0
         while self.ends.lanes.pending:
             moved += self._drain(len(self._rows))
@@ -251,11 +263,14 @@ class Training:
         if len(rows):
             recorded = self.source.record(rows, self.state.policy_version)
             self.lag.arrived(rows["policy_version"][rows["kind"] == RowKind.STEP], self.state.policy_version)
-            self.state.env_steps += recorded
-            self._count["env_steps"].add(recorded)
-            self._count["rows_recorded"].add(recorded)
+            self._count_recorded(recorded)
             self._count["record_seconds"].add(time.perf_counter() - begin)
         return moved
+
+    def _count_recorded(self, steps: int) -> None:
+        self.state.env_steps += steps
+        self._count["env_steps"].add(steps)
+        self._count["rows_recorded"].add(steps)
 
     def wait(self, timeout: float) -> None:
         """Sleep until a rollout or the evaluator rings, at most `timeout` seconds."""

@@ -61,6 +61,10 @@ class ReplaySource:
         self.limiter.inserted(recorded)
         return recorded
 
+    def arrived(self) -> int:
+        """Everything comes through `record`."""
+        return 0
+
     def ready(self) -> bool:
         """Whether samples_per_insert allows a draw and there is something to draw."""
         wanted = self._config.learner.batch_size * self._experience.pick_len

@@ -91,6 +91,10 @@ class TrajectorySource:
             self._enqueue(trajectory)
         return int((kinds == RowKind.STEP).sum())
 
+    def arrived(self) -> int:
+        """Everything comes through `record`."""
+        return 0
+
     def ready(self) -> bool:
         """Whether a batch of trajectories stands in the queue, none of them too old."""
         fresh = [one for one in self._queue if not self._too_old(one)]
