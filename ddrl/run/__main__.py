@@ -3,6 +3,11 @@ process with --serial."""
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+
 import os
 import sys
 import uuid
@@ -37,6 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
         return 130
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    """Ctrl-C before training looks after it (`process.Interrupts`): an exception inside an import would become another
+    one. What stands in shared memory goes with the next start."""
+    os.write(2, b"\nddrl: ended by Ctrl-C before training began; nothing was lost\n")
+    os._exit(130)
 
 
 def mpi_environment() -> tuple[int, int]:
@@ -154,4 +166,5 @@ def _complain(error: DdrlError, show_traceback: bool) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _end_at_once)
     sys.exit(main())
