@@ -12,7 +12,8 @@ import streamlit as st
 import watch
 
 st.set_page_config(page_title="ddrl", layout="wide")
-# Where the keyboard is; columns that go below each other in a narrow window; the first page, which only leads on.
+# Where the keyboard is; columns that go below each other in a narrow window; gray words that can be read; the first
+# page, which only leads on.
 st.html("""<style>
 a:focus-visible, button:focus-visible { outline: 2px solid currentColor !important; }
 [data-testid=stHorizontalBlock] { flex-wrap: wrap; }
@@ -21,6 +22,9 @@ a:focus-visible, button:focus-visible { outline: 2px solid currentColor !importa
 .st-key-figures [data-testid=stMetricValue] { font-size: 1.7rem; }
 .stMainBlockContainer { padding: 3.5rem 2rem 2rem; }
 .st-key-headline { min-height: 4.5rem; }
+[data-testid=stCaptionContainer] p { color: color-mix(in srgb, currentColor, gray 20%); opacity: 1; }
+[data-testid=stCaptionContainer] { opacity: 1; color: inherit; }
+[data-testid=stCode] .token { color: inherit !important; }
 [data-testid=stSidebarNav] li:first-child { display: none; }
 </style>""")
 

@@ -52,8 +52,11 @@ export default function ({ data, parentElement }) {
   layout.font = { ...layout.font, color: style.color, family: style.fontFamily };
   const background = style.getPropertyValue("--st-background-color").trim() || "white";
   layout.hoverlabel = { bgcolor: background, font: { color: style.color } };
+  layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: "gray", activecolor: style.color };
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
-  library().then(Plotly => Plotly.react(place, figure.data, layout, { displayModeBar: false }));
+  const name = layout.title.text.replace(/<[^>]*>/g, "").toLowerCase().replace(/[^a-z0-9]+/g, "-");
+  const bar = { displaylogo: false, modeBarButtons: [["toImage"]], toImageButtonOptions: { filename: name, scale: 2 } };
+  library().then(Plotly => Plotly.react(place, figure.data, layout, bar));
   return () => {  // it has left the page
     place.observer.disconnect();
     setTimeout(() => window.Plotly?.purge(place), 1000);

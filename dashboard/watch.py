@@ -174,6 +174,7 @@ def selection() -> list[Path]:
     if "paths" not in st.session_state:
         # The first visitor of a fresh server came by a link to a page: Streamlit runs that page's file without app.py.
         # Go through app.py.
+        read_address()
         st.session_state["wanted page"] = urlsplit(str(st.context.url or "")).path.rstrip("/").rpartition("/")[2]
         st.switch_page("app.py")
     return st.session_state["paths"]

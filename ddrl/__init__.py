@@ -8,13 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddrl.notebook import start, watch
+    from ddrl.notebook import play, start, watch
     from ddrl.telemetry import Run, attach
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "attach", "start", "watch"]
+__all__ = ["Run", "__version__", "attach", "play", "start", "watch"]
 
-_HOMES = {"Run": "ddrl.telemetry", "attach": "ddrl.telemetry", "start": "ddrl.notebook", "watch": "ddrl.notebook"}
+_HOMES = {
+    "Run": "ddrl.telemetry",
+    "attach": "ddrl.telemetry",
+    "play": "ddrl.notebook",
+    "start": "ddrl.notebook",
+    "watch": "ddrl.notebook",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m ddrl.evaluate RUN`: play greedy episodes with a run's saved policy, without torch.
+"""`python -m ddrl.evaluate RUN [--video FILE]`: play greedy episodes with a run's saved policy, without torch.
 
 Reads RUN/policy.* only; the environment is made from the settings saved with it.
 """
@@ -68,10 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m ddrl.evaluate", description="Play greedy episodes with a run's saved policy."
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--episodes", type=_positive, default=100, metavar="N", help="episodes to play (%(default)s)")
+    parser.add_argument("--episodes", type=_positive, metavar="N", help="episodes to play (100; 1 with --video)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of the episodes (%(default)s)")
     parser.add_argument(
         "--trust", action="store_true", help="run the code that the run names, though the run was not started here"
+    )
+    parser.add_argument(
+        "--video",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="film the episodes into FILE.gif or FILE.mp4 (default: agent.gif in RUN, where the dashboard shows it)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
     options = parser.parse_args(arguments)
@@ -80,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
         check_trust(options.run, foreign_code(named), trust=options.trust)
         begin = time.perf_counter()
-        result = evaluate(saved, options.episodes, options.seed)
+        result, film = _play(saved, options)
     except DdrlError as error:
         print(f"ddrl.evaluate: {error}", file=sys.stderr)
         return 1
@@ -88,8 +96,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("ddrl.evaluate: interrupted", file=sys.stderr)
         return 130
     figures = report(options.run, saved, result, options.seed, time.perf_counter() - begin)
+    if film is not None:
+        figures["video"] = str(film)
     print(json.dumps(figures) if options.json else _words(figures))
     return 0
+
+
+def _play(saved: SavedPolicy, options: argparse.Namespace) -> tuple[EvaluationResult, Path | None]:
+    """The episodes that the command asks for, and the film of them."""
+    if options.video is None:
+        return evaluate(saved, options.episodes or 100, options.seed), None
+    from ddrl.video import NAME, record
+
+    film = options.run / NAME if options.video == Path() else options.video
+    return record(saved, film, options.episodes or 1, options.seed), film
 
 
 def _describe(spec: Any) -> str:
@@ -103,7 +123,7 @@ def _words(figures: dict[str, Any]) -> str:
         f"{figures['median']:.2f}, {figures['min']:.2f} to {figures['max']:.2f}) over {figures['episodes']} greedy "
         f"episodes of {figures['mean_episode_steps']:.1f} steps on average, seed {figures['seed']}, in "
         f"{figures['seconds']:.1f} s"
-    )
+    ) + (f"\nfilm: {figures['video']}" if "video" in figures else "")
 
 
 def _positive(text: str) -> int:

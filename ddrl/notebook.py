@@ -20,12 +20,15 @@ from functools import partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
 from ddrl.telemetry.live import read_live_file
 from ddrl.telemetry.progress import count_text, duration_text, value_text
+
+if TYPE_CHECKING:
+    from ddrl.video import Film
 
 
 class StartedRun:
@@ -85,12 +88,20 @@ class StartedRun:
 
 
 def start(
-    settings: Mapping[str, Any] | None = None, *, ranks: int = 0, root: str | Path = "runs", wait: float = 60.0
+    task: str | Path | Mapping[str, Any] = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 0,
+    root: str | Path = "runs",
+    wait: float = 60.0,
 ) -> StartedRun:
     """Start a run and return once it writes telemetry and takes commands (at most `wait` seconds later).
 
-    `settings`: {"env.id": "LunarLander-v3", "learner.lr": 5e-4, ...} as after --set. `ranks`: 0 for local processes,
+    `task`: as on the command line, "lunarlander" or a settings file; "": the one of env.id. `settings`: {"learner.lr":
+    5e-4, ...} as after --set; they may stand alone, in the task's place. `ranks`: 0 for local processes,
     else under mpirun with so many. Raises DdrlError with the run's own words where it ends at once."""
+    if isinstance(task, Mapping):
+        task, settings = "", {**task, **(settings or {})}
     settings = dict(settings or {})
     root = Path(root).absolute()
     path = Path(
@@ -98,7 +109,7 @@ def start(
     ).absolute()
     if (path / "config.toml").exists():
         raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
-    arguments = [sys.executable, "-m", "ddrl.run", "--set", f"run.dir={path}"]
+    arguments = [sys.executable, "-m", "ddrl.run", *([str(task)] if task else []), "--set", f"run.dir={path}"]
     for name, value in settings.items():
         arguments += ["--set", f"{name}={_toml(value)}"]
     log = path.with_suffix(".log")
@@ -218,6 +229,17 @@ def panel_html(run: Run) -> str:
         y_name="return",
     )
     return f"<div>{head}. {escape(name_bottleneck(newest).sentence)}</div><table><tr>{cells}</tr></table>{curve}"
+
+
+def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0) -> Film:
+    """A film of a run's best policy at play, kept as agent.gif in the run directory; the last line of a cell shows it.
+
+    Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, or its environment cannot be drawn."""
+    from ddrl.acting.policy_file import load_policy
+    from ddrl.video import NAME, Film, record
+
+    path = Path(run) if isinstance(run, (str, Path)) else run.path
+    return Film(path / NAME, record(load_policy(path), path / NAME, episodes, seed))
 
 
 class Panel:

@@ -14,6 +14,7 @@ from ddrl.acting.policy_file import save_policy
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.evaluate import main
+from ddrl.telemetry.directory import find_film
 from tests.acting.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
@@ -21,14 +22,18 @@ SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run directory with a policy that pushes the cart toward where the pole leans."""
+    return saved(tmp_path, 500)
+
+
+def saved(tmp_path: Path, limit: int) -> Path:
+    """A run directory with a policy that pushes the cart toward where the pole leans, for at most `limit` steps."""
     model = make_mlp(SPEC, (4,))
     layout = model.layout
     vector = np.zeros(layout.nbytes, np.uint8)
     tensors = layout.views(vector)
     tensors["0.weight"][...] = [[0, 0, 1, 0.5], [0, 0, -1, -0.5], [0, 0, 0, 0], [0, 0, 0, 0]]
     tensors["1.weight"][...] = [[0, 1, 0, 0], [1, 0, 0, 0]]
-    save_policy(tmp_path, model, vector, env=EnvConfig(), evaluation={"mean": 1.0})
+    save_policy(tmp_path, model, vector, env=EnvConfig(kwargs={"max_episode_steps": limit}), evaluation={"mean": 1.0})
     return tmp_path
 
 
@@ -97,3 +102,52 @@ def test_impossible_arguments_are_refused(arguments: list[str], run: Path) -> No
     with pytest.raises(SystemExit) as refusal:
         main([*([str(run)] if arguments else []), *arguments])
     assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["agent.gif", "agent.mp4"])
+def test_a_film_shows_every_step_of_the_episodes(tmp_path: Path, name: str) -> None:
+    run = saved(tmp_path, 30)
+    imageio = pytest.importorskip("imageio.v3", reason="needs the extra [video]")
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+    words = ["--video"] if name == "agent.gif" else ["--video", str(run / name)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "2", "--seed", "5", "--json", *words],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["video"] == str(run / name)
+    shown = figures["env_steps"] + 1  # the reset between the two
+    if name == "agent.gif":  # which joins frames that are alike
+        frames = imageio.imread(run / name)
+        assert 1 < len(frames) <= shown
+        assert (frames[0] != frames[-1]).any()
+    else:
+        assert ffmpeg.count_frames_and_secs(str(run / name))[0] == shown
+    assert find_film(run) == run / name
+    assert sorted(path.suffix for path in run.glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--video", "film.avi"], [".gif or .mp4"]),
+        (["--video", "/nowhere/film.gif"], ["cannot write /nowhere/film.gif"]),
+        (["--video", "--episodes", "4"], ["more than 20 frames"]),
+    ],
+)
+def test_a_film_that_cannot_be_made_is_one_clear_line(
+    run: Path,
+    options: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ddrl.video.MOST_FRAMES", 20)
+    assert main([str(run), *options]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for word in words:
+        assert word in said
+    assert find_film(run) is None

@@ -7,6 +7,7 @@ import streamlit as st
 import watch
 
 from ddrl import plots
+from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.progress import count_text, duration_text, value_text
 from ddrl.telemetry.reading import Table
 
@@ -109,7 +110,21 @@ def page(runs: watch.Runs) -> None:
     charts(runs)
 
 
+def film() -> None:
+    """The main run's policy at play, where it has been filmed."""
+    path = watch.selection()[0]
+    found = find_film(path)
+    with st.expander("The agent at play", expanded=found is not None):
+        if found is None:
+            st.markdown(f"Not filmed yet: `python -m ddrl.evaluate {path} --video`, then load this page again.")
+        elif FILMS[found.suffix].startswith("video"):
+            st.video(found.read_bytes(), FILMS[found.suffix])
+        else:
+            st.image(found.read_bytes(), caption=f"{found.name}, one greedy episode or more", width=480)
+
+
 watch.live(page)
+film()
 
 with st.expander("Download"), watch.opened(watch.selection()) as opened:  # as of the page's loading
     for name, run in opened.items():

@@ -1,5 +1,6 @@
 """Devices: processors and memory by role, GPUs by host."""
 
+import numpy as np
 import streamlit as st
 import watch
 
@@ -9,10 +10,14 @@ from ddrl import plots
 def charts(runs: watch.Runs) -> None:
     """The main run's machines."""
     processes = next(iter(runs.values())).processes(points=watch.FRAMES)
+    seen = any(np.isfinite(processes.column(name)).any() for name in processes.columns if name.startswith("gpu"))
     left, right = st.columns(2)
     watch.chart(left, plots.cpu_by_role(processes), "cpu")
     watch.chart(right, plots.memory_by_role(processes), "memory")
-    watch.chart(st, plots.gpu_use(processes), "gpu")
+    if seen:
+        watch.chart(st, plots.gpu_use(processes), "gpu")
+    else:
+        st.caption("GPUs: no GPU that NVML can see.")
 
 
 watch.live(charts)

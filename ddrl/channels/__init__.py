@@ -2,6 +2,7 @@
 
     segment   named memory with a header; leaves nothing behind in /dev/shm
     lane      rows, one producer -> one consumer
+    area      blocks of samples, one explorer -> the trainer, which draws from them
     mailbox   versions of a vector, one writer -> many readers in place
     counters  plain float64 stores, each process its own row -> telemetry
     board     a host's command, stages of start-up, doorbells
@@ -11,6 +12,8 @@ Written and read by every stage; this package imports ddrl.core and the kernel, 
 network."""
 
 from ddrl._kernel import Doorbell
+from ddrl.channels.area import SampleArea
+from ddrl.channels.area_writer import AreaWriter
 from ddrl.channels.board import Blob, Board, Command
 from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane, LaneSet
@@ -19,6 +22,7 @@ from ddrl.channels.segment import Segment, segment_name, sweep_dead, unlink_run
 from ddrl.channels.step_writer import StepWriter
 
 __all__ = [
+    "AreaWriter",
     "Blob",
     "Board",
     "Command",
@@ -31,6 +35,7 @@ __all__ = [
     "MailboxReader",
     "MailboxSlot",
     "Pin",
+    "SampleArea",
     "Segment",
     "StepWriter",
     "checksum",

@@ -24,11 +24,21 @@ class RunConfig:
     )
     max_seconds: float = setting(NEVER, "s", "Stop after so many seconds of wall time.", gt=0)
     target_return: float = setting(NEVER, "return", "Stop once an evaluation's mean return reaches this.")
+    patience: int = setting(
+        0, "evaluations", "Stop after so many evaluations in a row without a better one: converged; 0: never.", ge=0
+    )
     processes: int = setting(
         0, "processes", "Rollout processes when started without mpirun; 0: one for each core but one, at least 1.", ge=0
     )
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
+    )
+    silence_limit: float = setting(
+        300.0,
+        "s",
+        "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
+        "saved (mpirun); words come at a tenth of it. More where one environment step takes longer.",
+        gt=0,
     )
     keep_checkpoints: int = setting(3, "checkpoints", "How many of the newest checkpoints stay.", ge=1)
 
@@ -40,6 +50,9 @@ class EnvConfig:
     id: str = setting("CartPole-v1", "", "Gymnasium id, or package.module:factory of your own environment.")
     num_envs: int = setting(8, "environments", "Environments that one rollout process steps together.", ge=1)
     kwargs: dict[str, Any] = setting({}, "", "Keyword arguments for the environment's constructor.")
+    by_rollout: list[dict[str, Any]] = setting(
+        [], "", "Further keyword arguments by rollout, over kwargs: rollout i takes entry i modulo their number."
+    )
     observation: str = setting(
         "flat",
         "",
@@ -151,11 +164,27 @@ class RolloutConfig:
     refresh: str = setting(
         "step",
         "",
-        "When newer parameters are taken: at each vector step, or when an episode ends.",
-        choices=("step", "episode"),
+        "When newer parameters are taken: at each vector step, when an episode ends, or, with replay.source = areas, "
+        "when a block of samples is written.",
+        choices=("step", "episode", "write"),
     )
     warmup_steps: int = setting(
         1_000, "env steps", "Steps of all rollouts together taken at random before the policy acts.", ge=0
+    )
+    max_policy_lag: float = setting(
+        NEVER,
+        "versions",
+        "Service level: how many versions newer than the one that acted may be published when a row arrives at the "
+        "trainer. How many may travel at once is cluster.versions_in_flight.",
+        ge=0,
+    )
+    at_max_lag: str = setting(
+        "wait",
+        "",
+        "What to do where the lag would exceed max_policy_lag: wait, the trainer puts off updates and the next "
+        "version; drop, older rows are left out and counted; weight, a sample of lag l counts "
+        "(1 + max_policy_lag) / (1 + l) of a whole one, its age in replay included.",
+        choices=("wait", "drop", "weight"),
     )
 
 
@@ -163,6 +192,13 @@ class RolloutConfig:
 class ReplayConfig:
     """What is kept of experience and how it is drawn."""
 
+    source: str = setting(
+        "auto",
+        "",
+        "Where batches come from: auto, a replay or trajectories as the algorithm says; areas, a sample area shared "
+        "with each explorer ([areas]); pool, single transitions of which a new one replaces a random one.",
+        choices=("auto", "areas", "pool"),
+    )
     capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1)
     min_size: int = setting(1_000, "transitions", "Records needed before the first update.", ge=1)
     selector: str = setting(
@@ -203,6 +239,24 @@ class ReplayConfig:
         "transitions",
         "How far (in recorded transitions) rollouts and learner may drift from samples_per_insert before one waits.",
         gt=0,
+    )
+
+
+@dataclass(frozen=True)
+class AreasConfig:
+    """Sample areas: what explorers write for the trainer beside them (replay.source = areas)."""
+
+    block: int = setting(2_000, "samples", "Samples that an explorer writes at a time (k).", ge=1)
+    blocks: int = setting(4, "blocks", "Blocks that an area holds; then the oldest is overwritten.", ge=2, le=254)
+    min_fill: float = setting(
+        1.0, "", "Share of an area's blocks that must stand written before batches are drawn from it.", gt=0, le=1
+    )
+    guard: Literal["generations", "flag"] = setting(
+        "generations",
+        "",
+        "How a batch is kept whole: generations, by tickets and checksums; flag, by a flag alone that is down while a "
+        "block is written, which can tear batches: for comparison.",
+        choices=("generations", "flag"),
     )
 
 
@@ -261,7 +315,15 @@ class EvaluationConfig:
 
     period: int = setting(5_000, "env steps", "Environment steps between evaluations; 0: none, and no evaluator.", ge=0)
     episodes: int = setting(20, "episodes", "Episodes per evaluation.", ge=1)
-    confirm_episodes: int = setting(0, "episodes", "Episodes played with the final policy before the summary.", ge=0)
+    held_out: bool = setting(
+        False, "", "Play the same episodes in each evaluation: a held-out window, on which versions are compared."
+    )
+    confirm_episodes: int = setting(
+        0,
+        "episodes",
+        "Fresh episodes that judge the best policy once more: at the end, and where run.target_return seems reached.",
+        ge=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -317,6 +379,7 @@ class Config:
     channels: ChannelConfig = field(default_factory=ChannelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    areas: AreasConfig = field(default_factory=AreasConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -341,9 +404,20 @@ class Config:
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
                 "neither side could move; raise replay.samples_tolerance"
             )
+        if rollout.refresh == "write" and replay.source != "areas":
+            raise ConfigError(
+                f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
+                "none: set replay.source = areas, or rollout.refresh = step"
+            )
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
+            )
+        if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
+            raise ConfigError(
+                f"rollout.max_policy_lag ({rollout.max_policy_lag:g}) must be at least 1 where at_max_lag = wait: "
+                "while a "
+                "version travels, rollouts act with the one before it; or choose drop"
             )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")

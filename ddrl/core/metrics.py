@@ -271,6 +271,16 @@ METRICS: tuple[Metric, ...] = (
         "99th percentile of the policy lag of rows at their arrival at the trainer.",
         _TRAINER,
     ),
+    Metric("areas_readable", "gauge", "areas", "Sample areas that batches can be drawn from now.", _TRAINER),
+    Metric(
+        "draws_repeated", "gauge", "batches", "Draws repeated because an explorer wrote over what was read.", _TRAINER
+    ),
+    Metric(
+        "torn_batches", "gauge", "batches", "Batches learned from that were written over as they were read.", _TRAINER
+    ),
+    Metric(
+        "rows_too_old", "count", "rows", "Rows left out because they exceeded max_policy_lag.", _total(Role.TRAINER)
+    ),
     Metric("trajectories_dropped", "gauge", "trajectories", "Trajectories dropped for their policy lag.", _TRAINER),
     Metric("rollout_wait", "gauge", "", "1 while the trainer holds rollouts back to keep samples_per_insert, else 0."),
 )

@@ -80,6 +80,10 @@ class AtariGame:
         self._draw(frame)
         return reward, terminated, truncated
 
+    def render(self) -> NDArray[np.uint8]:
+        """The screen in colors, uint8 [height, width, 3]."""
+        return self._ale.getScreenRGB()
+
     def close(self) -> None:
         """Close the game."""
         self._env.close()
@@ -132,6 +136,10 @@ class AtariVectorEnv:
                 self._over[index], terminated[index], truncated[index] = True, over, cut
         reward = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
         return EnvStep(stack.copy(), reward, terminated, truncated, raw)
+
+    def render(self) -> NDArray[np.uint8]:
+        """The first game's screen in colors, uint8 [height, width, 3]."""
+        return self._games[0].render()
 
     def close(self) -> None:
         """Close every game."""

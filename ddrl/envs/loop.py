@@ -107,6 +107,10 @@ class LoopVectorEnv:
         reward32 = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
         return EnvStep(observation, reward32, np.array(terminations), np.array(truncations), raw)
 
+    def render(self) -> Any:
+        """A picture of the first environment, uint8 [height, width, 3]; None where it draws none."""
+        return self._environments[0].render()
+
     def close(self) -> None:
         """Close every environment."""
         for env in self._environments:

@@ -69,6 +69,11 @@ class NativeVectorEnv:
         learned = np.clip(raw, -1.0, 1.0).astype(np.float32) if self._reward_clip else reward.astype(np.float32)
         return EnvStep(self._own(observation), learned, terminated.copy(), truncated.copy(), raw)
 
+    def render(self) -> Any:
+        """A picture of the first environment, uint8 [height, width, 3]; None where it draws none."""
+        pictures = self._vector.render()
+        return pictures[0] if pictures else None
+
     def close(self) -> None:
         """Close the vector."""
         self._vector.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -19,9 +19,10 @@ def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.En
 
     CartPole-v1 without velocities: env.kwargs = {id = "CartPole-v1", keep = [0, 2]}. EnvError where it does not fit."""
     env: gymnasium.Env[Any, Any] = gymnasium.make(id, **kwargs)
-    box, kept = env.observation_space, np.array(keep, np.int64)
-    if not isinstance(box, spaces.Box) or len(box.shape) != 1:
-        raise EnvError(f"env.kwargs: {id} observes {box}; only entries of a vector can be kept")
+    kept = np.array(keep, np.int64)
+    if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
+        raise EnvError(f"env.kwargs: {id} observes {env.observation_space}; only entries of a vector can be kept")
+    box = cast(Any, env.observation_space)  # its bounds have no types
     if not (len(kept) and ((kept >= 0) & (kept < box.shape[0])).all()):
         raise EnvError(
             f"env.kwargs: keep = {list(keep)} must name entries 0 to {box.shape[0] - 1} of {id}'s observation"

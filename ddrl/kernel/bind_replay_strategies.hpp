@@ -85,7 +85,7 @@ inline void save_state(const nb::object& strategy, Writer& out) {
     out.array(state.data(), state.size());
 }
 inline void load_state(const nb::object& strategy, Reader& in) {
-    const u64 bytes = in.value<u64>();
+    const std::size_t bytes = in.count(1);
     const byte* from = in.take(bytes);
     strategy.attr("load_state")(nb::bytes(from, bytes));
 }
@@ -162,7 +162,8 @@ public:
         size_ = NONE;
     }
     std::string check(u32 size) override {
-        return size_ == NONE || size == size_ ? "" : "a selector from outside has lost picks";
+        if (size_ == NONE) size_ = size;  // just loaded: it draws from the table as it stands
+        return size == size_ ? "" : "a selector from outside has lost picks";
     }
 
 private:
@@ -189,7 +190,7 @@ private:
     nb::object strategy_;
     Strategies& strategies_;
     mutable std::vector<Event> events_;
-    u32 size_ = 0;  // NONE: unknown until the table changes
+    u32 size_ = 0;  // NONE: unknown until `check`, which follows each load
 };
 
 // ddrl.replay.evictions.Eviction; it names episodes by handle.
@@ -236,11 +237,15 @@ public:
     void load(Reader& in) override {
         Inside inside(strategies_);
         added_.clear(), ended_.clear(), removed_.clear(), drawn_.clear();
-        const u64 count = in.value<u64>();
-        const byte* from = in.take(count * sizeof(u64));
-        handles_.resize(count);
-        if (count) std::memcpy(handles_.data(), from, count * sizeof(u64));
+        handles_.resize(in.count(sizeof(u64)));
+        const byte* from = in.take(handles_.size() * sizeof(u64));
+        if (!handles_.empty()) std::memcpy(handles_.data(), from, handles_.size() * sizeof(u64));
         load_state(strategy_, in);
+    }
+    std::string check(const Store& store) const override {
+        for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer)
+            if (store.episode(i).records && i >= handles_.size()) return "the eviction has lost an episode";
+        return "";
     }
 
 private:

@@ -10,6 +10,17 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner.queue_networks import QueueActor, QueueCritics, has_queue
+
+
+def make_actor(spec: EnvSpec, hidden: list[int]) -> Actor | QueueActor:
+    """The actor that fits the observation: one vector, or arrays with a queue."""
+    return QueueActor(spec, hidden) if has_queue(spec) else Actor(spec, hidden)
+
+
+def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> Critics | QueueCritics:
+    """`count` critics of `outputs` numbers that fit the observation."""
+    return (QueueCritics if has_queue(spec) else Critics)(spec, hidden, count, outputs)
 
 
 def flat_observation(observation: torch.Tensor, spec: ArraySpec) -> torch.Tensor:

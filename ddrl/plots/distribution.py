@@ -41,8 +41,6 @@ def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: in
         return say_nothing_yet(figure, "no bytes over MPI so far" if len(processes) else "no records yet")
     hosts = processes.column("host")[-1, relays]
     if len(relays) <= _MOST_LINES:
-        if len(relays) > 3:
-            figure.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
         for index, column in enumerate(np.argsort(hosts)):
             add_line(
                 figure,
@@ -163,8 +161,8 @@ def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
     """Milliseconds from the trainer's publish to the sealing on each host, median and slowest, against the least
     possible.
 
-    The bound is that of the measured links (cluster.scheme = "auto" measures them); efficiency is bound / slowest, the
-    median of the last ones."""
+    The bound is that of the measured links (cluster.scheme = "auto" measures them): processors that have other work
+    take longer."""
     x, label = minutes(processes.wall_seconds)
     figure = new_figure("From publish to sealed", label, "ms", height=height)
     relays = _of_role(processes, Role.RELAY)
@@ -178,13 +176,7 @@ def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
     bound = processes.column("plan_bound_seconds")[-1, relays] * 1e3
     bound = bound[np.isfinite(bound)]
     if bound.size:
-        share = float(bound[0] / max(np.median(slowest[-10:]), 1e-9))
-        figure.add_scatter(
-            x=x[kept][[0, -1]],
-            y=np.repeat(bound[:1], 2),
-            mode="lines",
-            line={"dash": "dash", "color": COLORS[2]},
-            name=f"bound {bound[0]:.3g} ms: {min(share, 1.0):.0%} efficient",
-        )
+        words = f"least that the links allow: {bound[0]:.3g} ms"
+        add_line(figure, x[kept][[0, -1]], np.repeat(bound[:1], 2), words, 2, dash="dash")
     figure.update_yaxes(rangemode="tozero")
     return figure

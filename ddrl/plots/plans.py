@@ -106,10 +106,10 @@ def times_against_hosts(
         else:
             add_line(figure, np.asarray(hosts, float), values * 1e3, name, index)
             colors[name] = COLORS[index % len(COLORS)]
-    for name, (x, y) in (points or {}).items():
+    for index, (name, (x, y)) in enumerate((points or {}).items()):
         marker = {
             "size": 10,
-            "symbol": "diamond",
+            "symbol": index,  # a sign of its own for each
             "color": colors.get(name.partition(",")[0], COLORS[5]),
             "line": {"width": 1, "color": "#808080"},
         }

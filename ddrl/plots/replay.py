@@ -24,7 +24,7 @@ def replay_fill(table: Table, capacity: int, *, height: int = 280) -> go.Figure:
     if not len(table) or not np.isfinite(table["replay_size"]).any():
         return say_nothing_yet(figure, "nothing recorded yet")
     add_line(figure, x, table["replay_size"], "held", 0)
-    figure.add_hline(y=capacity, line={"dash": "dash", "color": COLORS[5]}, annotation_text="capacity")
+    add_line(figure, x[[0, -1]], np.repeat(capacity, 2), "capacity", 5, dash="dash")
     add_line(figure, x, _seconds_held(table), "age of the oldest (right)", 1, yaxis="y2")
     figure.update_layout(
         yaxis2={
@@ -58,7 +58,7 @@ def sample_balance(table: Table, wanted: float, *, height: int = 260) -> go.Figu
         return say_nothing_yet(figure, "no updates yet")
     add_line(figure, x, table["samples_per_insert"], "measured", 0)
     if wanted > 0:
-        figure.add_hline(y=wanted, line={"dash": "dash", "color": COLORS[5]}, annotation_text=f"asked for: {wanted:g}")
+        add_line(figure, x[[0, -1]], np.repeat(wanted, 2), f"asked for: {wanted:g}", 5, dash="dash")
     figure.update_yaxes(rangemode="tozero")
     return figure
 

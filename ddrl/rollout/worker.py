@@ -72,7 +72,8 @@ class RolloutWorker:
                 f"outputs of its acting module ({', '.join(policy.model.outputs)}) or columns of the chooser"
             )
         self._blank: dict[str, NDArray[Any]] = {}  # what is recorded of outputs before there is a policy
-        self._by_step = config.refresh == "step"
+        self._by_step, self._by_write = config.refresh == "step", config.refresh == "write"
+        self._blocks = 0  # of a sample area, when parameters were last taken
         self._nbytes = policy.layout.nbytes
         self._counters = {
             name: counters[name]
@@ -130,7 +131,7 @@ class RolloutWorker:
         observation = self._observation
         if observation is None:
             observation = self._begin(self._place.seed)
-        elif self._by_step or self._resetting:
+        elif self._by_step or (self._wrote() if self._by_write else self._resetting):
             pin = self._reader.pin()
             if pin is not self._pin:
                 self._take(pin)
@@ -226,6 +227,11 @@ class RolloutWorker:
         states = self._policy.state  # before the step
         recorded = {name: outputs[name] for name in self._recorded_outputs}
         return chosen[0], {**chosen[1], **recorded, **{name: states[name] for name in self._recorded_states}}
+
+    def _wrote(self) -> bool:
+        """Whether a block of samples was written since parameters were last taken, or none are taken yet."""
+        before, self._blocks = self._blocks, getattr(self._writer, "blocks", 0)
+        return self._blocks > before or self._pin is None
 
     def _advance(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
         """Commit the policy's next state; where this step was a reset, the next one is step 0 of a new episode."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import ConfigError, DdrlError
 from ddrl.core.settings import apply_overrides, config_to_toml
+from ddrl.run.banner import announce
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
 
@@ -33,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             _complain(error, "--traceback" in arguments)
         return 1
     except KeyboardInterrupt:
-        print("\nended at once by a second Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
+        print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
         return 130
 
 
@@ -68,7 +70,7 @@ def _one_host(command: Command) -> int:
     from ddrl.run.preparation import Preparation
 
     run_id = uuid.uuid4().hex[:8]
-    preparation = Preparation(command, run_id)
+    preparation = Preparation(command, run_id, announce(command, run_id, 0))
     from ddrl.channels.segment import sweep_dead
 
     sweep_dead()
@@ -81,6 +83,8 @@ def _one_host(command: Command) -> int:
 
 
 def _mpi(arguments: list[str]) -> int:
+    run_id, (ranks, rank) = uuid.uuid4().hex[:8], mpi_environment()
+    path = announce(parse(arguments), run_id, ranks) if rank == 0 else None
     try:
         import mpi4py  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
@@ -89,14 +93,12 @@ def _mpi(arguments: list[str]) -> int:
         raise MissingExtraError("mpi4py", "mpi", "running under mpirun") from None
     from ddrl.run.modes.mpi import run_mpi
 
-    run_id = uuid.uuid4().hex[:8]
-    status, ended = run_mpi(lambda: _prepare(arguments, run_id), run_id)
-    ranks = mpi_environment()[0]
+    status, ended = run_mpi(lambda: _prepare(arguments, run_id, path), run_id)
     launcher = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {ranks} python -m ddrl.run")
     return status if ended is None else _conclude(*ended, launcher)
 
 
-def _prepare(arguments: list[str], run_id: str) -> Preparation:
+def _prepare(arguments: list[str], run_id: str, path: Path | None) -> Preparation:
     """On rank 0 alone: hundreds of other ranks need none of this."""
     from ddrl.run.preparation import Preparation
 
@@ -105,7 +107,7 @@ def _prepare(arguments: list[str], run_id: str) -> Preparation:
         raise ConfigError("--serial is one process: start it without mpirun")
     if command.tasks:
         raise ConfigError("--tasks starts the tasks' processes itself: start it without mpirun")
-    return Preparation(command, run_id)
+    return Preparation(command, run_id, path)
 
 
 def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) -> int:
@@ -116,13 +118,24 @@ def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) 
         f"{document['updates']:,} updates, policy lag {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
     )
     if evaluation is not None:
-        print(
-            f"policy: mean return {evaluation['mean']:.1f} +- {evaluation['std']:.1f} over {evaluation['episodes']} "
-            "episodes"
-        )
+        print(f"policy: {_judgment(document['best'])}")
     print(f"play it:  python -m ddrl.evaluate {directory.path}")
     print(f"go on:    {launcher} --resume {directory.path}", flush=True)
     return 130 if document["reason"] == "interrupted" else 0
+
+
+def _judgment(best: dict[str, Any]) -> str:
+    """How good the policy is, and which figure that is."""
+    confirmed, played = (
+        best.get("confirmed"),
+        f"{best['mean']:.1f} +- {best['std']:.1f} over {best['episodes']} episodes",
+    )
+    if confirmed is None:
+        return f"mean return {played}, the best of its evaluations (chance helped it: judge it by ddrl.evaluate)"
+    return (
+        f"mean return {confirmed['mean']:.1f} +- {confirmed['std']:.1f} over {confirmed['episodes']} fresh episodes "
+        f"(the evaluation that chose it: {played})"
+    )
 
 
 def _text(value: float | None) -> str:

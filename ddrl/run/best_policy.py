@@ -26,6 +26,7 @@ class BestPolicy:
         self._unsaved: np.ndarray | None = None  # the best parameters, where the disk has refused them
         self.evaluation: Evaluation | None = None  # of the best policy so far; None: nobody has played it
         self.target_reached = False
+        self.worse_since = 0  # evaluations since the best one
         if (path / "policy.json").exists():
             self._read()
 
@@ -35,7 +36,10 @@ class BestPolicy:
         run.target_return counts as reached once an evaluation and, where there is one, its confirmation both reach it.
         """
         reached = self._reaches(evaluation)
+        self.worse_since += 1
         if self.evaluation is None or self._rank(evaluation) >= self._rank(self.evaluation):
+            if self.evaluation is None or self._rank(evaluation) > self._rank(self.evaluation):
+                self.worse_since = 0
             self.evaluation = evaluation
             self._save(vector)
         self.target_reached = self.target_reached or reached

@@ -6,6 +6,8 @@ Imports nothing heavy, so that --help and a mistyped setting answer at once.
 from __future__ import annotations
 
 import argparse
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ examples:
 class Command:
     """What the command line asks for."""
 
-    task: Path
+    task: Path | None  # None: neutral settings, for an environment that no task was named for
     overrides: tuple[str, ...]
     serial: bool
     resume: Path | None
@@ -51,6 +53,15 @@ def tasks() -> dict[str, Path]:
     return {path.stem: path for path in sorted(TASKS.glob("*.toml"))}
 
 
+def task_for(overrides: Sequence[str]) -> Path | None:
+    """The settings of a run for which no task was named: those of the task that ships with its environment, or None,
+    neutral ones. Step sizes, limits and targets belong to a task, and never to another environment."""
+    named = [override for override in overrides if override.partition("=")[0].strip() == "env.id"]
+    env_id = load_config(None, named).env.id
+    fitting = [path for path in tasks().values() if tomllib.loads(path.read_text())["env"]["id"] == env_id]
+    return min(fitting, key=lambda path: len(path.stem), default=None)  # cartpole.toml, not cartpole_c51.toml
+
+
 def parse(arguments: list[str]) -> Command:
     """Read the command line; --help prints every setting with what it is in the task named, and exits."""
     parser = argparse.ArgumentParser(
@@ -63,7 +74,8 @@ def parse(arguments: list[str]) -> Command:
     parser.add_argument(
         "task",
         nargs="?",
-        help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: {DEFAULT_TASK})",
+        help=f"a settings file, or a task that ships with ddrl: {', '.join(tasks())} (default: the one of env.id, "
+        f"{DEFAULT_TASK}; neutral settings for other environments)",
     )
     parser.add_argument(
         "--tasks",
@@ -92,8 +104,9 @@ def parse(arguments: list[str]) -> Command:
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error as well")
     known = parser.parse_args(arguments)
+    named = _task_path(known.task) if known.task is not None else None
     if known.help:
-        config = load_config(_task_path(known.task), known.overrides)
+        config = load_config(named or task_for(known.overrides), known.overrides)
         parser.epilog = f"{_settings_table(config)}\n{EXAMPLES}".replace("%", "%%")
         parser.print_help()
         parser.exit()
@@ -105,8 +118,10 @@ def parse(arguments: list[str]) -> Command:
         raise ConfigError("--tasks takes no other task, and no --resume: a pool goes on by --resume POOL alone")
     if known.tasks and known.print_config:
         raise ConfigError("--print-config prints one task's settings: name it without --tasks")
+    if named is None and known.resume is None and not known.tasks:
+        named = task_for(known.overrides)
     return Command(
-        _task_path(known.task),
+        named,
         tuple(known.overrides),
         known.serial,
         known.resume,
@@ -117,9 +132,7 @@ def parse(arguments: list[str]) -> Command:
     )
 
 
-def _task_path(name: str | None) -> Path:
-    if name is None:
-        return tasks()[DEFAULT_TASK]
+def _task_path(name: str) -> Path:
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         shipped = tasks()

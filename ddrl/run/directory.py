@@ -35,6 +35,14 @@ _REPLACED = re.compile(r"\.(\d+)\.replaced")  # a checkpoint that another of the
 _UNFINISHED = re.compile(r"\.\d+\.\d+")  # a checkpoint that is being written by a process
 
 
+def planned_path(config: Config, run_id: str) -> Path:
+    """Where a new run that begins now is kept."""
+    if config.run.dir:
+        return Path(config.run.dir).absolute()
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in config.env.id)
+    return (Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{run_id}").absolute()
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths of one run; with a `lock` where it belongs to this process."""
@@ -63,15 +71,10 @@ class RunDirectory:
         return self.path / "policy"
 
     @classmethod
-    def create(cls, config: Config, run_id: str) -> RunDirectory:
-        """Make the directory of a new run and write its settings. A directory that holds a run already is refused."""
-        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in config.env.id)
-        path = (
-            Path(config.run.dir)
-            if config.run.dir
-            else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{run_id}"
-        )
-        path = path.absolute()
+    def create(cls, config: Config, run_id: str, path: Path | None = None) -> RunDirectory:
+        """Make the directory of a new run, at `path` (else as `planned_path`), and write its settings. A directory that
+        holds a run already is refused."""
+        path = path or planned_path(config, run_id)
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             directory = cls(path, RunLock(path))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ddrl.acting.model import ActingModel
+from ddrl.channels.area import SampleArea
 from ddrl.channels.board import Blob, Board, Command
 from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane
@@ -30,7 +31,7 @@ POLICY = 2
 EVALUATION_SLOTS = 3
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
-Channel = TypeVar("Channel", Board, Blob, Lane, Mailbox, Counters)
+Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, Counters)
 
 
 class HostChannels:
@@ -39,11 +40,12 @@ class HostChannels:
     def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
         self.topology, self.host, self.board = topology, host, board
         self._owner, self._dtype = owner, topology.schema.dtype
-        self._closing: list[Board | Blob | Lane | Mailbox | Counters] = [board]
+        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | Counters] = [board]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
         self.lanes: dict[int, Lane] = {}
+        self.areas: list[SampleArea] = []
         self.remote_lanes: list[Lane] = []
         self.mirrors: list[Counters] = []
         if owner:
@@ -60,7 +62,13 @@ class HostChannels:
         ranks, rows, full = topology.on_host(self.host), topology.lane_rows(), topology.config.channels.lane_full
         self.counters = self._keep(Counters.create(self._name("counters"), len(ranks), topology.columns))
         for rank in ranks:
-            if rank.role is Role.ROLLOUT:
+            if rank.role is Role.ROLLOUT and topology.area_columns:
+                areas = topology.config.areas
+                area = SampleArea.create(
+                    self._name("area", rank.index), topology.area_columns, areas.block, areas.blocks, areas.guard
+                )
+                self.areas.append(self._keep(area))
+            elif rank.role is Role.ROLLOUT:
                 lane = Lane.create(self._name("lane", rank.index), dtype, rows, full=full)
                 self.lanes[rank.index] = self._keep(lane)
         for other in range(1, topology.hosts if self.host == 0 else 1):
@@ -97,6 +105,12 @@ class HostChannels:
         lane = self._keep(Lane.attach(self._name("lane", index), self._dtype))
         lane.bell = self.board.trainer_bell if self.host == 0 else self.board.relay_bell
         return lane
+
+    def attach_area(self, index: int) -> SampleArea:
+        """The sample area of rollout `index`."""
+        areas = self.topology.config.areas
+        name = self._name("area", index)
+        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block, areas.guard))
 
     def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
         """What the root relay writes: a lane and a mirrored counters table for each other host, by host."""

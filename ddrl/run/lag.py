@@ -1,10 +1,10 @@
 """Policy lag: how old the policy that acted was, when its sample was learned from.
 
-lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, as means over
-samples: in flight (versions published between choosing the action and the row's arrival at the trainer, the lane
-included) and in queue (versions published while the row stood in replay). The publish debt, updates done but not yet
-published, is at most publish_period by construction. Lag in seconds is measured from the publish time of the version
-that acted."""
+lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, counted for each
+sample by the version that acted: in flight (versions published between choosing the action and the row's arrival at the
+trainer, the lane included; rows of one version that arrived at different times count their mean) and in queue (versions
+published while the row stood in replay). Publish: updates done but not yet published when the sample was consumed. Lag
+in seconds is measured from the publish time of the version that acted."""
 
 from __future__ import annotations
 
@@ -47,15 +47,19 @@ class LagMeter:
         self._acted, self._newest = np.zeros(PENDING, np.int64), np.zeros(PENDING, np.int64)
         self._pending = 0  # how many of them are not counted yet
         self._consumed = 0
-        self._arrived = 0
+        self._debt_sum = 0.0  # [updates]
         self._in_flight_sum = 0.0
         self._seconds_sum = 0.0
-        self._publish_time = np.full(max(1024, newest + 1), time.monotonic())
+        versions = max(1024, newest + 1)
+        self._publish_time = np.full(versions, time.monotonic())
+        self._arrived = np.zeros((2, versions))  # by version that acted: rows, and their lags together
 
     def published(self, version: int) -> None:
         """A version is published now."""
         if version >= len(self._publish_time):
-            self._publish_time = np.concatenate([self._publish_time, np.zeros(max(len(self._publish_time), version))])
+            more = max(len(self._publish_time), version)
+            self._publish_time = np.concatenate([self._publish_time, np.zeros(more)])
+            self._arrived = np.concatenate([self._arrived, np.zeros((2, more))], axis=1)
         self._publish_time[version] = time.monotonic()
 
     def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
@@ -63,11 +67,14 @@ class LagMeter:
         if len(acted):
             lag = np.maximum(newest - acted.astype(np.int64), 0)
             self.arrival.add(lag)
-            self._arrived += len(acted)
-            self._in_flight_sum += float(lag.sum())
+            versions, rows = np.unique(
+                np.minimum(acted, len(self._publish_time) - 1).astype(np.int64), return_counts=True
+            )
+            self._arrived[:, versions] += (rows, rows * np.maximum(newest - versions, 0))
 
-    def consumed(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Samples were learned from: [B] versions that acted. Counting many at once costs a tenth."""
+    def consumed(self, acted: NDArray[np.uint64], newest: int, unpublished: int = 0) -> None:
+        """Samples were learned from: [B] versions that acted, `unpublished` updates after version `newest`. Counting
+        many at once costs a tenth."""
         count = len(acted)
         if self._pending + count > len(self._acted):
             self._settle()
@@ -78,6 +85,7 @@ class LagMeter:
         self._newest[self._pending : end] = newest
         self._pending = end
         self._seconds_sum += count * time.monotonic()
+        self._debt_sum += count * unpublished
 
     def _settle(self) -> None:
         """Count what is pending."""
@@ -89,7 +97,10 @@ class LagMeter:
         self._histogram[: len(counts)] += counts
         self.consumption.add(lag)
         self._consumed += self._pending
-        self._seconds_sum -= float(self._publish_time[np.clip(versions, 0, len(self._publish_time) - 1)].sum())
+        known = np.clip(versions, 0, len(self._publish_time) - 1)
+        self._seconds_sum -= float(self._publish_time[known].sum())
+        rows, lags = self._arrived[:, known]
+        self._in_flight_sum += float(np.minimum(lags / np.maximum(rows, 1), lag).sum())
         self._pending = 0
 
     def recent(self, percentile: float) -> float:
@@ -103,13 +114,14 @@ class LagMeter:
         if not self._consumed:
             return {"p50": None, "p99": None}
         cumulated = np.cumsum(self._histogram)
-        in_flight = self._in_flight_sum / max(self._arrived, 1)
+        in_flight = self._in_flight_sum / self._consumed
         mean = float((self._histogram * np.arange(len(self._histogram))).sum() / self._consumed)
         return {
             "p50": int(np.searchsorted(cumulated, 0.50 * self._consumed)),
             "p99": int(np.searchsorted(cumulated, 0.99 * self._consumed)),
             "mean": mean,
             "mean_in_flight": in_flight,
-            "mean_in_queue": max(mean - in_flight, 0.0),
+            "mean_in_queue": mean - in_flight,
+            "mean_unpublished": self._debt_sum / self._consumed,
             "mean_seconds": self._seconds_sum / self._consumed,
         }

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.channels.area_writer import AreaWriter
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import CounterRow
 from ddrl.channels.mailbox import Mailbox
@@ -69,20 +72,30 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
     """One rollout with its environments, writing to its lane; the host's policy must stand."""
     topology, config = channels.topology, channels.topology.config
     model, mailbox = _policy_of(channels)
-    env = make_vector_env(config.env)
+    given, mine = config.env.by_rollout, config.env
+    if given:
+        mine = replace(mine, kwargs={**mine.kwargs, **given[assignment.index % len(given)]})
+    env = make_vector_env(mine)
     seed = member_seed(config.run.seed, assignment.index)
-    writer = StepWriter(
-        channels.attach_lane(assignment.index),
-        topology.schema,
-        assignment.index * config.env.num_envs,
-        nonfinite=config.env.nonfinite,
-        env_id=config.env.id,
-    )
+    writer = _make_writer(channels, assignment.index)
     reader = mailbox.reader(topology.row_of(assignment))
     recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
     policy = ActingPolicy(model, outputs=recorded, seed=seed, flush_denormals=True)
     place = Place(assignment.index, topology.rollouts, seed)
     return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
+
+
+def _make_writer(channels: HostChannels, index: int) -> StepWriter:
+    """The writing end of a rollout's lane, or of its sample area."""
+    topology, config = channels.topology, channels.topology.config
+    options: dict[str, Any] = {"nonfinite": config.env.nonfinite, "env_id": config.env.id}
+    first, schema = index * config.env.num_envs, topology.schema
+    if not topology.area_columns:
+        return StepWriter(channels.attach_lane(index), schema, first, **options)
+    n_step = topology.declaration.experience.n_step or config.replay.n_step
+    bell, discount = channels.board.trainer_bell, config.learner.discount
+    area = channels.attach_area(index)
+    return AreaWriter(area, schema, first, config.env.num_envs, n_step=n_step, discount=discount, bell=bell, **options)
 
 
 class Evaluator:
@@ -109,7 +122,8 @@ class Evaluator:
         `turn` varies the seeds. InterruptedError where `stop` says yes meanwhile.
         """
         config = self._config
-        seed = member_seed(config.run.seed + EVALUATION_SEED, turn)
+        held_out = config.evaluation.held_out  # then alike in runs of other seeds, too
+        seed = member_seed(EVALUATION_SEED, 0) if held_out else member_seed(config.run.seed + EVALUATION_SEED, turn)
         played = self._play(vector, config.evaluation.episodes, seed, stop)
         confirmed = None
         if played.mean >= config.run.target_return and config.evaluation.confirm_episodes:
@@ -140,11 +154,15 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
     forbid_torch()
     evaluator = Evaluator(config, model)
     vector = np.zeros(model.layout.nbytes, np.uint8)
+
+    def stopped() -> bool:
+        counters["heartbeat"].set(time.time())
+        return board.command not in GOING
+
     due = float(config.evaluation.period)
     turn = 0
     try:
-        while board.command in GOING:
-            counters["heartbeat"].set(time.time())
+        while not stopped():
             seen = board.rollout_bell.value
             pin = reader.pin()
             if pin is None or VersionStamp.of(pin.values).env_steps < due:
@@ -158,9 +176,7 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
             if not whole:
                 continue
             try:
-                evaluation = evaluator.judge(
-                    vector, version, int(env_steps), turn=turn, stop=lambda: board.command not in GOING
-                )
+                evaluation = evaluator.judge(vector, version, int(env_steps), turn=turn, stop=stopped)
             except InterruptedError:
                 break
             turn += 1

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ddrl.core.algorithm import Declaration
@@ -34,8 +35,9 @@ LIVE_SETTINGS = {
 class Preparation:
     """A command line turned into a run that can start."""
 
-    def __init__(self, command: Command, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, command: Command, run_id: str, path: Path | None = None) -> None:
+        """`path`: the directory of a new run, where it has been announced."""
+        self.run_id, self._path = run_id, path
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume, claim=True)
@@ -66,6 +68,11 @@ class Preparation:
         from ddrl.distribution.checks import check_cluster
 
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
+        if topology.area_columns and topology.hosts > 1:
+            raise ConfigError(
+                f"replay.source = areas: sample areas are shared memory of one host, and there are {topology.hosts}; "
+                "set replay.source = auto, or start everything on one host with cluster.relays = 0"
+            )
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
@@ -73,7 +80,7 @@ class Preparation:
     def open_records(self) -> TaskRecords:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
         if self.resume is None:
-            self.directory = RunDirectory.create(self.config, self.run_id)
+            self.directory = RunDirectory.create(self.config, self.run_id, self._path)
             remember_trust(self.directory.path, foreign_code(asdict(self.config)))
         else:
             try:

@@ -11,6 +11,8 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
@@ -52,6 +54,18 @@ def ignore_interrupts() -> None:
     """For every process but the trainer: the board tells it when to stop."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def interrupts_held_back() -> Generator[None]:
+    """What is started inside waits with interrupts until it says what they mean to it (`ignore_interrupts`): Ctrl-C
+    reaches the whole process group, and would end a child that still imports its modules."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_process_group() -> int:

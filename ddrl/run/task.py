@@ -8,6 +8,7 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,7 +29,9 @@ from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.disk import Disk
 from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
+from ddrl.run.lag_bound import LagBound
 from ddrl.run.observers import Observers
+from ddrl.run.silence import Silence
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import summarize
@@ -50,6 +53,7 @@ class Reason(StrEnum):
     MAX_ENV_STEPS = "run.max_env_steps reached"
     MAX_SECONDS = "run.max_seconds reached"
     TARGET = "run.target_return reached"
+    CONVERGED = "run.patience evaluations without a better one"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped from outside"
 
@@ -74,8 +78,15 @@ class Task:
     """One training, from its first version to its summary."""
 
     def __init__(
-        self, topology: Topology, channels: HostChannels, records: TaskRecords, watch: Callable[[], None] = lambda: None
+        self,
+        topology: Topology,
+        channels: HostChannels,
+        records: TaskRecords,
+        watch: Callable[[], None] = lambda: None,
+        restart: Callable[[int], bool] | None = None,
     ) -> None:
+        """`watch` looks after other processes, some times a second; `restart` starts a silent one again, if it
+        can; None where there are no others."""
         config, resume = topology.config, records.resume
         self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
         self.board = channels.board
@@ -85,7 +96,7 @@ class Task:
         learner, self.model = _build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
-        source = _build_source(topology)
+        source = _build_source(topology, channels)
         self.disk = Disk()
         self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
@@ -105,6 +116,8 @@ class Task:
             LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters, topology.schema.dtype
         )
         self.training = Training(config, learner, source, ends, state, live)
+        if math.isfinite(config.rollout.max_policy_lag):
+            self.training.lag_bound = LagBound(config, topology.rollouts, state.policy_version)
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._newest_result = -1
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
@@ -114,6 +127,7 @@ class Task:
         self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
         self.disk.record_event = self._record_event
         self._next_look = 0.0
+        self._silence = Silence(config.run.silence_limit, self._say_silence, restart) if restart else None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -161,6 +175,8 @@ class Task:
             raise JobFailed(read_failure(self.topology.run_id, 0))
         self.observers.look()
         self._watch()
+        if self._silence is not None and self._silence.due():
+            self._silence.look(self.observers.tables())
         self._read_evaluations()
         self.best.save_again()
         run, state = self.config.run, self.training.state
@@ -168,9 +184,14 @@ class Task:
             return Reason.STOPPED
         if self.best.target_reached:
             return Reason.TARGET
+        if 0 < run.patience <= self.best.worse_since:
+            return Reason.CONVERGED
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
+
+    def _say_silence(self, words: str, rank: int) -> None:
+        self._record_event("alarm", words, rank=rank)
 
     # -- evaluation and the policy -------------------------------------------------------------------------------------
 
@@ -325,7 +346,7 @@ def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     return learner, learner.acting_model()
 
 
-def _build_source(topology: Topology) -> Source:
+def _build_source(topology: Topology, channels: HostChannels) -> Source:
     from ddrl.replay.sources import make_source
 
-    return make_source(topology.config, topology.schema, topology.declaration.experience)
+    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)

@@ -16,7 +16,8 @@ from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema
 from ddrl.core.settings import config_from_toml, config_to_toml
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Column, EnvSpec
+from ddrl.core.transitions import transition_columns
 
 LANE_ROWS = 512  # of a lane that never stands full for long
 
@@ -79,6 +80,11 @@ class Topology:
     def row_of(self, assignment: Assignment) -> int:
         """Row of a rank in its host's counters table."""
         return self.on_host(assignment.host).index(assignment)
+
+    @cached_property
+    def area_columns(self) -> tuple[Column, ...]:
+        """The columns of a sample in the explorers' areas; none where rows go through lanes."""
+        return transition_columns(self.schema) if self.config.replay.source == "areas" else ()
 
     def lane_rows(self) -> int:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there

@@ -24,6 +24,7 @@ from ddrl.core.messages import VersionStamp
 from ddrl.core.rows import RowKind
 from ddrl.rollout.exploration import epsilon_at
 from ddrl.run.lag import LagMeter
+from ddrl.run.lag_bound import LagBound
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner
@@ -33,7 +34,16 @@ DRAIN_BYTES = 1 << 22  # most experience recorded in one move: bounds the time b
 MAX_UPDATES = 16  # between two looks at the lanes: bounds how long a lane can stay full
 STATISTICS_PERIOD = 32  # [updates] between looks at loss and gradient norm, which would stop an accelerator each time
 COUNTERS = (
-    *("env_steps", "rows_recorded", "updates", "samples", "publishes", "publish_deferred", "policy_version"),
+    *(
+        "env_steps",
+        "rows_recorded",
+        "rows_too_old",
+        "updates",
+        "samples",
+        "publishes",
+        "publish_deferred",
+        "policy_version",
+    ),
     *("loss", "grad_norm"),
     *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds"),
     *("lag_p50", "lag_p99", "arrival_lag_p50", "arrival_lag_p99", "rollout_wait", "epsilon", "heartbeat"),
@@ -114,6 +124,7 @@ class Training:
         self._idle = False
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
+        self.lag_bound: LagBound | None = None
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
         self._moves = self._cycle()
@@ -149,7 +160,7 @@ class Training:
             yield Move.DRAIN
             moved = self.drain()
             learned = 0
-            while learned < MAX_UPDATES and not self.ending and self.source.ready():
+            while learned < MAX_UPDATES and not self.ending and not self._held() and self.source.ready():
                 begin = time.perf_counter()
                 for batch in self.learner.prepare(self.source):
                     self._count["sample_seconds"].add(time.perf_counter() - begin)
@@ -182,9 +193,18 @@ class Training:
             if name in self._count:
                 self._count[name].set(value)
         self._account(batch, update.priority)
-        if self._unpublished >= self.config.learner.publish_period:
+        if self._unpublished >= self.config.learner.publish_period and self._lag_allows():
             yield Move.PUBLISH
             self.publish()
+
+    def _lag_allows(self) -> bool:
+        """Whether rollout.max_policy_lag allows the next version."""
+        return self.lag_bound is None or self.lag_bound.allows(self.state.policy_version + 1)
+
+    def _held(self) -> bool:
+        """Whether to make no update until experience has caught up. Never where rows could not come either."""
+        due = self._unpublished >= self.config.learner.publish_period
+        return due and not self._lag_allows() and self.source.insertable() > 0
 
     def _account(self, batch: Any, priority: Any) -> None:
         begin = time.perf_counter()
@@ -194,7 +214,7 @@ class Training:
         self.state.updates += 1
         self.state.samples += count
         self._unpublished += 1
-        self.lag.consumed(self.source.versions(batch), self.state.policy_version)
+        self.lag.consumed(self.source.versions(batch), self.state.policy_version, self._unpublished)
         self._count["samples"].add(count)
         self._count["updates"].add(1)
 
@@ -205,8 +225,11 @@ class Training:
 
         `everything` (a checkpoint, the end): empty the lanes whatever the source says.
         """
+        arrived = self.source.arrived()
+        if arrived:
+            self._count_recorded(arrived)
         if not everything:
-            return self._drain(min(len(self._rows), self.source.insertable()))
+            return arrived + self._drain(min(len(self._rows), self.source.insertable()))
         moved = 0
         while self.ends.lanes.pending:
             moved += self._drain(len(self._rows))
@@ -224,14 +247,21 @@ class Training:
         begin = time.perf_counter()
         rows = self._rows[: lanes.drain(self._rows[:room])]
         self._count["rollout_wait"].set(float(room < len(self._rows) and lanes.pending > 0))  # the rest has to wait
+        moved = len(rows)
+        if self.lag_bound is not None and moved:
+            rows = self.lag_bound.admit(rows, self.state.policy_version)
+            self._count["rows_too_old"].add(moved - len(rows))
         if len(rows):
             recorded = self.source.record(rows, self.state.policy_version)
             self.lag.arrived(rows["policy_version"][rows["kind"] == RowKind.STEP], self.state.policy_version)
-            self.state.env_steps += recorded
-            self._count["env_steps"].add(recorded)
-            self._count["rows_recorded"].add(recorded)
+            self._count_recorded(recorded)
             self._count["record_seconds"].add(time.perf_counter() - begin)
-        return len(rows)
+        return moved
+
+    def _count_recorded(self, steps: int) -> None:
+        self.state.env_steps += steps
+        self._count["env_steps"].add(steps)
+        self._count["rows_recorded"].add(steps)
 
     def wait(self, timeout: float) -> None:
         """Sleep until a rollout or the evaluator rings, at most `timeout` seconds."""

@@ -20,6 +20,8 @@ from ddrl.telemetry.store import FILE_NAME
 
 SECTIONS = frozenset(info.name.partition(".")[0] for info in describe_settings())
 
+FILMS = {".gif": "image/gif", ".mp4": "video/mp4"}  # what a film may be, by its name's end
+
 
 def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
     """A config.toml: its settings, and as far as this version knows them the config, or why they make none."""
@@ -63,3 +65,9 @@ def find_runs(root: str | Path = "runs") -> list[Path]:
             began = file.with_name("config.toml")  # written once, when the run begins
             found.append(((began if began.exists() else file).stat().st_mtime, file.parent))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def find_film(run_dir: Path) -> Path | None:
+    """The newest film of a run's policy at play (`ddrl.evaluate --video`), named agent.gif or agent.mp4."""
+    films = [path for path in run_dir.glob("agent.*") if path.suffix in FILMS]
+    return max(films, key=lambda path: path.stat().st_mtime, default=None)

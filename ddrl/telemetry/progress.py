@@ -12,9 +12,12 @@ import sys
 import threading
 from typing import TextIO
 
+import numpy as np
+
 from ddrl.core.config import Config
 from ddrl.telemetry.record import Evaluation, Event, Record
 
+START_PERIOD = 2.0  # [s] between lines while ranks start
 _QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by whoever ends the job
 
 
@@ -75,6 +78,14 @@ def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple
     ]
 
 
+def ready_text(record: Record) -> str:
+    """How many ranks are at work, while the first steps are awaited; "" from then on."""
+    if record.series["env_steps_per_s"] > 0 or not record.table.size:
+        return ""
+    ready = np.count_nonzero(~np.isnan(record.table[:, record.columns.index("heartbeat")]))
+    return "" if ready == len(record.table) else f"starting: {ready} of {len(record.table)} ranks ready"
+
+
 class ProgressLine:
     """Shows the newest record on `stream` (default: standard error).
 
@@ -100,7 +111,7 @@ class ProgressLine:
             self._latest = record
             if self._live:
                 self._draw()
-            elif record.wall_seconds - self._printed_at >= self._plain_period:
+            elif record.wall_seconds - self._printed_at >= (START_PERIOD if ready_text(record) else self._plain_period):
                 self._printed_at = record.wall_seconds
                 self._write(self._plain(record) + "\n")
 
@@ -142,16 +153,17 @@ class ProgressLine:
         return line.strip() if not width else line
 
     def _plain(self, record: Record) -> str:
-        return self._line([*speed_fields(record, self._goal), *learning_fields(record, self._evaluation)])
+        fields = [*speed_fields(record, self._goal), *learning_fields(record, self._evaluation)]
+        return ready_text(record) or self._line([field for field in fields if field[1].strip("-/")])
 
     def _draw(self) -> None:
         assert self._latest is not None
         width = shutil.get_terminal_size((100, 24)).columns - 1
         self._erase()
+        ready = ready_text(self._latest)
+        second = [("", ready, 6)] if ready else learning_fields(self._latest, self._evaluation)
         self._write(
-            self._line(speed_fields(self._latest, self._goal), width)
-            + "\n"
-            + self._line([("", "", 6), *learning_fields(self._latest, self._evaluation)], width)
+            self._line(speed_fields(self._latest, self._goal), width) + "\n" + self._line([("", "", 6), *second], width)
         )
         self._shown = True
 

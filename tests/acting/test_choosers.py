@@ -87,6 +87,18 @@ def test_the_noise_around_a_deterministic_policy_is_as_wide_as_the_exploration()
     assert np.abs(action.std(axis=0) - 0.3).max() < 0.02
 
 
+def test_gaussian_actions_keep_within_the_bounds_and_have_the_density_where_they_were_clipped() -> None:
+    spec = EnvSpec(
+        "box", ArraySpec((2,), "float32"), 0, ArraySpec((3,), "float32"), action_low=(-1.0,) * 3, action_high=(0.5,) * 3
+    )
+    chooser = Gaussian(spec, 500, 1, {})
+    action, columns = chooser.choose({"mean": np.zeros((500, 3), np.float32)}, SEEN, 2.0)
+    assert (action.min(), action.max()) == (-1.0, 0.5)
+    density = np.exp(-0.5 * (action / 2.0) ** 2) / (2.0 * math.sqrt(2 * math.pi))
+    np.testing.assert_allclose(columns["log_prob"], np.log(density).sum(axis=1), rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(chooser.greedy({"mean": np.full((500, 3), 9.0)}), np.full((500, 3), 0.5))
+
+
 @pytest.mark.parametrize(("name", "spec"), [("epsilon_greedy", BOX), ("categorical", BOX), ("gaussian", discrete(2))])
 def test_actions_that_a_chooser_cannot_choose_are_refused(name: str, spec: EnvSpec) -> None:
     with pytest.raises(ConfigError, match=f"{spec.env_id} has .* actions, and {name} chooses"):

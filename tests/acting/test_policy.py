@@ -8,8 +8,11 @@ import sys
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from onnx import TensorProto, helper, numpy_helper
 
+from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -120,3 +123,45 @@ except NetworkError as error:
 def test_the_tripwire_is_quiet_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     forbid_torch()
+
+
+def counting_model() -> ActingModel:
+    """A recurrent model that counts its steps: state -> state + 1, and shows the state as the value of action 1."""
+    nodes = [
+        helper.make_node("Add", ["memory", "one"], ["memory_next"]),
+        helper.make_node("Flatten", ["observation"], ["flat"], axis=1),
+        helper.make_node("ReduceSum", ["flat", "axes"], ["sum"]),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Concat", ["nothing", "memory"], ["q"], axis=1),
+    ]
+    values = [numpy_helper.from_array(np.array(1, np.int64).reshape(1), "axes")]
+    values += [
+        numpy_helper.from_array(np.float32(number).reshape(1), name) for name, number in (("zero", 0), ("one", 1))
+    ]
+    place = helper.make_tensor_value_info
+    inputs = [place("observation", TensorProto.FLOAT, ["batch", 3]), place("memory", TensorProto.FLOAT, ["batch", 1])]
+    outputs = [place(name, TensorProto.FLOAT, ["batch", width]) for name, width in (("q", 2), ("memory_next", 1))]
+    graph = helper.make_graph(nodes, "counting", inputs, outputs, values)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    spec = EnvSpec("test", ArraySpec((3,), "float32"), 2)
+    declared = (ActingInput("memory", "state", (1,), initial=5.0, output="memory_next"),)
+    shapes = {"q": ArraySpec((2,), "float32"), "memory_next": ArraySpec((1,), "float32")}
+    return ActingModel(model.SerializeToString(), ParameterLayout.of({}), spec, shapes, "epsilon_greedy", declared)
+
+
+def test_a_state_advances_with_each_commit_and_begins_anew_where_an_episode_ended() -> None:
+    policy, vector = ActingPolicy(counting_model()), np.zeros(0, np.uint8)
+    seen = np.zeros((3, 3), np.float32)
+
+    def step() -> list[float]:
+        values = policy.act(seen, vector)["q"][:, 1].tolist()
+        policy.commit()
+        return values
+
+    assert [step(), step()] == [[5.0] * 3, [6.0] * 3]
+    policy.act(seen, vector)  # not committed: nothing advances
+    assert step() == [7.0] * 3
+    policy.reset(np.array([False, True, False]))
+    assert [step(), step()] == [[8.0, 5.0, 8.0], [9.0, 6.0, 9.0]]
+    policy.reset()
+    assert step() == [5.0] * 3

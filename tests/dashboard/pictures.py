@@ -1,9 +1,12 @@
-"""The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts a real run under mpirun and
-photographs every page."""
+"""The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts real runs, one of them under
+mpirun, and photographs every page. `--every FOLDER` photographs every page at 400, 900 and 1440 px, light and dark,
+for somebody to look at."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,74 +18,88 @@ from tests.dashboard.webdriver import Browser, free_port, missing_browser, servi
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
-PAGES = {"overview": 7, "distribution": 6, "replay": 6, "ranks": 1}  # and how many charts each shows
+PAGES = [path.stem.partition("_")[2] for path in sorted((ROOT / "dashboard" / "pages").glob("*.py"))]
+IN_DOCS = ("overview", "distribution", "replay", "ranks", "runs")
+NAME = "cartpole-4-hosts"
+WIDTHS = (400, 900, 1440)
+HEIGHT = 1300
+
+
+def make_runs() -> ddrl.notebook.StartedRun:
+    """Four short runs to compare, and one that goes on, with four relays."""
+    for lr in (5e-4, 2.3e-3):
+        for seed in (1, 2):
+            settings = {"learner.lr": lr, "run.seed": seed, "run.max_env_steps": 12_000, "telemetry.period": 0.25}
+            ddrl.start("cartpole", {**settings, "run.dir": f"runs/lr-{lr:g}-seed-{seed}"}).wait()
+    settings = {
+        "run.dir": f"runs/{NAME}",
+        "cluster.relays": 4,
+        "run.max_env_steps": 1_000_000,
+        "replay.samples_per_insert": 8.0,
+        "run.max_seconds": 1200,
+        "run.target_return": float("inf"),
+        "telemetry.period": 0.5,
+    }
+    return ddrl.start("cartpole", settings, ranks=16, wait=240)
+
+
+def photograph(browser: Browser, url: str, page: str, path: Path) -> None:
+    """One page of the run that goes on, when its charts stand."""
+    chosen = (
+        f"?run={NAME}"
+        if page != "compared"
+        else "?run=lr-0.0005-seed-1&run=lr-0.0005-seed-2" + ("&run=lr-0.0023-seed-1&run=lr-0.0023-seed-2&smoothing=0.5")
+    )
+    browser.open(f"{url}/{page if page != 'compared' else 'overview'}{chosen}")
+    browser.wait_for("running" if page != "compared" else "ended")
+    if page not in ("settings", "runs"):
+        until(lambda: browser.find(".js-plotly-plot .main-svg, [data-testid=stDataFrame]"), "charts")
+    until(lambda: not browser.find("[data-testid=stStatusWidget] img"), "the page at rest")
+    time.sleep(3)  # a redraw may be under way
+    browser.screenshot(path)
+    print(f"{path.name}: {len(browser.console_errors())} console errors", flush=True)
 
 
 def main() -> None:
     """Start, wait until there is something to see, photograph, stop."""
     if missing_browser():
         raise SystemExit(missing_browser())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=Path, metavar="FOLDER")
+    every = parser.parse_args().every
+    every = every.absolute() if every else None
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        settings = {
-            "run.dir": f"{name}/runs/cartpole-4-hosts",
-            "cluster.relays": 4,
-            "run.max_env_steps": 1_000_000,
-            "replay.samples_per_insert": 8.0,
-            "run.max_seconds": 600,
-            "run.target_return": float("inf"),
-            "telemetry.period": 0.5,
-        }
-        run = ddrl.start(settings, ranks=16, wait=240)
+        os.chdir(name)  # so that pages show runs/..., not this folder's name
+        os.environ["PYTHONPATH"] = str(ROOT)
+        run = make_runs()
         stack.callback(run.stop)
         port, driver_port = free_port(), free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "streamlit",
-            "run",
-            str(ROOT / "dashboard" / "app.py"),
-            "--server.port",
-            str(port),
-            "--server.address",
-            "127.0.0.1",
-            "--server.headless",
-            "true",
-            "--client.toolbarMode",
-            "minimal",
-            "--browser.gatherUsageStats",
-            "false",
-        ]
+        command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py"), "--server.port"]
+        command += [str(port), "--server.address", "127.0.0.1", "--server.headless", "true"]
+        command += ["--client.toolbarMode", "minimal", "--browser.gatherUsageStats", "false"]
+        url, driver = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{driver_port}"
+        stack.enter_context(serving(command, f"{url}/_stcore/health", stdout=subprocess.DEVNULL))
         stack.enter_context(
-            serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=name, stdout=subprocess.DEVNULL)
-        )
-        stack.enter_context(
-            serving(
-                ["chromedriver", f"--port={driver_port}"],
-                f"http://127.0.0.1:{driver_port}/status",
-                stdout=subprocess.DEVNULL,
-            )
+            serving(["chromedriver", f"--port={driver_port}"], f"{driver}/status", stdout=subprocess.DEVNULL)
         )
 
         def evaluated() -> bool:
             with run.open() as tables:
                 return len(tables.evaluations()) >= 4
 
-        until(evaluated, "four evaluations", timeout=300)
+        until(evaluated, "four evaluations", timeout=400)
+        ddrl.play(run, seed=3)
         for dark in (False, True):
-            browser = Browser(f"http://127.0.0.1:{driver_port}", dark=dark, height=1300)
+            ending = "-dark" if dark else ""
+            browser = Browser(driver, dark=dark, height=HEIGHT)
             stack.callback(browser.close)
-            for page, charts in PAGES.items() if not dark else [("overview", PAGES["overview"])]:
-                browser.open(f"http://127.0.0.1:{port}/{page if page != 'overview' else ''}")
-                browser.wait_for("cartpole-4-hosts", "running")
-                until(
-                    lambda browser=browser, charts=charts: (
-                        len(browser.find(".js-plotly-plot .plot-container")) >= charts
-                    ),
-                    "charts",
-                )
-                time.sleep(2)  # a redraw may be under way
-                browser.screenshot(FOLDER / f"dashboard-{page}{'-dark' if dark else ''}.png")
-                print(f"{page}{' (dark)' if dark else ''}: {len(browser.console_errors())} console errors")
+            for page in (*IN_DOCS, "compared") if not dark else ("overview",):
+                photograph(browser, url, page, FOLDER / f"dashboard-{page}{ending}.png")
+            for width in WIDTHS if every else ():
+                window = Browser(driver, dark=dark, width=width, height=3000 if width < 900 else 2000)
+                for page in (*PAGES, "compared"):
+                    photograph(window, url, page, every / f"{page}-{width}{ending}.png")
+                window.close()
 
 
 if __name__ == "__main__":

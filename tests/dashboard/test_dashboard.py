@@ -347,13 +347,15 @@ def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browse
 
 
 def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path, driver):
-    with dashboard_of(tmp_path) as dashboard, LiveRun(tmp_path / "runs" / "alpha"):
+    runs = tmp_path / "runs"
+    with dashboard_of(tmp_path) as dashboard, LiveRun(runs / "alpha"), LiveRun(runs / "beta"):
         window = Browser(driver)
         try:
             for page, words in (("ranks", ("ranks are alive", "Events")), ("overview", ("Return", "Updates / s"))):
-                window.open(f"{dashboard}/{page}")
+                window.open(f"{dashboard}/{page}?run=alpha")
                 window.wait_for("alpha", *words)
                 assert "Page not found" not in window.text
+                assert "run=alpha" in window.run("return location.href")
                 # Streamlit looks for its own endpoints below the page's address first; nothing else may be missing.
                 assert [error for error in window.console_errors() if f"/{page}/_stcore/" not in error] == []
                 window._errors.clear()

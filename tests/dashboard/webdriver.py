@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+NARROWEST = 500  # [px]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
@@ -89,11 +90,14 @@ class Browser:
             "--disable-extensions",
             "--disable-background-networking",
         ]
+        phone: dict[str, Any] = {}
+        if width < NARROWEST:  # no window of Chromium is narrower: a phone's is
+            phone = {"mobileEmulation": {"deviceMetrics": {"width": width, "height": height, "pixelRatio": 1.0}}}
         if dark:
             arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]
         wanted = {
             "browserName": "chrome",
-            "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": arguments},
+            "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": arguments, **phone},
             "goog:loggingPrefs": {"browser": "ALL"},
         }
         self._driver = driver

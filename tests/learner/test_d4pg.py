@@ -168,7 +168,7 @@ def test_a_loaded_learner_goes_on_bit_for_bit(kind: str, tmp_path) -> None:
 
 def test_its_settings_are_checked() -> None:
     for override, words in (
-        ("critic=scalar", "categorical, quantile"),
+        ("critic=mean", "categorical, quantile"),
         ("atoms=1", "at least 2"),
         ("v_min=11", "below"),
     ):

@@ -205,7 +205,7 @@ def test_the_time_to_seal_is_shown_against_the_bound_of_the_links_where_they_wer
     root = int(np.flatnonzero(processes.column("role")[-1] == 1)[0])
     processes.values[:, root, processes.columns.index("plan_bound_seconds")] = 0.002
     figure = plots.seal_times(processes)
-    assert np.allclose(y_of(figure, "bound 2 ms: 50% efficient"), 2.0)
+    assert np.allclose(y_of(figure, "least that the links allow: 2 ms"), 2.0)
 
 
 def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(small):

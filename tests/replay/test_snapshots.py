@@ -231,3 +231,52 @@ def test_a_writer_that_waits_for_a_snapshot_holds_neither_the_lock_nor_the_inter
     assert (restored.num_episodes, len(restored)) == (3, 3000)
     assert len(replay) == replay.num_episodes > 1000
     replay.check()
+
+
+def checksum(data: bytes) -> bytes:
+    """The kernel's (ddrl/kernel/replay/checksum.hpp), as whoever changes a snapshot on purpose would compute it."""
+    low = (1 << 64) - 1
+    words = np.frombuffer(data + bytes(64 - len(data) % 64), np.uint64).reshape(-1, 8)
+    lanes = np.arange(1, 9, dtype=np.uint64)
+    for block in words:
+        lanes = (lanes ^ block) * np.uint64(0x9FB21C651E98DF25)
+        lanes ^= lanes >> np.uint64(31)
+    value = len(data) * 0x9E3779B97F4A7C15 & low
+    for lane in lanes.tolist():
+        value = (value ^ lane ^ lane >> 29) * 0xBF58476D1CE4E5B9 & low
+        value ^= value >> 32
+    return value.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("eviction", ["fifo", "second_chance", "lru", "lfu"])
+def test_a_snapshot_made_by_malice_is_refused_or_sound(eviction: str) -> None:
+    replay = fill(make_replay(400, n_step=3, eviction=eviction, seed=9), [100, 90, 130])
+    for selector in ("uniform", "prioritized", "rank_based", "recency"):
+        replay.new_pick_selector(selector)
+    data = replay.serialize()
+    head = 12 + int.from_bytes(data[8:12], "little") + 32
+    length = int.from_bytes(data[head - 16 : head - 8], "little")
+    begin = head + 8
+    assert checksum(data[:head]) == data[head:begin]
+    assert checksum(data[begin : begin + length]) == data[begin + length : begin + length + 8]
+    rng = np.random.default_rng(2)
+    refused = 0
+    for _ in range(150):
+        bad = bytearray(data)
+        place = begin + int(rng.choice([rng.integers(length - 8), rng.integers(300)]))
+        number = int(rng.choice([0, 1, 401, 0x7FC00000, 0xFFFFFFFF, 0xFFFFFFFE, 1 << 40, rng.integers(1 << 32)]))
+        bad[place : place + 8] = number.to_bytes(8, "little")
+        bad[begin + length : begin + length + 8] = checksum(bytes(bad[begin : begin + length]))
+        other = fill(make_replay(400, n_step=3, eviction=eviction), [40])
+        before = other.serialize()
+        try:
+            other.unserialize(bytes(bad))
+        except CheckpointError:
+            refused += 1
+            assert other.serialize() == before
+        other.check()
+        fill(other, [100, 300])
+        other.check()
+        for handle in range(len(other._selectors)):
+            other.sample(32, handle, 0.9)
+    assert refused > 30

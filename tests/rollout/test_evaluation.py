@@ -11,7 +11,7 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import episode_quotas, play_episodes
-from tests.acting.networks import make_mlp, random_vector
+from tests.acting.networks import make_mlp, mlp_values, random_vector
 
 
 class Lengths:
@@ -46,6 +46,22 @@ class Lengths:
         self.closed = True
 
 
+class Noted(Lengths):
+    """Observations drawn at random; notes each and the action that answered it; pays 3 a step, clipped to 1."""
+
+    def reset(self, seed: int) -> np.ndarray:
+        super().reset(seed)
+        self._generator, self.answers = np.random.default_rng(seed), list[tuple[np.ndarray, np.ndarray]]()
+        self._shown = self._generator.standard_normal((self.num_envs, 2)).astype(np.float32)
+        return self._shown
+
+    def step(self, action: np.ndarray) -> EnvStep:
+        self.answers.append((self._shown, np.array(action)))
+        step = super().step(action)
+        self._shown = self._generator.standard_normal((self.num_envs, 2)).astype(np.float32)
+        return step._replace(observation=self._shown, raw_reward=3 * step.raw_reward)
+
+
 def acting(spec: EnvSpec) -> tuple[ActingPolicy, np.ndarray]:
     model = make_mlp(spec)
     return ActingPolicy(model), random_vector(model.layout, 1)
@@ -62,6 +78,18 @@ def test_each_environment_plays_its_quota_however_long_its_episodes_are() -> Non
     assert result.returns.tolist() == [2, 3, 1, 50, 40, 30, 1, 1]
     assert result.steps.tolist() == [2, 3, 1, 50, 40, 30, 1, 1]
     assert (result.mean, result.std) == (pytest.approx(16), pytest.approx(float(np.std([2, 3, 1, 50, 40, 30, 1, 1]))))
+
+
+def test_the_actions_played_are_the_policys_best_and_returns_are_those_paid() -> None:
+    env = Noted([[7, 4], [9]])
+    policy, vector = acting(env.spec)
+    result = play_episodes(env, policy, vector, 4, seed=3)
+    assert result.returns.tolist() == [21, 12, 27, 27]
+    assert result.steps.tolist() == [7, 4, 9, 9]
+    seen, played = (np.concatenate(parts) for parts in zip(*env.answers, strict=True))
+    best = mlp_values(policy.layout, vector, seen).argmax(axis=1)
+    assert 0 < best.mean() < 1
+    np.testing.assert_array_equal(played, best)
 
 
 def test_the_mean_is_that_of_the_episodes_begun_not_of_the_first_ones_to_end() -> None:

@@ -150,15 +150,14 @@ def test_actions_are_random_until_something_is_published_and_the_warm_up_is_over
     job = Job(RolloutConfig(warmup_steps=100), num_envs=8)
     before = job.play(30)
     assert set(before["policy_version"]) == {0}
-    job.publish(1, env_steps=99)
+    first = job.publish(1, env_steps=99)
     during = job.play(30)
-    vector = job.publish(2, env_steps=100)
+    second = job.publish(2, env_steps=100)
     after = job.play(30)
-    greedy = [mlp_values(job.layout, vector, rows["state"]).argmax(axis=1) for rows in (before, during, after)]
-    shares = [
-        np.mean((rows["action"] == best)[rows["kind"] == RowKind.STEP])
-        for rows, best in zip((before, during, after), greedy, strict=True)
-    ]
+    shares = []
+    for rows, vector in ((before, first), (during, first), (after, second)):
+        best = mlp_values(job.layout, vector, rows["state"]).argmax(axis=1)
+        shares.append(np.mean((rows["action"] == best)[rows["kind"] == RowKind.STEP]))
     assert shares[0] < 0.7
     assert shares[1] < 0.7
     assert shares[2] == 1.0
@@ -227,6 +226,31 @@ def test_counters_tell_what_was_played() -> None:
     assert figures["act_seconds"] > 0
     assert figures["env_seconds"] > 0
     assert figures["heartbeat"] > 1.6e9
+
+
+class Paying(gymnasium.Env):
+    """Episodes of four steps that pay 5 each."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 5.0, self.steps == 4, False, {}
+
+
+def test_rewards_are_recorded_clipped_and_returns_counted_as_they_were_paid() -> None:
+    job = Job(env=LoopVectorEnv("paying", [Paying(), Paying()], reward_clip=True))
+    job.publish(1)
+    rows = job.play(21)
+    figures = job.figures()
+    assert set(rows["reward"][rows["kind"] == RowKind.STEP]) == {1.0}
+    assert figures["episodes"] == 8
+    assert figures["return_sum"] == 8 * 4 * 5.0
 
 
 def test_a_full_lane_that_drops_is_counted_and_does_not_hold_the_rollout_up() -> None:

@@ -1,6 +1,8 @@
 """User environments for the tests."""
 
 import os
+import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,8 +14,9 @@ class Walk(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (5,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fail_at: int = -1, die_at: int = -1) -> None:
+    def __init__(self, fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "") -> None:
         self.fail_at, self.die_at, self.steps, self.cell = fail_at, die_at, 0, 0
+        self.hang_at, self.hung = hang_at, hung
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -24,6 +27,10 @@ class Walk(gymnasium.Env):
         self.steps += 1
         if self.steps == self.fail_at:
             raise RuntimeError("the corridor collapsed")
+        if self.steps == self.hang_at and not (self.hung and Path(self.hung).exists()):
+            if self.hung:
+                Path(self.hung).touch()
+            time.sleep(1e6)
         if self.steps == self.die_at:
             os.kill(os.getpid(), 9)
         self.cell = max(0, self.cell + (1 if action else -1))
@@ -33,8 +40,8 @@ class Walk(gymnasium.Env):
         return np.eye(5, dtype=np.float32)[self.cell]
 
 
-def walk(fail_at: int = -1, die_at: int = -1) -> Walk:
-    return Walk(fail_at, die_at)
+def walk(fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "") -> Walk:
+    return Walk(fail_at, die_at, hang_at, hung)
 
 
 class Chain(gymnasium.Env):

@@ -177,7 +177,7 @@ def hashes(case: str, folder: Path) -> dict[str, Any]:
     if hasattr(ReplayConfig(), "priority_offset"):
         settings["replay.priority_offset"] = 0.0
     recorded = _Recorded()
-    arguments = ["--serial"]
+    arguments = ["cartpole", "--serial"]
     for name, value in settings.items():
         arguments += ["--set", f"{name}={json.dumps(value)}"]
     assert main(arguments) == 0

@@ -23,7 +23,7 @@ def refused(done, *words: str) -> None:
 REFUSALS = {
     "setting": (["--set", "learner.lrr=1"], ["learner.lrr", "did you mean 'learner.lr'"]),
     "environment": (["--set", "env.id=CartPol-v1"], ["CartPol-v1", "CartPole"]),
-    "actions": (["--set", "env.id=Pendulum-v1"], ["Pendulum-v1", "continuous"]),
+    "actions": (["cartpole", "--set", "env.id=Pendulum-v1"], ["Pendulum-v1", "continuous"]),
     "module": (["--set", "learner.network=nowhere.module:Net"], ["nowhere"]),
     "outputs": (["--set", "learner.network=tests.run.networks:WrongOutputs"], ["WrongOutputs"]),
     "task": (["no_such_task"], ["no_such_task", "cartpole"]),

@@ -40,7 +40,7 @@ def test_the_optimal_return_is_reached(problem: str, mode: str, tmp_path: Path) 
     wanted = settings(
         f"env.id={env}", f"env.kwargs={kwargs}", f"run.target_return={optimum}", f"run.dir={tmp_path / 'run'}"
     )
-    done = MODES[mode](*QUICK, *wanted)
+    done = MODES[mode]("cartpole", *QUICK, *wanted)
     assert done.returncode == 0, done.stderr
     written = summary(tmp_path / "run")
     assert written["reason"] == "run.target_return reached", done.stdout

@@ -1,6 +1,7 @@
 """The job as processes: local and under mpirun, its bytes, its end, and what happens when a part of it fails."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -217,3 +218,23 @@ def ranks_of(run) -> list[str]:
         if str(run).encode() in words:
             found.append(path.parent.name)
     return found
+
+
+def test_ctrl_c_while_the_members_still_start_saves_without_a_traceback(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "ddrl.run", *TINY, "--set", f"run.dir={tmp_path / 'run'}"],
+            stderr=output,
+            stdout=output,
+            env=environment(),
+            start_new_session=True,
+        )
+    children = f"/proc/{run.pid}/task/{run.pid}/children"
+    for child in wait_until(lambda: Path(children).read_text().split(), "no member started"):
+        for _ in range(3):
+            os.kill(int(child), signal.SIGINT)
+    wait_until(lambda: "steps" in log.read_text() or run.poll() is not None, "the run did not begin")
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130, log.read_text()
+    assert "Traceback" not in log.read_text()

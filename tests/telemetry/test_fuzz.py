@@ -2,65 +2,27 @@
 
 import random
 
-import msgspec
 import pytest
 
+from benchmarks.attack.messages import mutate, mutated_parts
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.telemetry import Evaluation, Event, Record, Run
-from ddrl.telemetry.control import TOPIC, Request, read_request
+from ddrl.telemetry.control import read_request
 from ddrl.telemetry.live import decode, encode
 from tests.telemetry.feeding import record_run
 
 QUICK, LONG = 2_000, 100_000
-BAD = (
-    b"\xff",
-    b"\x00",
-    b"\xc3\x28",
-    b"\xed\xa0\x80",
-    b'"',
-    b"{",
-    b"[" * 2000,
-    b"9" * 400,
-    b"1e999",
-    b"null",
-    b"\\ud800",
-)
-
-
-def mutate(data: bytes, draw: random.Random) -> bytes:
-    """A few changes at random places."""
-    changed = bytearray(data)
-    for _ in range(draw.randint(1, 4)):
-        place = draw.randrange(len(changed) + 1)
-        match draw.randrange(5):
-            case 0 if changed:
-                changed[place % len(changed)] = draw.randrange(256)
-            case 1:
-                changed[place:place] = draw.choice(BAD)
-            case 2:
-                del changed[place : place + draw.randint(1, 20)]
-            case 3:
-                changed[place:place] = changed[: draw.randrange(len(changed) + 1)]
-            case _:
-                changed[place : place + 4] = draw.randbytes(4)
-    return bytes(changed)
-
-
 often = pytest.mark.parametrize("count", [QUICK, pytest.param(LONG, marks=pytest.mark.long)])
 
 
 @often
 def test_control_messages(count):
     draw = random.Random(1)
-    sound = [msgspec.json.encode(Request(3, "set", "learner.lr", value)) for value in (0.1, "fast \u00e9", None)]
     taken, words = 0, []
     for _ in range(count):
-        parts = [b"me", TOPIC, mutate(draw.choice(sound), draw)]
-        if draw.random() < 0.1:
-            parts = parts[: draw.randint(0, 3)] + [draw.randbytes(5)] * draw.randint(0, 3)
         try:
-            request = read_request(parts)
+            request = read_request(mutated_parts(draw))
         except MessageError as error:
             words.append(str(error))
         else:

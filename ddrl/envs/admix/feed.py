@@ -61,9 +61,9 @@ class Feed:
         self._end = np.zeros(count, np.int64)  # requests in the buffer
         self._parts: list[Iterator[Requests]] = [iter(()) for _ in range(count)]
 
-    def begin(self, env: int, day: Day) -> None:
-        """Environment `env` stands at the first request of `day`; EnvError where the day has none."""
-        self._parts[env] = _pieces(day)
+    def begin(self, env: int, day: Day, first_window: int = 0) -> None:
+        """Environment `env` stands at the first request of `day` from a window on; EnvError where it has none."""
+        self._parts[env] = _pieces(day, first_window)
         self._refill(env)
         if not self.has_request[env]:
             raise EnvError("admix: a day without requests cannot be played; raise market.requests, or check the log")
@@ -95,7 +95,9 @@ class Feed:
         self._place[env], self._end[env] = 0, len(piece)
 
 
-def _pieces(day: Day) -> Iterator[Requests]:
+def _pieces(day: Day, first_window: int) -> Iterator[Requests]:
     for part in day:
+        if len(part) and part.window[0] < first_window:
+            continue
         for begin in range(0, len(part), PIECE):
             yield part.part(begin, begin + PIECE)

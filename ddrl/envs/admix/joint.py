@@ -6,6 +6,7 @@ An observation batch is one numpy structured array [N] with named fields. The ax
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +33,16 @@ class Field:
     axes: tuple[str, ...]
 
 
-def make_spec(fields: tuple[Field, ...], queue: int, actions: int, highest_score: float) -> EnvSpec:
-    """The spec of environments with these named arrays, `queue` places and `actions` scores."""
+def make_spec(
+    fields: tuple[Field, ...], queue: int, highest: Sequence[float], rewards: tuple[int, ...] = ()
+) -> EnvSpec:
+    """The spec of environments with these named arrays, `queue` places an action between 0 and `highest`, and rewards
+    of this shape."""
     arrays = {"queue_mask": ArraySpec((queue,), "bool")}
     arrays |= {each.name: ArraySpec(each.shape, each.dtype, axes=each.axes) for each in fields}
-    bounds = (0.0,) * actions, (highest_score,) * actions
     return EnvSpec(
-        ENV_ID, ArraySpec.record(arrays), 0, ArraySpec((actions,), "float32"),
-        columns=COLUMNS, action_low=bounds[0], action_high=bounds[1],
+        ENV_ID, ArraySpec.record(arrays), 0, ArraySpec((len(highest),), "float32"),
+        columns=COLUMNS, reward_shape=rewards, action_low=(0.0,) * len(highest), action_high=tuple(highest),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ddrl.envs.admix.contracts import GENDERS, Contracts, Requests
 from ddrl.envs.admix.inventory import Inventory
+from ddrl.envs.admix.optimum import Problem, descend
 from ddrl.envs.admix.settings import MarketConfig
 
 GENERATOR = 2  # raised whenever the same settings and seeds give other days
@@ -165,6 +166,14 @@ class MarketDay:
             yesterday[:] = np.log(np.exp(MarketDay(self.market, seed, day - 1)._supply_levels()).mean(0))
         error = self._rng(_FORECAST).normal(0, 1, self.market.cells) * self.market.config.forecast_error
         return Inventory(self.contracts, self.market.supply(yesterday + error), 1 - self.market.config.filtered)
+
+    @cached_property
+    def yesterday_alpha(self) -> NDArray[np.float64]:
+        """Duals alpha [C] of the day before (of this day's law where it is the first), by coordinate descent."""
+        seed, day = self._name[1:]
+        past = MarketDay(self.market, seed, max(day - 1, 0))
+        problem = Problem.of(past.requests(), self.contracts, self.market.config.click_value, past.billed_rate)
+        return descend(problem, self.contracts.penalty / 2, sweeps=20)
 
     def window(self, window: int) -> Requests:
         """The requests of one window."""

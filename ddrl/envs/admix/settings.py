@@ -79,8 +79,25 @@ class PlayConfig:
     mode: str = setting(
         "contracts",
         "",
-        "What the action scores: all, every ad of the queue; contracts, contract ads beside bids at their eCPM.",
-        choices=("all", "contracts"),
+        "What the action says: all, the score of every ad of the queue; contracts, those of contract ads, beside bids "
+        "at their eCPM; bonuses, what is added to the value of a click on each contract for the next `repeat` "
+        "requests.",
+        choices=("all", "contracts", "bonuses"),
+    )
+    repeat: int = setting(1, "requests", "Requests that one action decides; above 1 in mode bonuses alone.", ge=1)
+    prior: str = setting(
+        "off",
+        "",
+        "The array prior of the state, a bonus [eCPM] for each contract known before the day begins, from which a "
+        "policy departs: off, none; yesterday, the duals of yesterday's requests; demand, theta's split times the "
+        "penalty.",
+        choices=("off", "yesterday", "demand"),
+    )
+    relative: bool = setting(
+        False,
+        "",
+        "Whether the best bid of each request is subtracted from the reward: a day's then add up to V - V of bids "
+        "alone, less the penalties of its whole demand.",
     )
     delay: float = setting(0.0, "days", "Time from an impression to the news whether it was billed.", ge=0, le=1)
     own_counts: bool = setting(True, "", "Whether the impressions shown are known at once, though not yet the billed.")
@@ -103,17 +120,44 @@ class PlayConfig:
     shuffle: bool = setting(
         False, "", "Whether each queue comes in a new random order; off: contracts by id, then bids."
     )
+    reward_by: str = setting(
+        "total",
+        "",
+        "The reward: total, one number; contract, each contract's part of it (with relative), as a share of the "
+        "penalty for its whole demand.",
+        choices=("total", "contract"),
+    )
     shortfall_weight: float = setting(1.0, "", "Weight of penalties for impressions missing by now.", ge=0)
     ctr_weight: float = setting(1.0, "", "Weight of the value of clicks on contract ads.", ge=0)
     bid_weight: float = setting(1.0, "", "Weight of what bidding ads pay.", ge=0)
-    reward_scale: float = setting(1000.0, "", "Factor from currency to the reward that a learner sees.", gt=0)
+    reward_scale: float = setting(1000.0, "", "Factor from currency (or shares) to the reward of a learner.", gt=0)
     episode_windows: int = setting(0, "windows", "Length of an episode; 0: a whole day.", ge=0)
+    first_window: int = setting(0, "windows", "Where in the day an episode begins; what came before is left out.", ge=0)
+    last_window: int = setting(0, "windows", "Where an episode ends, and the next day begins; 0: the day's end.", ge=0)
     ad_fields: tuple[str, ...] = setting(AD_FIELDS, "", "What is said of each ad of the queue.")
     overall_fields: tuple[str, ...] = setting(OVERALL_FIELDS, "", "What is said of the whole play so far.")
     traffic_fields: tuple[str, ...] = setting(TRAFFIC_FIELDS, "", "What is said of the visitor, one-hot each.")
 
     def __post_init__(self) -> None:
         check_ranges("play", self)
+        if self.repeat > 1 and self.mode != "bonuses":
+            raise ConfigError(
+                f"play.repeat ({self.repeat}) decides several requests by one action, and play.mode = {self.mode} "
+                'scores the ads of one: set play.mode = "bonuses"'
+            )
+        if self.last_window and self.last_window <= self.first_window:
+            raise ConfigError(
+                f"play.last_window ({self.last_window}) must be above play.first_window ({self.first_window}), or 0"
+            )
+        if self.reward_by == "contract" and (not self.relative or self.mode == "all"):
+            raise ConfigError(
+                'play.reward_by = "contract" needs play.relative = true and bids at their eCPM (play.mode = bonuses or '
+                "contracts): what a bid pays belongs to no contract"
+            )
+        if self.shuffle and self.mode == "bonuses":
+            raise ConfigError(
+                "play.shuffle has no effect in mode bonuses: its actions are by contract; set it to false"
+            )
         for name, known in (
             ("ad_fields", AD_FIELDS),
             ("overall_fields", OVERALL_FIELDS),

@@ -27,7 +27,7 @@ class StateWriter:
         self._ad_fields = tuple(name for name in play.ad_fields if name not in ("ad_id", "slot_id"))
         self._overall_fields, self._traffic_fields = play.overall_fields, play.traffic_fields
         self._ids = "ad_id" in play.ad_fields
-        self._slots = "slot_id" in play.ad_fields
+        self._slots, self._prior = "slot_id" in play.ad_fields, play.prior != "off"
         self._sizes = {"region": contracts.regions.shape[1], "gender": GENDERS, "age": contracts.ages.shape[1]}
         self._all = np.arange(count)
 
@@ -42,6 +42,8 @@ class StateWriter:
         queue, named = self.contracts.count + self._bids, []
         if self._ids:
             named.append(Field("ad_id", (queue,), "int32", ("queue",)))
+        if self._prior:
+            named.append(Field("prior", (queue,), "float32", ("queue",)))
         if self._slots:
             named.append(Field("slot_id", (), "int32", ()))
         if self._ad_fields:
@@ -52,8 +54,15 @@ class StateWriter:
             named.append(Field("traffic", (sum(self._sizes[name] for name in self._traffic_fields),), "float32", ("",)))
         return tuple(named)
 
-    def prepare(self, dtype: np.dtype[Any], required: NDArray[np.float64], theta: NDArray[np.float64]) -> None:
-        """Begin with an array that holds what stays: `required` [n, C] is d_j / S_j, `theta` [n, C]."""
+    def prepare(
+        self,
+        dtype: np.dtype[Any],
+        required: NDArray[np.float64],
+        theta: NDArray[np.float64],
+        prior: NDArray[np.float64],
+    ) -> None:
+        """Begin with an array that holds what stays: `required` [n, C] is d_j / S_j, `theta` [n, C], `prior` [n, C]
+        (eCPM)."""
         self._state = np.zeros(self._count, dtype)
         count, contracts = self.contracts.count, self.contracts
         constant = {
@@ -68,6 +77,8 @@ class StateWriter:
                 self._state["ad"][:, :count, index], self._state["ad"][:, count:, index] = constant[name]
         if self._ids:
             self._state["ad_id"][:, :count] = contracts.ad_id
+        if self._prior:
+            self._state["prior"][:, :count] = prior
 
     def constant_rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What stays of a row of "ad" in the first environment after `prepare`: of each contract [C, fields], and of a
@@ -89,19 +100,24 @@ class StateWriter:
         """A new array of states [n]; `due` [n, C] impressions, `value` [n, C] of a click on a contract [eCPM]."""
         state, count = self._state, self.contracts.count
         state["queue_mask"] = mask
-        if self._ids:
+        bids_shown = state["queue_mask"].shape[1] > count
+        if self._ids and bids_shown:
             state["ad_id"][:, count:] = request["bid_ad"]
         if self._slots:
             state["slot_id"] = request["slot"]
         for index, name in enumerate(self._ad_fields):
             ads = state["ad"][:, :count, index]
             bids = state["ad"][:, count:, index]
-            if name == "ecpm":
+            if name == "ecpm" and bids_shown:
                 bids[...] = request["ecpm"]
             elif name == "ctr":
-                ads[...], bids[...] = request["ctr"], request["bid_ctr"]
+                ads[...] = request["ctr"]
+                if bids_shown:
+                    bids[...] = request["bid_ctr"]
             elif name == "value":
-                ads[...], bids[...] = value, request["ecpm"]
+                ads[...] = value
+                if bids_shown:
+                    bids[...] = request["ecpm"]
             elif name == "impressions":
                 ads[...] = estimate / np.maximum(self.contracts.demand, 1)
             elif name == "pace":
@@ -115,6 +131,8 @@ class StateWriter:
         written = state.copy()
         if self._ids:
             written["ad_id"] *= mask
+        if self._prior:
+            written["prior"] *= mask
         if self._ad_fields:
             written["ad"] *= mask[:, :, None]
         return written

@@ -8,6 +8,9 @@ next request. Rules, in this order:
 3. The highest score is shown; of equal scores the lowest slot of the unshuffled queue, so contracts before bids.
 4. In a queue without a playable ad nothing is shown: revenue 0, counted in `events`.
 
+In mode "bonuses" an action is not a score but what is added to the value of a click, for the next `repeat` requests;
+the state then holds contracts alone, and its mask those below their cap.
+
 The reward is value shown minus the growth of penalties for what is due by now and not billed; with weights of 1 the
 rewards of a day add up to V of `optimum` (billed impressions as drawn).
 """
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.errors import EnvError
+from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Day, Feed
@@ -37,14 +40,22 @@ class AdmixVectorEnv:
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
         self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
         first = days(0, 0)
+        if play.prior == "yesterday" and not hasattr(first, "yesterday_alpha"):
+            raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
         self.contracts, self.bids = first.contracts, bids
         self._contracts = self.contracts.count
         self._windows = first.windows
         self.queue = self._contracts + bids
-        self._writer = StateWriter(count, self.contracts, bids, play)
-        actions = self.queue if play.mode == "all" else self._contracts
-        high = 1000 * (float(self.contracts.penalty.max()) + click_value)
-        self.spec = make_spec(self._writer.fields, self.queue, actions, high)
+        self._bonuses = play.mode == "bonuses"
+        self._writer = StateWriter(count, self.contracts, 0 if self._bonuses else bids, play)
+        observed = self._contracts if self._bonuses else self.queue
+        high = np.full(observed if play.mode == "all" else self._contracts, self.contracts.penalty.max() + click_value)
+        if self._bonuses:
+            high = self.contracts.penalty  # no bonus above the penalty is ever of use
+        self._by_contract = play.reward_by == "contract"
+        rewards = (self._contracts,) if self._by_contract else ()
+        self._whole_penalty = np.maximum(self.contracts.penalty * self.contracts.demand, 1e-12)
+        self.spec = make_spec(self._writer.fields, observed, (1000 * high).tolist(), rewards)
         self._dtype = dtype_of(self.spec)
         self._delay = round(play.delay * first.inventory.requests)
         self._all = np.arange(count)
@@ -63,16 +74,18 @@ class AdmixVectorEnv:
         self.delivery = Delivery(n, self.contracts.billed_rate, self._delay, self.play.own_counts)
         self._curve = np.zeros((n, self._windows + 1, contracts))
         self._billed_rate = np.zeros((n, self._windows, contracts))
-        self._required = np.zeros((n, contracts))
+        self._required, self._prior = np.zeros((n, contracts)), np.zeros((n, contracts))
         self._sums = np.zeros((n, 5))  # contract ads shown, their ctr, bids shown, their ctr, their eCPM
-        self._charged = np.zeros(n)  # penalties that rewards have counted so far
+        self._charged = np.zeros((n, contracts))  # penalties that rewards have counted so far
         self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
         for env in range(n):
             self._begin_day(env)
-        self._writer.prepare(self._dtype, self._required, self.theta)
+        self._writer.prepare(self._dtype, self._required, self.theta, self._prior)
         self._started = True
         self._read()
         self._first_window = self._window.copy()
+        if self.play.first_window:
+            self._charged = self._shortfall.copy()
         return self._observe()
 
     def step(self, action: NDArray[Any]) -> EnvStep:
@@ -80,38 +93,42 @@ class AdmixVectorEnv:
         the mask."""
         if not self._started:
             raise EnvError("admix: step before reset; call reset(seed) first")
-        playing = ~self._over
-        chosen, score, revenue = self._choose(self._scores(action), playing)
-        contract = np.where(chosen < self._contracts, chosen, -1)
-        rate = self._billed_rate[self._all, self._window, contract]
-        known = (chosen == self._logged) & (self._request["logged_billed"] >= 0)
-        billed = np.where(known, self._request["logged_billed"] == 1, self._request["billing"] < rate) & (contract >= 0)
-        self.delivery.show(contract, billed, playing)
-        self._count(chosen, contract, billed, playing)
+        playing, order = ~self._over, self._order
+        action = self._check(action)
+        starting = self._over & ~self._continues
+        value, revenue = np.zeros((self.num_envs, self._contracts + 1)), np.zeros(self.num_envs)
+        chosen, score, logged = np.full(self.num_envs, -1), np.zeros(self.num_envs), self._logged
+        moving = playing
+        for turn in range(self.play.repeat):
+            if turn:
+                moving = playing & self._feed.has_request
+                self._read(with_news=False)
+            logged = np.where(moving, self._logged, logged)
+            self._show(action, moving, chosen, score, revenue, value)
+            if not turn:
+                self._start_days(starting)
+            self._feed.advance(moving)
+        self._read()
         columns = {
-            "chosen": self._presented(chosen).astype(np.int32),
+            "chosen": self._presented(chosen, order).astype(np.int32),
             "score": score.astype(np.float32),
             "revenue": (1000 * revenue).astype(np.float32),
-            "logged": self._presented(self._logged).astype(np.int32),
+            "logged": self._presented(logged, order).astype(np.int32),
         }
-        starting = self._over & ~self._continues
-        self._continues[:] = False
-        for env in np.flatnonzero(starting):
-            self._begin_day(int(env))
-        if starting.any():
-            self._writer.prepare(self._dtype, self._required, self.theta)
-        self._feed.advance(playing)
-        self._read()
         terminated = playing & ~self._feed.has_request
         self._first_window[self._over] = self._window[self._over]
-        truncated = playing & ~terminated & self._limit_reached()
-        self._over, self._continues = terminated | truncated, truncated
+        past = playing & ~terminated & (self._window >= (self.play.last_window or self._windows))
+        truncated = past | (playing & ~terminated & self._limit_reached())
+        self._over, self._continues = terminated | truncated, truncated & ~past
         observation = self._observe()
-        weight = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight)
-        growth = np.where(playing, self._shortfall - self._charged, 0.0)
+        if self.play.first_window:  # what was due before an episode began is nobody's doing
+            self._charged[starting] = self._shortfall[starting]
+        growth = np.where(playing[:, None], self._shortfall - self._charged, 0.0)
         self._charged += growth
-        raw = weight * revenue - self.play.shortfall_weight * growth
-        reward = (self.play.reward_scale * raw).astype(np.float32)
+        value[:, :-1] -= self.play.shortfall_weight * growth
+        raw = value.sum(1)
+        reward = value[:, :-1] / self._whole_penalty if self._by_contract else raw
+        reward = (self.play.reward_scale * reward).astype(np.float32)
         return EnvStep(observation, reward, terminated, truncated, raw, columns)
 
     def control(self, rate: NDArray[np.float64] | None = None, theta: NDArray[np.float64] | None = None) -> None:
@@ -123,10 +140,42 @@ class AdmixVectorEnv:
                 raise EnvError(f"admix: {name} must be probabilities in [0, 1]")
             getattr(self, name)[...] = values
         if theta is not None and self._started:
-            self._writer.prepare(self._dtype, self._required, self.theta)
+            self._writer.prepare(self._dtype, self._required, self.theta, self._prior)
 
     def close(self) -> None:
         """Nothing is held but memory."""
+
+    def _show(
+        self,
+        action: NDArray[Any],
+        moving: NDArray[np.bool_],
+        chosen: NDArray[np.int64],
+        score: NDArray[np.float64],
+        revenue: NDArray[np.float64],
+        value: NDArray[np.float64],
+    ) -> None:
+        """Play the present request of the environments `moving`. Updates the slot shown last [N] and its score, and
+        adds to the revenue [N] and to the weighted value by contract [N, C + 1], the last place for bids."""
+        slot, best, worth = self._choose(self._scores(action, moving), moving)
+        contract = np.where(slot < self._contracts, slot, -1)
+        rate = self._billed_rate[self._all, self._window, contract]
+        known = (slot == self._logged) & (self._request["logged_billed"] >= 0)
+        billed = np.where(known, self._request["logged_billed"] == 1, self._request["billing"] < rate) & (contract >= 0)
+        self.delivery.show(contract, billed, moving)
+        self._count(slot, contract, billed, moving)
+        chosen[moving], score[moving] = slot[moving], best[moving]
+        revenue += worth
+        weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
+        if self.play.relative and self.bids:
+            weighted -= np.where(moving, self.play.bid_weight * self._request["ecpm"].max(1) / 1000.0, 0.0)
+        value[self._all, contract] += weighted
+
+    def _start_days(self, starting: NDArray[np.bool_]) -> None:
+        self._continues[:] = False
+        for env in np.flatnonzero(starting):
+            self._begin_day(int(env))
+        if starting.any():
+            self._writer.prepare(self._dtype, self._required, self.theta, self._prior)
 
     def _begin_day(self, env: int) -> None:
         day = self._days(self._seeds[env], self._episode[env])
@@ -136,24 +185,23 @@ class AdmixVectorEnv:
         self._required[env] = inventory.split()
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
+        if self.play.prior == "yesterday":
+            self._prior[env] = 1000 * self.contracts.billed_rate * day.yesterday_alpha
+        elif self.play.prior == "demand":
+            self._prior[env] = 1000 * self._required[env] * self.contracts.penalty
         self.delivery.reset(env)
         self._sums[env], self._charged[env] = 0, 0
-        self._feed.begin(env, day)
+        self._feed.begin(env, day, self.play.first_window)
 
-    def _read(self) -> None:
-        """Take over the present request; what is due by now, and which contracts are in the queue and may play."""
+    def _read(self, *, with_news: bool = True) -> None:
+        """Take over the present request; what is due by now, and which contracts are in the queue and may play.
+
+        Without news, what was due and delivered stands as it was read before, where no support policy asks for it."""
         request = self._request = self._feed.read()
         present = self._feed.has_request
         self._window = request["window"]
-        time = np.where(present, request["time"], 1.0)
-        place = time * self._windows
-        left = np.minimum(place.astype(np.int64), self._windows - 1)
-        part = (place - left)[:, None]
-        share = self._curve[self._all, left] * (1 - part) + self._curve[self._all, left + 1] * part
-        self._due, self._time = share * self.contracts.demand, time
-        missing = np.maximum(self._due - self.delivery.billed, 0)
-        self._shortfall = missing @ self.contracts.penalty
-        self._estimate = self.delivery.estimate
+        if with_news or self.play.support != "off":
+            self._read_news(request, present)
         usable = request["eligible"] & (self.delivery.shown < self.contracts.cap) & present[:, None]
         self._mask = np.empty((self.num_envs, self.queue), bool)
         self._mask[:, self._contracts :] = (request["ecpm"] > 0) & present[:, None]
@@ -171,6 +219,17 @@ class AdmixVectorEnv:
         self._logged = np.where(present, request["logged"], -1)
         self._order = self._draw_order() if self.play.shuffle else None
 
+    def _read_news(self, request: dict[str, NDArray[Any]], present: NDArray[np.bool_]) -> None:
+        time = np.where(present, request["time"], 1.0)
+        place = time * self._windows
+        left = np.minimum(place.astype(np.int64), self._windows - 1)
+        part = (place - left)[:, None]
+        share = self._curve[self._all, left] * (1 - part) + self._curve[self._all, left + 1] * part
+        self._due, self._time = share * self.contracts.demand, time
+        missing = np.maximum(self._due - self.delivery.billed, 0)
+        self._shortfall = missing * self.contracts.penalty
+        self._estimate = self.delivery.estimate
+
     def _supported(self) -> NDArray[np.bool_]:
         """Contracts [N, C] that a support policy lets in and lets play."""
         gap = self.play.support_gap * self.contracts.demand
@@ -187,29 +246,35 @@ class AdmixVectorEnv:
             keys[:, self._contracts :] += 1
         return keys.argsort(1)
 
-    def _presented(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The place in the queue as observed of an unshuffled slot [N]; -1 stays."""
-        if self._order is None:
+    @staticmethod
+    def _presented(slot: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """The place in the queue as observed, in `order`, of an unshuffled slot [N]; -1 stays."""
+        if order is None:
             return slot
-        return np.where(slot >= 0, (self._order == slot[:, None]).argmax(1), -1)
+        return np.where(slot >= 0, (order == slot[:, None]).argmax(1), -1)
 
-    def _scores(self, action: NDArray[Any]) -> NDArray[np.float64]:
-        """Scores [N, Q] by unshuffled slot; bids at their eCPM in mode "contracts"."""
+    def _check(self, action: NDArray[Any]) -> NDArray[Any]:
         action = np.asarray(action)
         if action.shape != (self.num_envs, *self.spec.action.shape):
             raise EnvError(
                 f"admix: scores of shape {action.shape}; mode {self.play.mode} takes "
                 f"{(self.num_envs, *self.spec.action.shape)}"
             )
+        return action
+
+    def _scores(self, action: NDArray[Any], moving: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Scores [N, Q] by unshuffled slot; bids at their eCPM except in mode "all"."""
         scores = np.empty((self.num_envs, self.queue))
         count = action.shape[1]
         if count < self.queue:
             scores[:, count:] = self._request["ecpm"]
-        if self._order is None:
+        if self._bonuses:
+            scores[:, :count] = action + self._value
+        elif self._order is None:
             scores[:, :count] = action
         else:
             np.put_along_axis(scores, self._order[:, :count], action.astype(np.float64), 1)
-        broken = ~np.isfinite(scores) & self._mask & ~self._over[:, None]
+        broken = ~np.isfinite(scores) & self._mask & moving[:, None]
         if broken.any():
             env, slot = np.argwhere(broken)[0]
             raise EnvError(
@@ -267,8 +332,11 @@ class AdmixVectorEnv:
             "payment": sums[:, 4] / np.maximum(sums[:, 2], 1),
             "time": self._time,
         }
+        mask = self._mask
+        if self._bonuses:
+            mask = (self.delivery.shown < self.contracts.cap) & self._feed.has_request[:, None]
         state = self._writer.write(
-            self._request, self._feed.has_request, self._mask, self.delivery, self._estimate, self._due, overall,
+            self._request, self._feed.has_request, mask, self.delivery, self._estimate, self._due, overall,
             self._value,
         )  # fmt: skip
         if self._order is not None:

@@ -57,6 +57,12 @@ public:
         at_ += bytes;
         return begin;
     }
+    // A count of items of `bytes` each that follow, refused where the snapshot is too short for them.
+    std::size_t count(std::size_t bytes) {
+        const u64 count = value<u64>();
+        if (count > left() / bytes) throw std::runtime_error("the snapshot ends too early");
+        return count;
+    }
     std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
 
 private:

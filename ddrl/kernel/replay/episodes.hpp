@@ -20,7 +20,7 @@ struct Episode {
     u32 picks = 0;  // positions 0 .. picks - 1 can be drawn
     u32 older = NONE, newer = NONE;  // neighbors in order of handles
     Ending ending = Ending::LIVE;
-    bool used = false;
+    u8 used = false;  // a bool, but of any value where a snapshot was made by malice
     u32 states() const { return records + (ending == Ending::TERMINATED || ending == Ending::TRUNCATED); }
 };
 
@@ -103,18 +103,24 @@ public:
         by_handle_.clear();
         unused_.clear();
         for (u32 i = 0; i < table_.size(); ++i) {
+            const Episode& episode = table_[i];
             refresh(i);
-            if (table_[i].used)
-                by_handle_.at(table_[i].handle) = i;
-            else
+            if (!episode.used)
                 unused_.push_back(i);
+            else if (episode.handle >= next_handle_ || episode.records >= EpisodeView::TERMINAL ||
+                     episode.ending > Ending::CUT)
+                throw std::runtime_error("it holds an episode that cannot be");
+            else
+                by_handle_.at(episode.handle) = i;
         }
+        if (std::string wrong = check(); !wrong.empty()) throw std::runtime_error(wrong);
     }
     // What is wrong with the order of episodes, or nothing.
     std::string check() const {
         std::size_t count = 0;
         u32 before = NONE;
         for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer, ++count) {
+            if (i >= table_.size()) return "an episode is not in the table";
             const Episode& episode = table_[i];
             if (!episode.used || find(episode.handle) != i) return "an episode does not stand under its handle";
             if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle))

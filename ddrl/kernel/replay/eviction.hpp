@@ -27,6 +27,8 @@ public:
     virtual void save(Writer& out, bool whole) const = 0;
     virtual void load(Reader& in) = 0;
     virtual void mark_saved() {}
+    // What is wrong with the state, or nothing; a snapshot's is checked before it is used.
+    virtual std::string check(const Store&) const { return ""; }
 };
 
 }  // namespace ddrl::replay

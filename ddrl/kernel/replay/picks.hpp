@@ -58,9 +58,12 @@ public:
 
     void save(Writer& out, bool whole) const { table_.save(out, size_, whole); }
     void mark_saved() { table_.clear_written(); }
-    void load(Reader& in) {
+    void load(Reader& in, const Store& store) {
         size_ = static_cast<u32>(table_.load(in));
-        for (u32 i = 0; i < size_; ++i) index_of_[table_[i]] = i;
+        for (u32 i = 0; i < size_; ++i) {
+            if (!store.in_use(table_[i] >> store.shift())) throw std::runtime_error("a pick is of no episode");
+            index_of_[table_[i]] = i;
+        }
     }
 
     std::string check(const Store& store) const {

@@ -85,6 +85,8 @@ public:
         size_ = tree_.load(in);
     }
     std::string check(u32 size) override {
+        if (!(max_priority_ >= 0.0f && max_priority_ <= FLT_MAX && beta_ >= 0.0f && beta_ <= FLT_MAX))
+            return "a prioritized selector has an exponent or a priority that cannot be";
         return size == size_ ? tree_.check(size) : "a prioritized selector has lost picks";
     }
 

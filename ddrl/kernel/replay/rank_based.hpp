@@ -173,7 +173,9 @@ public:
     std::string check(u32 size) override {
         u32 count = 0;
         u64 last = 0;
-        bool sound = size == size_;
+        bool sound =
+            size == size_ && max_priority_ >= 0.0f && max_priority_ <= FLT_MAX && beta_ >= 0.0 && beta_ <= DBL_MAX;
+        for (u32 i = 0; i < size_; ++i) sound = sound && priority_[i] >= 0.0f && priority_[i] <= FLT_MAX;
         keys_.each([&](u64 entry) {
             sound = sound && (count++ == 0 || last < entry) && static_cast<u32>(entry) < size_ &&
                     key(static_cast<u32>(entry)) == entry;

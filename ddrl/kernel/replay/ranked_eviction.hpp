@@ -44,9 +44,21 @@ public:
     void load(Reader& in) override {
         clock_ = in.value<u64>();
         entries_.load(in);
+        if (entries_.size() % GROUP) throw std::runtime_error("it is inconsistent");
         lay_out();
     }
     void mark_saved() override { entries_.clear_written(); }
+    std::string check(const Store& store) const override {
+        std::size_t held = 0, entered = 0;
+        for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) {
+            if (!store.episode(i).records) continue;
+            ++held;
+            if (i >= entries_.size() || entries_[i].handle != store.episode(i).handle || entries_[i].key > RUNNING)
+                return "the eviction has lost an episode";
+        }
+        for (std::size_t i = 0; i < entries_.size(); ++i) entered += entries_[i].key != Entry{}.key;
+        return entered == held ? "" : "the eviction holds an episode that is gone";
+    }
 
 protected:
     static constexpr u32 GROUP = 16;

@@ -55,6 +55,7 @@ public:
         size_ = tree_.load(in);
     }
     std::string check(u32 size) override {
+        if (origin_ > births_ || !(beta_ >= 0.0f && beta_ <= FLT_MAX)) return "a recency selector has lost its origin";
         return size == size_ ? tree_.check(size) : "a recency selector has lost picks";
     }
 

@@ -176,12 +176,18 @@ public:
     std::string check() {
         std::lock_guard lock(mutex_);
         announce_picks();
+        return check_structure();
+    }
+    // The same, where the caller holds the lock.
+    std::string check_structure() {
         if (std::string wrong = store_.check(); !wrong.empty()) return wrong;
         if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
         if (store_.records() > options_.capacity) return "more records than the capacity";
         for (u32 i = store_.oldest(); i != NONE; i = store_.episode(i).newer)
             if (store_.episode(i).picks != picks_of(options_, store_.episode(i)))
                 return "an episode has the wrong number of picks";
+        if (std::string wrong = eviction_->check(store_); !wrong.empty()) return wrong;
+        if (std::string wrong = streams_.check(store_); !wrong.empty()) return wrong;
         for (const auto& chosen : selectors_)
             if (std::string wrong = chosen->check(picks_.size()); !wrong.empty()) return wrong;
         return "";
@@ -201,7 +207,7 @@ public:
         for (const auto& chosen : selectors_) chosen->mark_saved();
     }
     void load_structure(Reader& in) {
-        store_.load(in), picks_.load(in), eviction_->load(in), streams_.load(in);
+        store_.load(in), picks_.load(in, store_), eviction_->load(in), streams_.load(in);
         announced_ = picks_.size();
         if (in.value<u64>() != selectors_.size()) throw std::runtime_error("the snapshot holds other selectors");
         for (const auto& chosen : selectors_) chosen->load(in);

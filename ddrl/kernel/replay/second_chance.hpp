@@ -33,6 +33,17 @@ public:
     void save(Writer& out, bool whole) const override { out.value(pointer_), flag_.save(out, whole); }
     void load(Reader& in) override { pointer_ = in.value<u32>(), flag_.load(in); }
     void mark_saved() override { flag_.clear_written(); }
+    std::string check(const Store& store) const override {
+        bool any = false;
+        for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer)
+            if (store.episode(i).records) {
+                any = true;
+                if (i >= flag_.size()) return "the eviction has lost an episode";
+            }
+        if (pointer_ == NONE) return any ? "the eviction has lost its pointer" : "";
+        const bool there = pointer_ < store.episodes().table_size() && store.episode(pointer_).used;
+        return there ? "" : "the eviction points at no episode";
+    }
 
 private:
     void step(const Store& store) {

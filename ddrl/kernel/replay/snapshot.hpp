@@ -7,8 +7,9 @@
 // The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written
 // without it, while recording goes on: records never change, and chunks of evicted episodes wait until the snapshot is
 // done. An increment holds the blocks of the structure that were written since, and the new records: its cost is that
-// of the new data (and of the list of episodes). Reading checks everything first: what is truncated, corrupt, of
-// another configuration or out of order changes nothing.
+// of the new data (and of the list of episodes). Reading checks everything first, the structure itself
+// after its checksums: what is truncated, corrupt, made by malice, of another configuration or out of order changes
+// nothing.
 #pragma once
 
 #include <stdexcept>
@@ -101,20 +102,24 @@ public:
         std::lock_guard lock(replay.mutex());
         replay.wait_for_readers();
         Store& store = replay.writable_store();
-        for (const Opened& file : opened) {
-            Reader from(file.structure, file.structure_bytes);
-            replay.load_structure(from);
-            const byte* records = file.records;
-            for (u64 left = from.value<u64>(); left--;) {
-                const Part part = from.value<Part>();
-                u64 bytes = 0;
+        Writer former;
+        replay.save_structure(former, true);
+        std::vector<std::vector<Part>> parts;
+        try {
+            for (const Opened& file : opened) parts.push_back(load_structure(replay, file));
+        } catch (...) {  // sound checksums over what cannot be: no record has been touched
+            Reader back(former.bytes().data(), former.bytes().size());
+            replay.load_structure(back);
+            throw;
+        }
+        for (std::size_t i = 0; i < opened.size(); ++i) {
+            const byte* records = opened[i].records;
+            for (const Part& part : parts[i])
                 each_run(store, part, [&](u32 column, std::size_t offset, std::size_t size) {
-                    std::memcpy(store.writable_column(part.chunk, column) + offset, records + bytes, size);
-                    bytes += size;
+                    std::memcpy(store.writable_column(part.chunk, column) + offset, records, size);
+                    records += size;
+                    report(size);
                 });
-                records += bytes;
-                report(bytes);
-            }
         }
         replay.mark_saved();
         replay.last_snapshot = opened.back().id;
@@ -130,7 +135,7 @@ private:
     struct Opened {
         u64 id;
         const byte *structure, *records;
-        u64 structure_bytes;
+        u64 structure_bytes, record_bytes;
     };
     // Holds chunks while they are written; a snapshot that failed cannot be built on.
     struct Held {
@@ -155,7 +160,7 @@ private:
         file.id = in.value<u64>();
         const u64 built_on = in.value<u64>();
         file.structure_bytes = in.value<u64>();
-        const u64 record_bytes = in.value<u64>();
+        file.record_bytes = in.value<u64>();
         check(in, source.data(), source.size() - in.left());
         if (other != configuration)
             throw std::runtime_error("it was written by a replay of another configuration: " + other +
@@ -163,19 +168,38 @@ private:
         if (built_on != parent)
             throw std::runtime_error(parent ? "it does not build on the snapshot before it"
                                             : "it is an increment: load the whole snapshot it builds on first");
-        if (in.left() != file.structure_bytes + record_bytes + 2 * sizeof(u64))
+        if (in.left() != file.structure_bytes + file.record_bytes + 2 * sizeof(u64))
             throw std::runtime_error("it is truncated");
         file.structure = in.take(file.structure_bytes);
         check(in, file.structure, file.structure_bytes);
-        file.records = in.take(record_bytes);
+        file.records = in.take(file.record_bytes);
         Checksum sum;
-        for (u64 done = 0; done < record_bytes; done += PROGRESS_BYTES) {
-            const u64 part = std::min<u64>(PROGRESS_BYTES, record_bytes - done);
+        for (u64 done = 0; done < file.record_bytes; done += PROGRESS_BYTES) {
+            const u64 part = std::min<u64>(PROGRESS_BYTES, file.record_bytes - done);
             sum.add(file.records + done, part);
             report(part);
         }
         if (in.value<u64>() != sum.value()) throw std::runtime_error("its records are corrupt (wrong checksum)");
         return file;
+    }
+    // The structure into the replay, and the records it speaks of; what a sound snapshot cannot hold is refused, though
+    // its checksums are right: who can write a file can write its checksums too.
+    static std::vector<Part> load_structure(Replay& replay, const Opened& file) {
+        Reader from(file.structure, file.structure_bytes);
+        replay.load_structure(from);
+        if (std::string wrong = replay.check_structure(); !wrong.empty()) throw std::runtime_error(wrong);
+        std::vector<Part> parts(from.count(sizeof(Part)));
+        u64 bytes = 0;
+        const Store& store = replay.store();
+        for (Part& part : parts) {
+            part = from.value<Part>();
+            if (part.chunk >= store.chunks_touched() || part.records > store.chunk_records() ||
+                part.states > store.chunk_records())
+                throw std::runtime_error("it holds records outside of every chunk");
+            bytes += part_bytes(store, part);
+        }
+        if (bytes != file.record_bytes || from.left()) throw std::runtime_error("its records are miscounted");
+        return parts;
     }
     template <class Visit>
     static void each_run(const Store& store, const Part& part, Visit visit) {

@@ -175,6 +175,13 @@ public:
     u32 chunks_touched() const { return fresh_; }
     bool in_file() const { return arena_.in_file(); }
 
+    // Whether a chunk belongs to an episode now (a chunk given back keeps its last head).
+    bool in_use(u32 chunk) const {
+        if (chunk >= fresh_) return false;
+        const u32 index = heads_[chunk].episode, number = heads_[chunk].base >> shift_;
+        return index < episodes_.table_size() && episodes_[index].used && number < chunks_[index].size() &&
+               chunks_[index][number] == chunk;
+    }
     // Chunks that hold slots which no snapshot holds yet (or, `whole`, any), as visit(chunk, first new slot, records,
     // states).
     template <class Visit>
@@ -213,18 +220,24 @@ public:
         heads_.save(out, fresh_, whole);
     }
     void load(Reader& in) {
-        records_ = in.value<u64>(), fresh_ = in.value<u32>();
+        records_ = in.value<u64>();
+        const u32 before = fresh_, fresh = in.value<u32>();
+        if (fresh > arena_.max_chunks() || (fresh > before && fresh - before > in.left() / sizeof(ChunkHead)))
+            throw std::runtime_error("it holds more than this replay can");
         episodes_.load(in);
-        heads_.load(in);
-        arena_.commit(fresh_);
+        if (heads_.load(in) != fresh) throw std::runtime_error("its chunks are miscounted");
+        arena_.commit(fresh);
+        fresh_ = fresh;
         chunks_.assign(episodes_.table_size(), {});
         free_.clear(), growing_.clear(), grown_.clear();
         std::vector<bool> taken(fresh_);
         for (u32 i = oldest(); i != NONE; i = episodes_[i].newer)
             for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) {
+                if (chunk >= fresh_ || taken[chunk]) throw std::runtime_error("a chain of chunks is broken");
                 chunks_[i].push_back(chunk), note_growth(chunk);
-                taken.at(chunk) = true;
+                taken[chunk] = true;
             }
+        if (std::string wrong = check(); !wrong.empty()) throw std::runtime_error(wrong);
         for (u32 chunk = fresh_; chunk-- > 0;)
             if (!taken[chunk]) free_.push_back(chunk);
     }
@@ -261,12 +274,6 @@ private:
     };
     void note_growth(u32 chunk) {
         if (!grown_[chunk].growing) grown_[chunk].growing = 1, growing_.push_back(chunk);
-    }
-    // Whether a chunk belongs to an episode now (a chunk given back keeps its last head).
-    bool in_use(u32 chunk) const {
-        const u32 index = heads_[chunk].episode, number = heads_[chunk].base >> shift_;
-        return index < episodes_.table_size() && episodes_[index].used && number < chunks_[index].size() &&
-               chunks_[index][number] == chunk;
     }
     static u32 count_states(const Columns& columns) {
         u32 states = 0;

@@ -78,8 +78,18 @@ public:
         streams_.clear();
         for (u64 left = in.value<u64>(); left--;) {
             const u64 key = in.value<u64>();
+            if (key > NONE) throw std::runtime_error("it holds a stream that cannot be");
             streams_.at(key) = in.value<Stream>();
         }
+    }
+    // What is wrong with the streams, or nothing: an episode that a stream goes on with has not ended.
+    std::string check(const Store& store) const {
+        bool live = true;
+        streams_.each([&](u64, const Stream& stream) {
+            const u32 episode = episode_of(stream, store);
+            live = live && (episode == NONE || store.episode(episode).ending == Ending::LIVE);
+        });
+        return live ? "" : "a stream is in an episode that has ended";
     }
 
 private:

@@ -8,7 +8,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "archive.hpp"
@@ -71,7 +73,8 @@ public:
     void save(Writer& out, u32 size, bool whole) const { leaves_.save(out, size, whole); }
     void mark_saved() { leaves_.clear_written(); }
     u32 load(Reader& in) {
-        const u32 before = used_, count = static_cast<u32>(leaves_.load(in));
+        const u32 before = std::exchange(used_, static_cast<u32>(leaves_.capacity()) - 1);  // should reading throw
+        const u32 count = static_cast<u32>(leaves_.load(in));
         if (count < before) fill(count, before - count, 0.0f);
         used_ = count;
         for (u32 group = 0; group * FAN < count; ++group)
@@ -83,7 +86,7 @@ public:
     std::string check(u32 size) {
         repair();
         for (u32 i = 0; i < used_; ++i) {
-            if (!(leaves_[i] >= 0.0f)) return "a mass is negative";
+            if (!(leaves_[i] >= 0.0f && leaves_[i] <= FLT_MAX)) return "a mass is no number of at least 0";
             if (i >= size && leaves_[i] != 0.0f) return "a dropped pick still has mass";
         }
         for (std::size_t level = 0; level < sums_.size(); ++level)

@@ -95,14 +95,15 @@ public:
     }
     void load(Reader& in) {
         const u64 size = in.value<u64>();
-        if (size > MAX_ITEMS) throw std::runtime_error("it is inconsistent");
+        if (size > items_.size() + in.left() / sizeof(T))  // what is new stands in the snapshot
+            throw std::runtime_error("it is inconsistent");
         resize(size);
         load_blocks(in, items_.data(), size);
     }
     void clear_written() { std::fill(written_.begin(), written_.end(), u8{0}); }
 
 private:
-    static constexpr std::size_t BLOCK = 32, MAX_ITEMS = std::size_t{1} << 32;
+    static constexpr std::size_t BLOCK = 32;
     std::vector<T> items_;
     std::vector<u8> written_ = std::vector<u8>(1);
 };

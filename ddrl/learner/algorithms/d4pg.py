@@ -3,6 +3,9 @@
 A critic gives the distribution of the return of (state, action), and the actor climbs its mean. The distribution is
     categorical   probabilities of fixed atoms (Bellemare, Dabney & Munos 2017), the loss the divergence from the target
     quantile      values at fixed fractions (Dabney et al. 2018), the loss the quantile Huber loss
+    scalar        the mean alone, the loss half the squared TD error: the ablation
+Rewards of several numbers (K objectives that add up) have a distribution each; losses are means over them, the actor
+climbs the sum of their means.
 The N-step returns, priorities and parallel actors of the paper are the library's own (replay.n_step, replay.selector,
 run.processes). Priorities are the losses, as the paper's (categorical) are.
 
@@ -36,14 +39,18 @@ class D4PGSettings:
     critic: str = setting(
         "categorical",
         "",
-        "The distribution: categorical, on fixed values; quantile, at fixed fractions.",
-        choices=("categorical", "quantile"),
+        "The distribution: categorical, on fixed values; quantile, at fixed fractions; scalar, its mean alone by the "
+        "squared TD error, which shows what the others are good for.",
+        choices=("categorical", "quantile", "scalar"),
     )
     atoms: int = setting(51, "atoms", "Values or fractions of the distribution (N).", ge=2)
     v_min: float = setting(-10.0, "return", "categorical: the smallest value; smaller returns count as this.")
     v_max: float = setting(10.0, "return", "categorical: the largest value; larger returns count as this.")
     kappa: float = setting(1.0, "return", "quantile: where the Huber loss becomes linear; 0: it is |error|.", ge=0)
     actor_delay: int = setting(1, "updates", "Updates of the critic for each of the actor's.", ge=1)
+    actor_start: int = setting(
+        0, "updates", "Updates of the critic before the actor's first, where the actor begins as a good prior.", ge=0
+    )
     actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
 
     def __post_init__(self) -> None:
@@ -52,7 +59,7 @@ class D4PGSettings:
 
 
 class D4PG:
-    """The critic gives [B, 1, atoms]: logits (categorical), or values (quantile)."""
+    """The critic gives [B, K, atoms], K = 1 for rewards of one number: logits (categorical), or values (quantile)."""
 
     name = "d4pg"
     Settings = D4PGSettings
@@ -72,8 +79,9 @@ class D4PG:
         self._settings, self._distributions, self._quantiles = settings, distributions, quantiles
         self._categorical = settings.critic == "categorical"
         self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
-        self.critic = actor_critic.Critics(spec, config.learner.hidden, outputs=settings.atoms)
-        self.actor = actor_critic.Actor(spec, config.learner.hidden)
+        outputs = 1 if settings.critic == "scalar" else settings.atoms
+        self.critic = actor_critic.make_critics(spec, config.learner.hidden, outputs=outputs)
+        self.actor = actor_critic.make_actor(spec, config.learner.hidden)
         self.lr_factors = {"actor": settings.actor_lr_factor}
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -92,7 +100,7 @@ class D4PG:
                 Evaluation("z_t", "critic", (batch.s_t, "action_t"), target=True),
                 Evaluation("z_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
             ]
-        if self.updates % self._settings.actor_delay:
+        if self.updates < self._settings.actor_start or self.updates % self._settings.actor_delay:
             return []
         return [
             Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),
@@ -103,17 +111,24 @@ class D4PG:
         """See `Algorithm`. Critic: mean_b w_b d(target_b, Z(s_tm1_b, a_tm1_b)), the target r_t + discount_t Z'(s_t,
         mu'(s_t)) held constant; actor: -mean E[Z(s_tm1, mu(s_tm1))]."""
         if part == "actor":
-            return Loss(-self._mean(outputs["z"][:, 0]).mean())
-        z_tm1, z_t = outputs["z_tm1"][:, 0], outputs["z_t"][:, 0]  # [B, N]
-        if self._categorical:
-            target = self.support.project(z_t.softmax(1), batch.r_t, batch.discount_t)
+            return Loss(-self._mean(outputs["z"]).sum(1).mean())
+        rows, objectives, _ = outputs["z_tm1"].shape
+        z_tm1, z_t = outputs["z_tm1"].flatten(0, 1), outputs["z_t"].flatten(0, 1)  # [B K, N]
+        r_t, discount_t = batch.r_t.flatten(), batch.discount_t.repeat_interleave(objectives)
+        if self._settings.critic == "categorical":
+            target = self.support.project(z_t.softmax(1), r_t, discount_t)
             each = self._distributions.divergence(target, z_tm1.log_softmax(1))
         else:
-            target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * z_t
-            fractions = self._quantiles.midpoints(self._settings.atoms).to(z_t.device)
-            each = self._quantiles.quantile_loss(z_tm1, fractions, target, self._settings.kappa)
+            target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * z_t
+            if self._settings.critic == "scalar":
+                each = 0.5 * (target - z_tm1)[:, 0].square()
+            else:
+                fractions = self._quantiles.midpoints(self._settings.atoms).to(z_t.device)
+                each = self._quantiles.quantile_loss(z_tm1, fractions, target, self._settings.kappa)
+        each = each.view(rows, objectives).mean(1)
         priority = each.detach().clamp(min=0.0)
-        return Loss((batch.weight * each).mean(), priority, {"q_mean": self._mean(z_tm1.detach())})
+        mean = self._mean(outputs["z_tm1"].detach()).sum(1)
+        return Loss((batch.weight * each).mean(), priority, {"q_mean": mean})
 
     def acting(self) -> Acting:
         """See `Algorithm`: the mean of the actions."""
@@ -121,12 +136,15 @@ class D4PG:
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """See `Algorithm`: the policy's action "mean" [B, *action.shape], q [B] there, and the return's distribution:
-        "probability" or "quantile" [B, atoms]."""
+        "probability" or "quantile" [B, atoms], or
+        [B, K, atoms]."""
         mean = self.actor(observations)
-        z = self.critic(observations, mean)[:, 0]
-        if self._categorical:
-            return {"mean": mean, "q": self._mean(z), "probability": z.softmax(1)}
-        return {"mean": mean, "q": self._mean(z), "quantile": z}
+        every = self.critic(observations, mean)
+        q = self._mean(every).sum(1)
+        z = every[:, 0] if every.shape[1] == 1 else every
+        if self._settings.critic == "scalar":
+            return {"mean": mean, "q": q}
+        return {"mean": mean, "q": q, **({"probability": z.softmax(-1)} if self._categorical else {"quantile": z})}
 
     def _mean(self, z: torch.Tensor) -> torch.Tensor:
-        return self.support.mean(z.softmax(1)) if self._categorical else z.mean(1)
+        return self.support.mean(z.softmax(-1)) if self._categorical else z.mean(-1)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+QUEUE = "queue"  # the axis of observations that ddrl.learner.queue_networks reads
+
 
 @dataclass(frozen=True)
 class TD3Settings:
@@ -55,6 +57,8 @@ class TD3:
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         """See `Algorithm`."""
         require_bounds(spec, "TD3")
+        if spec.reward_shape:
+            raise ConfigError(f"env.id = {spec.env_id} gives rewards {spec.reward_shape}; TD3 learns from one number")
         return Declaration("td3", "gaussian", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
@@ -62,8 +66,8 @@ class TD3:
 
         self._settings, self._loss, self._rules = settings, config.learner.loss, targets
         self._action_size = spec.action.size
-        self.critics = actor_critic.Critics(spec, config.learner.hidden, count=2)
-        self.actor = actor_critic.Actor(spec, config.learner.hidden)
+        self.critics = actor_critic.make_critics(spec, config.learner.hidden, count=2)
+        self.actor = actor_critic.make_actor(spec, config.learner.hidden)
         self.lr_factors = {"actor": settings.actor_lr_factor}
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -128,8 +132,8 @@ def require_bounds(spec: EnvSpec, algorithm: str) -> None:
             f"env.id = {spec.env_id}: its actions {list(spec.action.shape)} have no finite bounds, but {algorithm} "
             "gives actions between bounds: set finite ones in the environment's Box"
         )
-    if spec.observation.fields:
+    if spec.observation.fields and not any(QUEUE in array.axes for array in spec.observation.arrays.values()):
         raise ConfigError(
-            f"env.id = {spec.env_id} gives several arrays by name, but {algorithm}'s networks take one vector: set "
-            "env.observation = flat"
+            f"env.id = {spec.env_id} gives several arrays by name, but {algorithm}'s networks take one vector, or "
+            f'arrays with an axis "{QUEUE}": set env.observation = flat'
         )

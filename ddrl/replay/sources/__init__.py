@@ -1,23 +1,36 @@
 """Sources of experience: what a trainer records into and learns from.
 
 `ReplaySource` draws from an ExperienceReplay as often as a rate limiter allows; `TrajectorySource` hands out each
-trajectory once, in the order of recording. Neither knows torch, lanes or the network.
+trajectory once, in the order of recording; `AreaSource` draws from what explorers write into shared sample areas;
+`PoolSource` from a pool where a new transition replaces a random one. None knows torch or the network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from ddrl.channels.area import SampleArea
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config
 from ddrl.core.rows import RowSchema
+from ddrl.replay.sources.areas import AreaSource
+from ddrl.replay.sources.pool import PoolSource
 from ddrl.replay.sources.replay import ReplaySource
 from ddrl.replay.sources.trajectories import Trajectories, TrajectorySource
 
-__all__ = ["ReplaySource", "Source", "Trajectories", "TrajectorySource", "make_source"]
+__all__ = [
+    "AreaSource",
+    "PoolSource",
+    "ReplaySource",
+    "Source",
+    "Trajectories",
+    "TrajectorySource",
+    "make_source",
+]
 
 
 class Source(Protocol):
@@ -30,6 +43,10 @@ class Source(Protocol):
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Record rows of the schema's dtype in their order; the steps recorded. `newest_version`: of the policies
         published so far."""
+        ...
+
+    def arrived(self) -> int:
+        """Steps that came past `record` since the last call, through shared sample areas; 0 for other sources."""
         ...
 
     def ready(self) -> bool:
@@ -89,8 +106,13 @@ class Source(Protocol):
         ...
 
 
-def make_source(config: Config, schema: RowSchema, experience: Experience) -> ReplaySource | TrajectorySource:
-    """The source that an algorithm's declaration asks for."""
+def make_source(config: Config, schema: RowSchema, experience: Experience, areas: Sequence[SampleArea] = ()) -> Source:
+    """The source that replay.source names; auto: the one that an algorithm's declaration asks for. `areas`: those that
+    explorers write."""
+    if config.replay.source == "areas":
+        return AreaSource(config, schema, experience, areas)
+    if config.replay.source == "pool":
+        return PoolSource(config, schema, experience)
     if experience.source == "replay":
         return ReplaySource(config, schema, experience)
     return TrajectorySource(config, schema, experience)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ class ReplaySource:
         )
         selector = make_selector(config)
         self._uses_priorities = selector.uses_priorities
+        rollout = config.rollout
+        self._weighted_lag = rollout.max_policy_lag if rollout.at_max_lag == "weight" else math.inf
+        self._newest_version = 0
         self.selector = self.replay.new_pick_selector(selector)
         self.limiter = RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance)
 
@@ -52,9 +56,14 @@ class ReplaySource:
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Record rows; the steps recorded. O(rows)."""
+        self._newest_version = max(self._newest_version, newest_version)
         recorded = self.replay.record_rows(rows)
         self.limiter.inserted(recorded)
         return recorded
+
+    def arrived(self) -> int:
+        """Everything comes through `record`."""
+        return 0
 
     def ready(self) -> bool:
         """Whether samples_per_insert allows a draw and there is something to draw."""
@@ -65,7 +74,15 @@ class ReplaySource:
         """One draw. ValueError where nothing can be drawn."""
         learner = self._config.learner
         draw = self.replay.sample if self._experience.pick_len == 1 else self.replay.sample_sequences
-        return draw(learner.batch_size, self.selector, learner.discount)
+        batch = draw(learner.batch_size, self.selector, learner.discount)
+        return batch if math.isinf(self._weighted_lag) else self._weighted(batch)
+
+    def _weighted(self, batch: Transitions | Sequences) -> Transitions | Sequences:
+        """With weights that fall with the lag beyond rollout.max_policy_lag; of a sequence, its first record's
+        counts."""
+        lag = np.maximum(self._newest_version - batch.policy_version.astype(np.float64), 0.0)
+        factor = np.minimum(1.0, (1.0 + self._weighted_lag) / (1.0 + lag))
+        return batch._replace(weight=(batch.weight * factor).astype(np.float32))
 
     def count(self, batch: Transitions | Sequences) -> int:
         """Transitions of a batch."""

@@ -6,6 +6,7 @@ and `cut` end one early; it is then shorter. Trajectories overlap in no step.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
@@ -56,6 +57,11 @@ class TrajectorySource:
             )
         self._schema = schema
         self._length = experience.length
+        if math.isfinite(config.rollout.max_policy_lag) and config.rollout.at_max_lag == "weight":
+            raise ConfigError(
+                f"rollout.at_max_lag = weight: learner.algorithm = {config.learner.algorithm} learns from whole "
+                "trajectories, which have no weights: choose wait or drop"
+            )
         self._max_lag = experience.max_policy_lag
         self._batch_size = config.learner.batch_size
         self._capacity = MIN_BATCHES * self._batch_size  # [trajectories]
@@ -84,6 +90,10 @@ class TrajectorySource:
         for _, trajectory in sorted(finished, key=itemgetter(0)):
             self._enqueue(trajectory)
         return int((kinds == RowKind.STEP).sum())
+
+    def arrived(self) -> int:
+        """Everything comes through `record`."""
+        return 0
 
     def ready(self) -> bool:
         """Whether a batch of trajectories stands in the queue, none of them too old."""

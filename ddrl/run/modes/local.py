@@ -20,7 +20,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts
+from ddrl.run.process import Interrupts, interrupts_held_back
 from ddrl.run.task import Task
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
@@ -42,15 +42,28 @@ class Members:
     def __init__(self, run_id: str, ranks: tuple[Assignment, ...]) -> None:
         self._errors: dict[int, IO[bytes]] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._run_id = run_id
         for member in ranks[1:]:
-            errors = self._errors[member.rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
-            self._processes[member.rank] = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.child", run_id, str(member.host), str(member.rank), str(os.getpid())],
+            self._start(member.rank)
+
+    def _start(self, rank: int) -> None:
+        errors = self._errors[rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
+        with interrupts_held_back():
+            self._processes[rank] = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.run.child", self._run_id, "0", str(rank), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stderr=errors,
-                env=environment,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
+
+    def restart(self, rank: int) -> bool:
+        """Kill a member that hangs and start it again: it takes up the same channels."""
+        process = self._processes[rank]
+        process.kill()
+        process.wait()
+        self._errors[rank].close()
+        self._start(rank)
+        return True
 
     def check(self) -> None:
         """Raise JobFailed if a member ended before it was told to."""
@@ -97,7 +110,7 @@ def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda t
         records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records, members.check)
+            task = Task(topology, channels, records, members.check, members.restart)
             equip(task)
             return drive(task, interrupts)
     finally:

@@ -40,7 +40,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records)
+            task = Task(topology, channels, records, restart=lambda rank: False)  # MPI starts no rank again
             try:
                 standing.wait()
             except BaseException as error:

@@ -1,0 +1,103 @@
+"""Explorers, sample areas and learner in one process, move by move: the library's own objects without processes, so
+that many small trainings fit into a minute and each is the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddrl.channels import AreaWriter, SampleArea
+from ddrl.core.config import Config
+from ddrl.core.rows import row_schema
+from ddrl.core.specs import VectorEnv
+from ddrl.core.transitions import transition_columns
+from ddrl.envs import make_vector_env
+from ddrl.learner import Learner, describe
+from ddrl.learner.observations import as_tensors
+from ddrl.replay.sources import make_source
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """One explorer: environment arguments over the run's own, and vector steps a round."""
+
+    kwargs: Mapping[str, Any]
+    speed: int = 1
+
+
+class Inside:
+    """A training of `config` with `explorers`, seeded by run.seed."""
+
+    def __init__(self, config: Config, explorers: Sequence[Explorer]) -> None:
+        self.config = config
+        self._envs = [self.env(**one.kwargs) for one in explorers]
+        self._speeds = [one.speed for one in explorers]
+        spec = self._envs[0].spec
+        schema = row_schema(spec)
+        self.learner = Learner.of(config, spec)
+        columns, areas = transition_columns(schema), config.areas
+        ends = [SampleArea.create(None, columns, areas.block, areas.blocks) for _ in explorers]
+        self.source = make_source(config, schema, describe(config, spec).experience, ends)
+        count, steps = config.env.num_envs, {"n_step": config.replay.n_step, "discount": config.learner.discount}
+        self._writers = [AreaWriter(area, schema, 0, count, **steps) for area in ends]
+        seeds = np.random.SeedSequence(config.run.seed).generate_state(len(explorers) + 1).tolist()
+        self._rng = np.random.default_rng(seeds[-1])
+        self._states = [env.reset(seed) for env, seed in zip(self._envs, seeds, strict=False)]
+        self.updates = 0
+
+    def env(self, count: int = 0, **kwargs: Any) -> VectorEnv:
+        """`count` environments (default env.num_envs) with further arguments."""
+        env = self.config.env
+        return make_vector_env(replace(env, kwargs={**env.kwargs, **kwargs}), count or env.num_envs)
+
+    def act(self, env: VectorEnv, state: NDArray[Any]) -> NDArray[np.float32]:
+        """The actor's actions [N, *action.shape]."""
+        with torch.no_grad():
+            observation = as_tensors(state, env.spec.observation, torch.device("cpu"))
+            return self.learner.algorithm.modules()["actor"](observation).numpy()
+
+    def explore(self) -> int:
+        """A round: each explorer takes its steps, with the noise of rollout.epsilon_end; samples that arrived."""
+        for place, (env, writer, speed) in enumerate(zip(self._envs, self._writers, self._speeds, strict=True)):
+            low, high = np.array(env.spec.action_low), np.array(env.spec.action_high)
+            for _ in range(speed):
+                state = self._states[place]
+                noise = self.config.rollout.epsilon_end * self._rng.standard_normal(
+                    (len(state), *env.spec.action.shape)
+                )
+                action = np.clip(self.act(env, state) + noise, low, high).astype(np.float32)
+                step = env.step(action)
+                following, reward, terminated, truncated, _, brought = step
+                writer.write(state, action, reward, terminated, truncated, following, self.updates, dict(brought), 0.0)
+                self._states[place] = following
+        return self.source.arrived()
+
+    def learn(self, most: int) -> int:
+        """At most `most` updates, as far as samples_per_insert allows; how many."""
+        done, learner = 0, self.learner
+        while done < most and self.source.ready():
+            batch, steps = self.source.sample(), []
+            for part in learner.parts:
+                gradient = learner.gradient(batch, part, False)
+                if gradient is not None:
+                    steps.append((gradient, learner.apply(gradient)))
+            learner.outcome(steps)
+            self.source.learned(batch, None)
+            done += 1
+        self.updates += done
+        return done
+
+    def play(self, env: VectorEnv, seed: int) -> NDArray[np.float64]:
+        """The return of one greedy day in each environment [N]."""
+        state, total, over = env.reset(seed), np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+        while not over.all():
+            step = env.step(self.act(env, state))
+            total += np.where(over, 0.0, step.raw_reward)
+            over |= step.terminated | step.truncated
+            state = step.observation
+        return total

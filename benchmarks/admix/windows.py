@@ -1,0 +1,119 @@
+"""Training by windows: every window the policy is retrained on the last window and served on the next.
+
+    python -m benchmarks.admix.windows [--short] [--days N] [--json FILE]
+
+A sequence of days that drift (0.6, correlation time 5 days; 4000 requests, 12 contracts, delay 5 %). For a window of L
+days, the policy of day t has learned from the days of the last whole window alone, going on from the parameters before;
+each length gets the same updates a day. Reported: the return of the served days, relative to bids, as the gain over
+yesterday's duals served unchanged. The first eight days are the first windows, and not reported."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.admix.inside import Explorer, Inside
+from benchmarks.harness import arguments, print_table, save
+from ddrl.core.settings import load_config
+from ddrl.envs.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
+from ddrl.run.cli import tasks
+
+LENGTHS = (1, 2, 4, 8)
+FIRST = 8  # days before the first that is reported
+
+
+def window_env(
+    num_envs: int, sequence: int, first_day: int, days: int, market: dict[str, Any], play: dict[str, Any]
+) -> AdmixVectorEnv:
+    """Environments that play days first_day .. first_day + days - 1 of one sequence, over and over."""
+    made = Market(MarketConfig(**market))
+    turn = iter(range(1 << 40))  # environments begin on days that follow each other
+    return AdmixVectorEnv(
+        lambda seed, episode: made.day(sequence, first_day + next(turn) % days),
+        num_envs, PlayConfig(**play), made.config.click_value, made.config.max_bids,
+    )  # fmt: skip
+
+
+def settings(sequence: int, seed: int) -> Any:
+    """The task admix on windows of one sequence."""
+    task = load_config(tasks()["admix"], []).env.kwargs
+    names = set(MarketConfig.__dataclass_fields__)
+    market = {name: value for name, value in task.items() if name in names} | {"drift": 0.6}
+    play = {name: value for name, value in task.items() if name not in names}
+    kwargs = {"sequence": sequence, "first_day": 0, "days": 1, "market": market, "play": play}
+    wanted = ["env.id=benchmarks.admix.windows:window_env", "env.num_envs=8", "replay.source=areas"]
+    wanted += ["rollout.refresh=write", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200"]
+    wanted += ["learner.d4pg.actor_start=100", f"run.seed={seed}"]
+    config = load_config(tasks()["admix"], wanted)
+    object.__setattr__(config.env, "kwargs", kwargs)
+    return config
+
+
+def served(length: int, days: int, updates: int, sequence: int) -> dict[str, Any]:
+    """Serve and retrain in turn; the return of each reported day, of the policy and of its prior."""
+    config, learner = settings(sequence, length), None
+    gains, plain, begin = [], [], time.perf_counter()
+    for first in range(FIRST, FIRST + days, length):
+        run = Inside(config, [Explorer({"first_day": 1 + first - length, "days": length})])
+        if learner is not None:
+            run.learner = learner
+        target = run.updates + updates * length
+        while run.updates < target:
+            run.explore()
+            run.learn(target - run.updates)
+        learner = run.learner
+        env = run.env(length, first_day=1 + first, days=length)
+        gains += run.play(env, 0).tolist()
+        plain += prior(run.env(length, first_day=1 + first, days=length)).tolist()
+    gain = np.array(gains) - np.array(plain)
+    return {
+        "days": len(gains),
+        "gain_over_yesterdays_duals": float(gain.mean()),
+        "interval": float(2 * gain.std(ddof=1) / np.sqrt(len(gain))),
+        "return": float(np.mean(gains)),
+        "returns": gains,
+        "returns_of_yesterdays_duals": plain,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def prior(env: Any) -> np.ndarray:
+    """The return of yesterday's duals, served unchanged [N]."""
+    state, total, over = env.reset(0), np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+    while not over.all():
+        step = env.step(state["prior"])
+        total += np.where(over, 0.0, step.raw_reward)
+        over |= step.terminated | step.truncated
+        state = step.observation
+    return total
+
+
+def main() -> None:
+    parser = arguments("admix_windows", __doc__ or "")
+    parser.add_argument("--days", type=int, default=16, help="days reported (default %(default)s)")
+    parser.add_argument("--updates", type=int, default=150, help="updates a day (default %(default)s)")
+    parser.add_argument("--sequence", type=int, default=0)
+    options = parser.parse_args()
+    days, updates = (8, 20) if options.short else (options.days, options.updates)
+    torch.set_num_threads(1)
+    setup = {"days": days, "updates_a_day": updates, "sequence": options.sequence}
+    figures: dict[str, Any] = {"setup": setup, "windows": {}}
+    if options.json.exists():
+        known = json.loads(options.json.read_text())
+        if known.get("setup") == setup:
+            figures["windows"] = known["windows"]
+    for length in LENGTHS:
+        if str(length) not in figures["windows"]:
+            figures["windows"][str(length)] = served(length, days, updates, options.sequence)
+            save(options.json, figures)
+    names = ("days", "gain_over_yesterdays_duals", "interval", "return", "seconds")
+    rows = [(length, *(row[name] for name in names)) for length, row in figures["windows"].items()]
+    print_table(["window [days]", *names], rows)
+
+
+if __name__ == "__main__":
+    main()

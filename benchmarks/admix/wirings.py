@@ -1,0 +1,126 @@
+"""One algorithm in three wirings, and exploring beside learning against exploring and learning in turn.
+
+    python -m benchmarks.admix.wirings [--short] [--part table|parallel] [--rounds N] [--json FILE]
+
+table     the task admix: serial with a pool (a new sample replaces a random one), lanes and replay, sample areas with
+          tickets and checksums, sample areas with a plain flag; samples learned from per second, return on the
+          held-out window, policy lag, torn batches
+parallel  samples learned from per second with one explorer beside the trainer, over the serial run's, in turn; both
+          draw at most replay.samples_per_insert samples for each one written, so no batch counts twice. With E and T
+          the serial run's times of exploring and training, the bound is min(2, (E + T) / T). One thread each.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import arguments, print_table, save
+from ddrl.telemetry import Run
+
+AREAS = ("replay.source=areas", "rollout.refresh=write")
+WIRINGS = {
+    "serial, pool": ("--serial", "replay.source=pool", "replay.capacity=10000"),
+    "lanes and replay": (),
+    "areas, generations": AREAS,
+    "areas, plain flag": (*AREAS, "areas.guard=flag"),
+}
+LEARNED = ("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds")
+
+
+def run(folder: Path, *wanted: str) -> dict[str, Any]:
+    """A run of the task admix; its summary with the figures of its trainer."""
+    command = [sys.executable, "-m", "ddrl.run", "admix"]
+    for word in (f"run.dir={folder}", "telemetry.live=false", "telemetry.period=0.2", *wanted):
+        command += [word] if word.startswith("--") else ["--set", word]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    with Run(folder) as read:
+        table, newest = read.series(["samples"]), read.latest()
+    names = ("torn_batches", "draws_repeated", "env_seconds", "act_seconds", *LEARNED)
+    last = {name: float(np.nansum(newest.column(name))) for name in names}
+    return json.loads((folder / "summary.json").read_text()) | {"last": last, "rate": _rate(table)}
+
+
+def _rate(table: Any) -> float:
+    """Samples learned from per second over the second half of what was learned."""
+    samples, wall = np.asarray(table["samples"], float), np.asarray(table["wall_seconds"], float)
+    known = np.isfinite(samples)
+    samples, wall = samples[known], wall[known]
+    late = samples >= samples[-1] / 2
+    return float((samples[-1] - samples[late][0]) / (wall[-1] - wall[late][0]))
+
+
+def table(steps: int) -> dict[str, Any]:
+    """See the module."""
+    rows: dict[str, Any] = {}
+    for name, wanted in WIRINGS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            got = run(Path(folder) / "run", f"run.max_env_steps={steps}", f"evaluation.period={steps // 4}", *wanted)
+        evaluation = got["evaluation"] or {}
+        rows[name] = {
+            "samples_learned_per_second": got["rate"],
+            "env_steps": got["env_steps"],
+            "updates": got["updates"],
+            "best_return": evaluation.get("mean"),
+            "lag_p50": got["policy_lag"]["p50"],
+            "lag_p99": got["policy_lag"]["p99"],
+            "torn_batches": got["last"]["torn_batches"],
+            "draws_repeated": got["last"]["draws_repeated"],
+        }
+    print_table(["wiring", *next(iter(rows.values()))], [(name, *row.values()) for name, row in rows.items()])
+    return rows
+
+
+def parallel(steps: int, rounds: int) -> dict[str, Any]:
+    """See the module."""
+    alike = (f"run.max_env_steps={steps}", "evaluation.period=0", "env.num_envs=8", "run.processes=1")
+    got: dict[str, list[Any]] = {"serial": [], "beside": []}
+    for _ in range(rounds):
+        for name, wanted in (("serial", ("--serial", *WIRINGS["serial, pool"][1:])), ("beside", AREAS)):
+            with tempfile.TemporaryDirectory() as folder:
+                got[name].append(run(Path(folder) / "run", *alike, *wanted))
+    explore = statistics.median(one["last"]["env_seconds"] + one["last"]["act_seconds"] for one in got["serial"])
+    train = statistics.median(sum(one["last"][name] for name in LEARNED) for one in got["serial"])
+    ratio = [b["rate"] / a["rate"] for a, b in zip(got["serial"], got["beside"], strict=True)]
+    bound = min(2.0, (explore + train) / train)
+    figures = {
+        "serial_samples_per_second": [one["rate"] for one in got["serial"]],
+        "beside_samples_per_second": [one["rate"] for one in got["beside"]],
+        "explore_seconds": explore,
+        "train_seconds": train,
+        "bound": bound,
+        "ratio": statistics.median(ratio),
+        "ratios": ratio,
+        "of_the_bound": statistics.median(ratio) / bound,
+    }
+    print(json.dumps(figures, indent=1))
+    return figures
+
+
+def main() -> None:
+    parser = arguments("admix_wirings", __doc__ or "")
+    parser.add_argument("--part", choices=["table", "parallel"], action="append")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs in parallel (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=8000, help="env steps of a run (default %(default)s)")
+    options = parser.parse_args()
+    steps = 4000 if options.short else options.steps
+    figures: dict[str, Any] = {}
+    if options.json.exists():
+        known = json.loads(options.json.read_text())
+        figures = {name: known[name] for name in ("table", "parallel") if name in known}
+    for part in options.part or ["table", "parallel"]:
+        figures[part] = table(steps) if part == "table" else parallel(steps, 1 if options.short else options.rounds)
+        save(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

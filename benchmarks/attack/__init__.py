@@ -1,0 +1,1 @@
+"""Attacks on whole runs: signals, starts and stops, messages that are none."""

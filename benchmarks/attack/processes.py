@@ -1,0 +1,208 @@
+"""Signals at random moments to random processes of real runs, and starts and stops: does anything hang, stay, or say
+too much? A run's processes are found by a variable of their environment, wherever they went."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ddrl.channels.segment import sweep_dead
+from ddrl.core.errors import DdrlError
+from ddrl.run.lock import RunLock
+from ddrl.telemetry import Run
+
+MARK = "DDRL_ATTACK"
+MODES = {"local": 0.7, "mpirun": 0.3}  # and how often
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL, signal.SIGSEGV)
+LONGEST_START = 6.0  # [s] before a signal: start-up, training and, of the shorter runs, the end
+LIMIT = float(os.environ.get("DDRL_ATTACK_LIMIT", "30"))  # [s] after which a run hangs; more on a machine that is busy
+SETTINGS = (
+    "replay.min_size=200", "rollout.warmup_steps=200", "env.num_envs=4", "learner.hidden=[16]", "learner.batch_size=16",
+    "replay.samples_per_insert=2", "evaluation.period=500", "evaluation.episodes=2", "evaluation.confirm_episodes=0",
+    "run.target_return=1000.0", "run.processes=2", "run.checkpoint_period=1000", "telemetry.period=0.2",
+)  # fmt: skip
+CLEAN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def command(mode: str, run: Path, steps: int) -> list[str]:
+    """A small run."""
+    words = [sys.executable, "-m", "ddrl.run", "cartpole"]
+    for setting in (*SETTINGS, f"run.max_env_steps={steps}", f"run.dir={run}"):
+        words += ["--set", setting]
+    if mode == "mpirun":
+        beside = Path(sys.executable).with_name("mpirun")
+        mpirun = [str(beside), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", "6"]
+        words = [*mpirun, *words, "--set", "cluster.relays=2"]
+    return words
+
+
+def start(mode: str, run: Path, steps: int, mark: str) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own; its words go to RUN.log."""
+    variables = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    with run.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            command(mode, run, steps),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1", MARK: mark},
+        )
+
+
+def processes(mark: str) -> dict[int, str]:
+    """The processes of a run that live: id -> command line."""
+    wanted, found = f"{MARK}={mark}".encode(), dict[int, str]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if words:  # else a zombie
+                    found[int(folder.name)] = words
+    return found
+
+
+def segments() -> set[str]:
+    """What stands in shared memory."""
+    return {path.name for path in Path("/dev/shm").glob("ddrl-*")}
+
+
+def role(words: str) -> str:
+    """Whom a signal meets."""
+    if "mpirun" in words.split(" ")[0] or "prte" in words:
+        return "launcher"
+    return "member" if "ddrl.run.child" in words else "rank"
+
+
+def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
+    """Seconds until nothing of a run lives; above LIMIT it hangs, and is killed."""
+    begin = time.monotonic()
+    while processes(mark) or process.poll() is None:
+        if time.monotonic() - begin > LIMIT:
+            for pid in processes(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+            break
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+
+def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals | None) -> dict[str, Any]:
+    """What went wrong with one run after `number`; empty where nothing did."""
+    found: dict[str, Any] = {}
+    seconds = gone(mark, process)
+    if seconds > LIMIT:
+        found["hang"] = round(seconds, 1)
+    text = run.with_suffix(".log").read_text(errors="replace")
+    said = [line for line in text.splitlines() if line.startswith("ddrl: ")]
+    if len(said) > 1:
+        found["messages"] = said
+    if "Traceback (most recent call last)" in text and number != signal.SIGSEGV:
+        found["traceback"] = text[-2000:]
+    if (run / "config.toml").exists():
+        try:
+            RunLock(run).release()
+            with Run(run) as opened:
+                found |= {"state": opened.state} if opened.status.goes_on else {}
+        except DdrlError as error:
+            if "half-written" not in str(error) and "holds no telemetry" not in str(error):
+                found["directory"] = str(error)
+    return found
+
+
+def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
+    """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
+    draw, end = random.Random(seed), time.monotonic() + seconds
+    sent, troubles, resumed, resumes, left = Counter[str](), list[dict[str, Any]](), 0, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(count):
+            if time.monotonic() > end:
+                break
+            mode = draw.choices(list(MODES), list(MODES.values()))[0]
+            mark, run = f"{os.getpid()}-{turn}", Path(folder) / f"run-{turn}"
+            process = start(mode, run, draw.choice((1500, 10**9)), mark)
+            time.sleep(draw.uniform(0.0, LONGEST_START))
+            living = processes(mark)
+            number = draw.choice(SIGNALS)
+            if living:
+                victim = draw.choice(sorted(living))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, number)
+                sent[f"{mode} {role(living[victim])} {number.name}"] += 1
+                ignored = role(living[victim]) != "launcher" and number in CLEAN and victim != process.pid
+                if ignored:  # members leave it to the trainer, which is asked now
+                    time.sleep(0.3)
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGTERM)
+            found = trouble(run, mark, process, number)
+            sweep_dead()  # what the next start does
+            left += len([name for name in segments() if _of(run, name)])
+            if found:
+                troubles.append({"turn": turn, "mode": mode, "signal": number.name, **found})
+                print(f"{turn}: {troubles[-1]}", flush=True)
+            if any((run / "checkpoints").glob("0*")) and draw.random() < 0.2:
+                resumes += 1
+                words = [sys.executable, "-m", "ddrl.run", "--resume", str(run), "--set", "run.max_seconds=1000"]
+                words += ["--set", "run.max_env_steps=1"]  # it has more already, so it ends well at once
+                try:
+                    done = subprocess.run(words, capture_output=True, timeout=10 * LIMIT)
+                    said = "" if done.returncode == 0 else done.stderr[-600:].decode(errors="replace")
+                except subprocess.TimeoutExpired:
+                    said = f"it hangs for {10 * LIMIT:g} s"
+                resumed += not said
+                if said:
+                    troubles.append({"turn": turn, "mode": mode, "signal": number.name, "resume": said})
+                    print(f"{turn}: {troubles[-1]}", flush=True)
+            if turn % 20 == 19:
+                print(f"{turn + 1} signals, {len(troubles)} troubles", flush=True)
+    return {
+        "signals": sum(sent.values()),
+        "by_kind": dict(sorted(sent.items())),
+        "hangs": sum("hang" in item for item in troubles),
+        "segments_left": left,
+        "resumes": f"{resumed} of {resumes}",
+        "troubles": troubles,
+    }
+
+
+def _of(run: Path, segment: str) -> bool:
+    """Whether a segment belongs to a run."""
+    with contextlib.suppress(OSError):
+        found = re.search(r'"run_id": "(\w+)"', (run / "run.json").read_text())
+        return found is not None and found[1] in segment
+    return False
+
+
+def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
+    """`count` short runs from their start to their end, or as many as `seconds` allow."""
+    draw, end = random.Random(seed), time.monotonic() + seconds
+    ended, troubles, longest = Counter[str](), list[dict[str, Any]](), 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(count):
+            if time.monotonic() > end:
+                break
+            mode = draw.choices(("local", "mpirun"), (0.8, 0.2))[0]
+            mark, run = f"{os.getpid()}-s{turn}", Path(folder) / f"run-{turn}"
+            begin = time.monotonic()
+            process = start(mode, run, 400, mark)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(120)
+            found = trouble(run, mark, process, None)
+            longest = max(longest, time.monotonic() - begin)
+            ended[f"{mode} {process.returncode}"] += 1
+            if found or process.returncode:
+                log = run.with_suffix(".log").read_text(errors="replace")[-1500:]
+                troubles.append({"turn": turn, "mode": mode, "status": process.returncode, "log": log, **found})
+                print(f"{turn}: {troubles[-1]}", flush=True)
+    return {"starts": sum(ended.values()), "ended": dict(ended), "longest_s": round(longest, 1), "troubles": troubles}

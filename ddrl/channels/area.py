@@ -1,0 +1,189 @@
+"""A sample area: transitions of one explorer for the trainer, in memory that both share.
+
+The explorer writes a block of k samples at a time and goes round, overwriting the oldest block. The trainer draws from
+what stands there, as often as it likes, and never waits. An area is a mailbox whose slots are blocks; one more slot
+than blocks, so that a full area stays whole while the next block is written.
+
+Layout, version 1. A block is 64 bytes of header, eight uint64
+    0 layout version   1 digest of the columns   2 block number, from 0   3 k   4 checksum of what follows   5-7 zero
+then one C array of a fixed type for each column, k * prod(shape) items, each from a multiple of 64 bytes on.
+
+A block that is read is whole: its ticket (`kernel/mailbox.hpp`) is the same before and after, and its checksum was
+right when it was seen first. With guard "flag" neither is looked at: the area is readable while no block is being
+written, as a plain flag says, and a write that begins meanwhile tears what is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl import _kernel
+from ddrl.channels.mailbox import Mailbox, checksum
+from ddrl.core.errors import ChannelError
+from ddrl.core.specs import Column
+
+AREA_VERSION = 1
+ALIGNMENT = 64
+HEADER_WORDS = 8
+HEADER_NBYTES = 8 * HEADER_WORDS
+MAX_SLOTS = 255
+VERSION, DIGEST, NUMBER, COUNT, CHECKSUM = range(5)
+
+Guard = Literal["generations", "flag"]
+
+
+class SampleArea:
+    """One end of an area: its explorer's (`write`), or the trainer's (`update`, `draw`). Make it with `create` (the
+    run) and `attach` (the explorer)."""
+
+    def __init__(self, mailbox: Mailbox, columns: Sequence[Column], block: int, guard: Guard) -> None:
+        self.columns, self.block, self.guard = tuple(columns), block, guard
+        self.slots = mailbox.slots
+        self.blocks = self.slots - (guard == "generations")  # that a full area shows
+        self._mailbox, self._digest = mailbox, _digest(columns)
+        first = mailbox.kernel.data_offset(0)
+        stride = mailbox.kernel.data_offset(1) - first
+        memory = mailbox.segment.array
+        self._header: NDArray[np.uint64] = _strided(
+            memory, first, stride, self.slots, HEADER_WORDS, Column("", (), "u8")
+        )
+        self._arrays: dict[str, NDArray[Any]] = {}  # [slots, k, *shape]
+        for column, offset in zip(columns, _offsets(columns, block), strict=False):
+            self._arrays[column.name] = _strided(memory, first + offset, stride, self.slots, block, column)
+        self._reader: _kernel.MailboxReader | None = None
+        self._words: dict[int, int] = {}  # of the blocks that were whole when seen first, by slot
+        self._newest = 0  # ticket
+        self.damaged = 0  # blocks whose checksum was wrong
+
+    @classmethod
+    def create(
+        cls, name: str | None, columns: Sequence[Column], block: int, blocks: int, guard: Guard = "generations"
+    ) -> SampleArea:
+        """Make an area of `blocks` blocks of `block` samples. name None: private memory."""
+        slots = blocks + (guard == "generations")
+        if block < 1 or slots < 2 or slots > MAX_SLOTS:
+            raise ValueError(f"area {name}: {blocks} blocks of {block} samples with guard {guard} is no area")
+        mailbox = Mailbox.create(name, _offsets(columns, block)[-1], slots, readers=1)
+        return cls(mailbox, columns, block, guard)
+
+    @classmethod
+    def attach(cls, name: str, columns: Sequence[Column], block: int, guard: Guard = "generations") -> SampleArea:
+        """Map an existing area; ChannelError where its blocks are of another size."""
+        mailbox = Mailbox.attach(name)
+        if mailbox.nbytes != _offsets(columns, block)[-1]:
+            raise ChannelError(
+                f"area {name} has blocks of {mailbox.nbytes} bytes where {block} samples of these columns take "
+                f"{_offsets(columns, block)[-1]}: all processes of a run need the same environment and ddrl"
+            )
+        return cls(mailbox, columns, block, guard)
+
+    @property
+    def name(self) -> str | None:
+        """Of its shared memory."""
+        return self._mailbox.segment.name
+
+    @property
+    def written(self) -> int:
+        """Blocks written so far."""
+        return self._mailbox.newest + 1
+
+    # The explorer's end.
+
+    def write(self, samples: Mapping[str, NDArray[Any]]) -> None:
+        """Write a block: arrays [k, *shape] by column, over the oldest block. Never waits. O(bytes)."""
+        number = self.written
+        slot = self._mailbox.begin(number)
+        for name, array in self._arrays.items():
+            array[slot.index] = samples[name]
+        header = self._header[slot.index]
+        header[:] = 0
+        header[: CHECKSUM + 1] = AREA_VERSION, self._digest, number, self.block, 0
+        header[CHECKSUM] = checksum(slot.data[HEADER_NBYTES:])
+        slot.seal((), checksum=int(header[CHECKSUM]))
+
+    # The trainer's end.
+
+    def update(self) -> int:
+        """Look which blocks can be read; how many. O(blocks written since the last look)."""
+        reader = self._reader
+        if reader is None:
+            self._mailbox.reader(0)
+            reader = self._reader = _kernel.MailboxReader(self._mailbox.kernel, 0)
+        newest = reader.newest_word >> 8
+        for ticket in range(max(self._newest + 1, newest - self.slots + 1), newest + 1):
+            for slot in range(self.slots):
+                word = ticket << 8 | slot
+                if reader.valid(word):
+                    self._take(slot, word)
+        self._newest = newest
+        self._words = {slot: word for slot, word in self._words.items() if reader.valid(word)}
+        return len(self._words)
+
+    def draw(self, rows: NDArray[np.int64]) -> tuple[dict[str, NDArray[Any]], bool]:
+        """The samples `rows` [B] of those that `update` counted, 0 .. blocks * k - 1, in arrays [B, *shape] of their
+        own; and whether no block was written over meanwhile. Where that is False, what was drawn may be torn."""
+        reader, words = self._reader, self._words
+        assert reader is not None, "update comes before draw"
+        slots = np.fromiter(words, np.int64, len(words))[rows // self.block]
+        places = rows % self.block
+        drawn = {name: array[slots, places] for name, array in self._arrays.items()}
+        return drawn, all(reader.valid(words[slot]) for slot in set(slots.tolist()))
+
+    def save(self) -> NDArray[np.uint8]:
+        """The blocks that can be read, the oldest first [blocks, bytes]."""
+        self.update()
+        slots = sorted(self._words, key=lambda slot: int(self._header[slot, NUMBER]))
+        return np.stack([self._mailbox.slot_view(slot) for slot in slots]) if slots else np.zeros((0, 0), np.uint8)
+
+    def load(self, saved: NDArray[np.uint8]) -> None:
+        """Write the blocks that `save` gave. ChannelError where they are of another layout."""
+        for block in saved:
+            if block.nbytes != self._mailbox.nbytes or self._wrong(block):
+                raise ChannelError(f"saved samples are of another layout than the area {self._mailbox.segment.name}")
+            self._mailbox.publish(block, self.written)
+
+    def unlink(self) -> None:
+        """Remove its name."""
+        self._mailbox.unlink()
+
+    def _take(self, slot: int, word: int) -> None:
+        wrong = self.guard == "generations" and self._wrong(self._mailbox.slot_view(slot))
+        assert self._reader is not None
+        if not self._reader.valid(word):
+            return  # written over while its checksum was taken
+        self.damaged += wrong
+        if not wrong:
+            self._words[slot] = word
+
+    def _wrong(self, block: NDArray[np.uint8]) -> bool:
+        header = block[:HEADER_NBYTES].view(np.uint64)
+        known = header[VERSION] == AREA_VERSION and header[DIGEST] == self._digest and header[COUNT] == self.block
+        return not known or int(header[CHECKSUM]) != checksum(block[HEADER_NBYTES:])
+
+
+def _digest(columns: Sequence[Column]) -> int:
+    """64 bits of the columns' names, shapes and dtypes."""
+    words = repr([(one.name, one.shape, np.dtype(one.dtype).str) for one in columns])
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little")
+
+
+def _offsets(columns: Sequence[Column], block: int) -> list[int]:
+    """Where each column's array begins in a block, and at last the block's bytes."""
+    offsets = [HEADER_NBYTES]
+    for column in columns:
+        offsets.append(-(-(offsets[-1] + block * column.array.nbytes) // ALIGNMENT) * ALIGNMENT)
+    return offsets
+
+
+def _strided(
+    memory: NDArray[np.uint8], begin: int, stride: int, slots: int, count: int, column: Column
+) -> NDArray[Any]:
+    """[slots, count, *shape] over memory whose slots stand `stride` bytes apart."""
+    each = np.dtype(column.dtype)
+    inner = np.empty((count, *column.shape), each).strides
+    return np.ndarray((slots, count, *column.shape), each, memory.data, begin, (stride, *inner))

@@ -1,0 +1,84 @@
+"""Films of a saved policy at play: greedy episodes as a GIF or an MP4, which dashboard and notebook show.
+
+Used by `ddrl.evaluate` and notebooks; imageio is imported only where a film is made. The environment is made with
+render_mode = "rgb_array"; one of the user's own needs a `render()` that gives uint8 [height, width, 3]."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import SavedPolicy
+from ddrl.core.errors import ConfigError, EnvError, MissingExtraError, RunDirError
+from ddrl.core.files import replacement
+from ddrl.envs import make_vector_env
+from ddrl.rollout.evaluation import EvaluationResult, play_episodes
+from ddrl.telemetry.directory import FILMS
+
+NAME = "agent.gif"
+MOST_FRAMES = 3_000
+FRAMES_PER_SECOND = 30.0
+WIDTH = 480  # [pixels] above, every second pixel is left out
+
+
+@dataclass(frozen=True)
+class Film:
+    """A film that a notebook shows: the last line of a cell."""
+
+    path: Path
+    result: EvaluationResult
+
+    def _repr_html_(self) -> str:
+        kind, data = FILMS[self.path.suffix], base64.b64encode(self.path.read_bytes()).decode()
+        source = f'src="data:{kind};base64,{data}"'
+        picture = f"<img {source}>" if kind.startswith("image") else f"<video {source} controls loop></video>"
+        return f"{picture}<br>return {', '.join(f'{value:g}' for value in self.result.returns)}"
+
+
+def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> EvaluationResult:
+    """Play `episodes`, one after the other, and write them to `path` (.gif or .mp4), whole or not at all.
+
+    Raises EnvError where the environment cannot be drawn or an episode is longer than MOST_FRAMES, MissingExtraError
+    without imageio, RunDirError where the file cannot be written."""
+    if path.suffix not in FILMS:
+        raise ConfigError(f"--video {path}: name a file that ends in {' or '.join(FILMS)}")
+    try:
+        imageio: Any = import_module("imageio.v2")  # without types
+    except ImportError:
+        raise MissingExtraError("imageio", "video", "ddrl.evaluate --video") from None
+    config = replace(saved.env, kwargs={**saved.env.kwargs, "render_mode": "rgb_array"})
+    env: Any = make_vector_env(config, 1)
+    frames = 0
+
+    def look() -> bool:
+        nonlocal frames
+        frames += 1
+        if frames > MOST_FRAMES:
+            raise EnvError(f"the film has more than {MOST_FRAMES} frames: play fewer episodes, or film by hand")
+        picture = env.render() if hasattr(env, "render") else None
+        if picture is None:
+            raise EnvError(f"env.id = {saved.env.id} cannot be drawn: its environment gives no picture by render()")
+        writer.append_data(_small(np.asarray(picture)))
+        return False
+
+    options: dict[str, Any] = {"duration": 1000 / FRAMES_PER_SECOND, "loop": 0}
+    if path.suffix == ".mp4":
+        options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2, "output_params": ["-f", "mp4"]}
+    try:
+        with replacement(path) as temporary, imageio.get_writer(temporary, format=path.suffix, **options) as writer:
+            return play_episodes(env, ActingPolicy(saved.model, outputs=()), saved.vector, episodes, seed, look)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        env.close()
+
+
+def _small(picture: np.ndarray) -> np.ndarray:
+    stride = -(-picture.shape[1] // WIDTH)
+    return np.ascontiguousarray(picture[::stride, ::stride])

@@ -1,0 +1,137 @@
+"""Every figure of the overview, and every line of every chart, equals what stands in the run's tables: a real run with
+three relays, running, paused, ended, killed, and resumed. The tables are read here by plain SQL."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+
+import pytest
+
+import ddrl
+from ddrl.telemetry import Run, run_status
+from ddrl.telemetry.progress import count_text, duration_text, value_text
+from tests.dashboard.test_dashboard import dashboard, driver, go_to, pytestmark  # noqa: F401
+from tests.dashboard.webdriver import Browser, until
+from tests.run.launch import MPI_ENVIRONMENT, mpirun_command
+from tests.sources import environment
+
+SETTINGS = {
+    "cluster.relays": 3, "run.max_env_steps": 10**7, "run.target_return": 1e9, "evaluation.period": 2000,
+    "evaluation.episodes": 2, "telemetry.period": 0.5, "run.checkpoint_period": 4000, "learner.hidden": [32],
+}  # fmt: skip
+
+
+def shown(browser):
+    """The overview's figures: label -> (value, words below)."""
+    return browser.run(
+        "return Object.fromEntries([...document.querySelectorAll('.st-key-figures [data-testid=stColumn]')].map(c => ["
+        "c.querySelector('[data-testid=stMetricLabel]').innerText, [c.querySelector('[data-testid=stMetricValue]')"
+        ".innerText, c.querySelector('[data-testid=stCaptionContainer]').innerText]]))"
+    )
+
+
+def tables(run):
+    """The newest values of the run-level series, its evaluations and its summary, without a line of ddrl.telemetry."""
+    with contextlib.closing(sqlite3.connect(f"file:{run / 'telemetry.sqlite'}?mode=ro", uri=True)) as database:
+        names = [row[1] for row in database.execute("PRAGMA table_info(series)")]
+        newest = database.execute("SELECT * FROM series WHERE level = 0 ORDER BY tick DESC LIMIT 60").fetchall()
+        judged = [mean for (mean,) in database.execute("SELECT mean FROM evaluations ORDER BY id")]
+    series = {
+        name: next((row[index] for row in newest if row[index] is not None), float("nan"))
+        for index, name in enumerate(names)
+    }
+    summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").exists() else {}
+    return series, judged, summary
+
+
+def wanted(run, state):
+    """What the overview must show."""
+    series, judged, summary = tables(run)
+    share = series["env_steps"] / SETTINGS["run.max_env_steps"]
+    confirmed = ((summary.get("best") or {}).get("confirmed") or {}).get("mean")
+    lag = f"p99 {count_text(series['lag_p99'])}; on arrival {count_text(series['arrival_lag_p50'])}"
+    figures = {
+        "Environment steps": [count_text(series["env_steps"]), f"{share:.{1 if share < 0.1 else 0}%} of 10.0M"],
+        "Steps / s": [count_text(series["env_steps_per_s"]), f"{series['rollouts']:.0f} rollouts"],
+        "Updates / s": [count_text(series["updates_per_s"]), f"{count_text(series['updates'])} in all"],
+        "Return": [value_text(series["return_mean"]), "in training"],
+        "Evaluation, last": [value_text(judged[-1]), f"best of {len(judged)}: {value_text(max(judged))}"],
+        "Confirmed": [value_text(confirmed) if confirmed is not None else "-", "best policy, fresh episodes"],
+        "Policy lag": [count_text(series["lag_p50"]), lag],
+    }
+    if state != "running":
+        figures["Time"] = [duration_text(series["wall_seconds"]), state]
+    return figures
+
+
+def check_still(browser, run, state):
+    """A run that stands still: the overview's figures and the ends of all charts on all pages are the tables'."""
+    go_to(browser, "Overview")
+    browser.wait_for(state, "Return")
+    until(lambda: shown(browser) == wanted(run, state), f"the tables' figures ({shown(browser)}, {wanted(run, state)})")
+    with Run(run) as opened:
+        known: set[str] = set()
+        whole, processes = opened.series(points=400), opened.processes(points=60)
+        for values in whole.columns.values():
+            known |= {f"{value:.6g}" for value in values.astype(float)}
+    for page in ("Overview", "Distribution", "Devices", "Replay", "Ranks"):
+        go_to(browser, page)
+        until(lambda: browser.find(".js-plotly-plot .main-svg .trace, [data-testid=stDataFrame] canvas"), page)
+        assert "Traceback" not in browser.text
+    go_to(browser, "Overview")
+    until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "charts")
+    lines = browser.run(
+        "return [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => plot._fullData"
+        ".filter(t => t.name === 'training' || plot._fullData.length === 1)"
+        ".map(t => [plot.layout.title.text, Array.from(t.y).filter(y => y !== null && !Number.isNaN(y))]))"
+    )
+    assert len(lines) >= 7
+    for title, values in lines:
+        strange = [value for value in values if f"{float(value):.6g}" not in known]
+        assert not strange, f"{title}: {strange[:5]} stand in no series"
+    assert processes.values.shape[1] == 9
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashboard, driver):  # noqa: F811
+    run = ddrl.start("cartpole", SETTINGS, ranks=9, root=tmp_path / "runs", wait=240)
+    browser = Browser(driver, height=2400)
+    try:
+        browser.open(dashboard)
+        browser.wait_for(run.path.name, "running", "Return")
+        until(lambda: tables(run.path)[1], "an evaluation", 240)
+        before = tables(run.path)[0]
+        figures = until(lambda: shown(browser), "figures")
+        after = tables(run.path)[0]
+        steps = figures["Environment steps"][0]
+        window = {count_text(float(n)) for n in range(int(before["env_steps"]) - 3000, int(after["env_steps"]) + 1)}
+        assert steps in window
+        with run.attach() as control:
+            control.pause()
+        browser.wait_for("paused", "wait for the command to go on")
+        held = tables(run.path)[0]["env_steps"]
+        until(lambda: shown(browser).get("Environment steps", [""])[0] == count_text(held), "the steps of a paused run")
+        assert shown(browser)["Time"][1] == "paused"
+        with run.attach() as control:
+            control.resume()
+        browser.wait_for("running", "Time left")
+        until(lambda: any((run.path / "checkpoints").glob("0*")), "a checkpoint", 240)
+        os.kill(run_status(run.path).pid, signal.SIGKILL)  # rank 0; its launcher ends the others
+        run.wait(60)
+        browser.wait_for("dead", "never said why")
+        check_still(browser, run.path, "dead")
+        words = mpirun_command(9, "--resume", str(run.path), "--set", "run.max_seconds=60")
+        subprocess.run(words, env=environment(**MPI_ENVIRONMENT), capture_output=True, timeout=300, check=True)
+        assert run_status(run.path).state == "ended"
+        browser.wait_for("ended", "run.max_seconds reached")
+        check_still(browser, run.path, "ended")
+        assert tables(run.path)[2]["env_steps"] == tables(run.path)[0]["env_steps"]
+    finally:
+        browser.close()
+        run.stop()

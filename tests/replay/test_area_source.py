@@ -1,0 +1,183 @@
+"""Sources of single transitions: sample areas read in turn, and the pool where a new one replaces a random one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.channels import AreaWriter, SampleArea
+from ddrl.core.algorithm import Experience
+from ddrl.core.config import AreasConfig, Config, LearnerConfig, ReplayConfig
+from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.core.rows import RowKind
+from ddrl.core.transitions import transition_columns
+from ddrl.replay.sources import AreaSource, PoolSource, make_source
+from tests.replay.test_sources import SCHEMA, episode
+
+COLUMNS = transition_columns(SCHEMA)
+BLOCK = 4
+
+
+def config(source: str = "areas", **settings) -> Config:
+    replay = {"capacity": 20, "min_size": 1, "samples_per_insert": 0.0, "n_step": 1, "source": source}
+    areas = AreasConfig(block=BLOCK, blocks=2, **{k: settings.pop(k) for k in ("min_fill", "guard") if k in settings})
+    return Config(replay=ReplayConfig(**{**replay, **settings}), learner=LearnerConfig(batch_size=8), areas=areas)
+
+
+def make(count: int = 3, **settings) -> tuple[AreaSource, list[SampleArea]]:
+    whole = config(**settings)
+    areas = [SampleArea.create(None, COLUMNS, BLOCK, 2, whole.areas.guard) for _ in range(count)]
+    source = make_source(whole, SCHEMA, Experience(), areas)
+    assert isinstance(source, AreaSource)
+    return source, areas
+
+
+def write(area: SampleArea, number: int, version: int = 0) -> None:
+    """A block whose states say whose it is."""
+    samples = {one.name: np.zeros((BLOCK, *one.shape), one.dtype) for one in COLUMNS}
+    samples["state"][:], samples["policy_version"][:] = number, version
+    area.write(samples)
+
+
+def test_each_batch_comes_from_one_area_and_all_areas_are_served_alike() -> None:
+    source, areas = make()
+    for index, area in enumerate(areas):
+        for _ in range(index + 2):  # explorers of different speeds
+            write(area, index)
+    source.arrived()
+    owners = []
+    for _ in range(30):
+        assert source.ready()
+        batch = source.sample()
+        assert len(set(batch.s_tm1.ravel().tolist())) == 1
+        owners.append(int(batch.s_tm1[0, 0]))
+    assert [owners.count(index) for index in range(3)] == [10, 10, 10]
+    assert source.drawn == [10, 10, 10]
+
+
+def test_an_area_is_read_from_its_threshold_on_and_nobody_waits_for_the_others() -> None:
+    for min_fill, blocks in ((1.0, 2), (0.5, 1)):
+        source, areas = make(min_fill=min_fill)
+        for number in range(blocks):
+            assert not source.ready()
+            write(areas[1], number)
+            source.arrived()
+        assert source.ready()
+        source.sample()
+        assert source.drawn == [0, 1, 0]
+        assert source.figures()["areas_readable"] == 1
+
+
+def test_samples_written_count_as_steps_once_and_bound_the_draws() -> None:
+    source, areas = make(samples_per_insert=2.0, samples_tolerance=8.0)
+    for number in range(3):
+        write(areas[0], number)
+    assert source.arrived() == 3 * BLOCK
+    assert source.arrived() == 0
+    drawn = 0
+    while source.ready():
+        source.learned(source.sample(), None)
+        drawn += 8
+    assert drawn == 2 * (3 * BLOCK - 1) // 8 * 8 + 2 * 8  # the ratio, and the tolerance
+
+
+def test_a_batch_over_a_block_that_is_being_overwritten_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for guard in ("generations", "flag"):
+        source, areas = make(1, guard=guard)
+        for number in range(3):
+            write(areas[0], number)
+        source.arrived()
+        draw, draws = areas[0].draw, []
+
+        def interrupted(rows, draw=draw, draws=draws, area=areas[0]):
+            draws.append(rows)
+            if len(draws) == 1:
+                for number in range(3, 6):
+                    write(area, number)  # every block that was counted
+            return draw(rows)
+
+        monkeypatch.setattr(areas[0], "draw", interrupted)
+        source.sample()
+        assert len(draws) == (2 if guard == "generations" else 1)
+        assert (source.repeated, source.torn) == ((1, 0) if guard == "generations" else (0, 1))
+
+
+def test_what_was_saved_is_drawn_again_in_the_same_order(tmp_path: Path) -> None:
+    source, areas = make(2)
+    for index, area in enumerate(areas):
+        for number in range(3):
+            write(area, 10 * index + number)
+    source.arrived()
+    source.sample()
+    source.save(tmp_path)
+    state = source.state()
+    again, _ = make(2)
+    again.load(tmp_path)
+    again.load_state(state)
+    assert again.arrived() == 0
+    for _ in range(5):
+        np.testing.assert_array_equal(again.sample().s_tm1, source.sample().s_tm1)
+    (tmp_path / "areas.npz").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"areas\.npz cannot be used"):
+        again.load(tmp_path)
+
+
+def test_a_writer_makes_blocks_of_the_steps_that_environments_take() -> None:
+    area = SampleArea.create(None, COLUMNS, BLOCK, 2)
+    writer = AreaWriter(area, SCHEMA, 0, 2, n_step=1, discount=0.5)
+    state = np.zeros((2, 2), np.float32)
+    for step in range(140):
+        following = np.full((2, 2), step + 1, np.float32)
+        ends = np.full(2, step % 10 == 8)
+        resets = step % 10 == 9  # the step after an end only resets
+        columns = {"logp": np.full(2, step, np.float32), "hidden": np.zeros((2, 3), np.float32)}
+        action, reward, over = np.zeros(2, np.int64), np.full(2, step, np.float32), np.zeros(2, bool)
+        writer.write(state, action, reward, ends, over, following, step, columns)
+        state = following
+        assert not writer.pending
+        del resets
+    assert writer.blocks == area.written > 50
+    standing = area.update() * BLOCK
+    drawn, whole = area.draw(np.arange(standing))
+    assert whole
+    np.testing.assert_array_equal(drawn["state_next"], drawn["state"] + 1)
+    np.testing.assert_array_equal(drawn["reward"], drawn["state"][:, 0])
+    np.testing.assert_array_equal(drawn["policy_version"], drawn["reward"].astype(np.uint64))
+    np.testing.assert_array_equal(drawn["discount_t"], np.where(drawn["reward"] % 10 == 8, 0.0, 0.5))
+    assert 9 not in (drawn["reward"] % 10).tolist()
+    writer.cut()
+    before = area.written
+    writer.write(state, action, reward, ends, over, state, 0, columns)
+    assert area.written == before
+
+
+def test_a_full_pool_replaces_random_transitions_one_for_one() -> None:
+    source = make_source(config("pool"), SCHEMA, Experience())
+    assert isinstance(source, PoolSource)
+    assert not source.ready()
+    for stream in range(3):
+        assert source.record(episode(SCHEMA, stream, 10), 0) == 10
+        assert source.figures()["replay_size"] == min(20, 10 * (stream + 1))
+    held = source._pool["state"][:, 0]
+    assert 0 < (held == 2).sum() <= 10  # a place may be drawn twice
+    assert {0.0, 1.0} <= set(held.tolist())
+    batch = source.sample()
+    assert source.count(batch) == 8
+    assert (batch.weight == 1).all()
+    np.testing.assert_array_equal(batch.s_t[:, 1], batch.s_tm1[:, 1] + 1)
+    assert set(batch.columns) == {"logp", "hidden"}
+
+
+@pytest.mark.parametrize("experience", [Experience(source="trajectories", length=4), Experience(pick_len=3)])
+@pytest.mark.parametrize("source", ["areas", "pool"])
+def test_trajectories_and_sequences_are_refused(experience: Experience, source: str) -> None:
+    with pytest.raises(ConfigError, match=r"set replay\.source = auto"):
+        make_source(config(source), SCHEMA, experience)
+
+
+def test_a_truncated_episode_is_bootstrapped_from() -> None:
+    source = make_source(config("pool"), SCHEMA, Experience())
+    source.record(episode(SCHEMA, 0, 8, RowKind.TRUNCATED), 0)
+    assert (source.sample().discount_t > 0).all()

@@ -1,0 +1,104 @@
+"""The start, as a user sees it: what runs, where, how to watch it, before anything that takes seconds."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.core.config import Config
+from ddrl.run.banner import announce
+from ddrl.run.cli import parse
+from ddrl.run.directory import RunDirectory
+from ddrl.telemetry.progress import ProgressLine, ready_text
+from tests.run.launch import TINY, ddrl, mpirun, settings
+from tests.telemetry.test_progress_and_summary import records
+
+
+def test_the_banner_stands_before_mpi_and_torch_are_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    heavy = {"torch", "mpi4py", "gymnasium", "onnxruntime", "zmq"}
+    before = heavy & set(sys.modules)
+    path = announce(parse([]), "1a2b3c4d", 60)
+    assert heavy & set(sys.modules) == before
+    said = capsys.readouterr().err
+    assert "train CartPole-v1 by dqn, 60 ranks under mpirun" in said
+    assert path is not None
+    assert f"run:      {path.relative_to(tmp_path)}" in said
+    assert "watch it: streamlit run dashboard/app.py" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("ranks", [0, 4])
+def test_the_directory_that_is_announced_is_the_one_of_the_run(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, *settings("run.max_env_steps=300")]
+    done = mpirun(ranks, *words) if ranks else ddrl(*words)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"run:      runs/{run.name}\n" in done.stderr
+    assert done.stderr.index("run:  ") < done.stderr.index("steps")
+    went_on = ddrl("--resume", str(run), "--set", "run.max_env_steps=400")
+    assert went_on.returncode == 0, went_on.stderr
+    assert "go on with CartPole-v1" in went_on.stderr
+
+
+def test_ranks_that_are_not_there_yet_are_counted() -> None:
+    record = list(records(3))[-1]
+    assert ready_text(record) == ""
+    assert len(record.table) > 3
+    record.series["env_steps_per_s"] = 0.0
+    record.table[3:, record.columns.index("heartbeat")] = np.nan
+    assert ready_text(record) == f"starting: 3 of {len(record.table)} ranks ready"
+
+
+def test_the_panel_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    line = ProgressLine(Config(), terminal, live=True)  # pyright: ignore[reportArgumentType]
+    for record in records(5):
+        line.record(record)
+    lines = re.sub(r"\r|\x1b\[[0-9]*[A-Z]", "\n", terminal.text).split("\n")
+    assert max(map(len, lines)) < 80
+    assert "left" in terminal.text
+    assert "loss" in terminal.text
+
+
+def test_an_environment_without_a_task_gets_neutral_settings_and_is_told_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = parse(["--set", "env.id=Acrobot-v1", "--set", "learner.lr=0.5"])
+    config = command.config()
+    assert (config.learner.lr, config.run.target_return) == (0.5, float("inf"))
+    assert config.replay == Config().replay
+    announce(command, "1a2b3c4d", 0)
+    assert "neutral settings: no task ships for Acrobot-v1" in capsys.readouterr().err
+
+
+def test_an_environment_that_a_task_ships_for_gets_that_task() -> None:
+    assert parse([]).config().learner.lr == parse(["cartpole"]).config().learner.lr
+    assert parse(["--set", "env.id=LunarLander-v3"]).config() == parse(["lunarlander"]).config()
+    assert parse(["cartpole", "--set", "env.id=Acrobot-v1"]).config().learner.lr == parse([]).config().learner.lr
+
+
+def test_a_directory_made_for_another_run_is_still_refused(tmp_path: Path) -> None:
+    command = parse(settings(f"run.dir={tmp_path / 'run'}"))
+    RunDirectory.create(command.config(), "1").release()
+    done = ddrl(*settings(f"run.dir={tmp_path / 'run'}"))
+    assert done.returncode == 1
+    assert "holds a run already" in done.stderr
