@@ -26,9 +26,11 @@ struct Fixture {
     bool mask[SLOTS] = {};
     float ad[SLOTS * FIELDS] = {}, overall[5] = {}, traffic[2] = {};
     int32_t ad_id[SLOTS] = {};
+    float prior[2] = {4, 5}, prior_seen[SLOTS] = {};
+    bool bonuses;
     AdQueue queue;
 
-    Fixture() : queue(tables(), 3) {}
+    explicit Fixture(bool with_bonuses = false) : bonuses(with_bonuses), queue(tables(), 3) {}
     AdTables tables() {
         return {2,
                 2,
@@ -44,12 +46,14 @@ struct Fixture {
                 curve,
                 rows,
                 bid_row,
+                prior,
                 traffic_rows,
                 {1, 2, -1, -1, -1, 3},
                 0.1,
                 true,
                 ddrl::Support::off,
                 0.1,
+                bonuses,
                 rate,
                 theta,
                 shown,
@@ -57,7 +61,7 @@ struct Fixture {
                 seen_billed,
                 sums};
     }
-    AdState state() { return {mask, ad, ad_id, overall, traffic}; }
+    AdState state() { return {mask, ad, ad_id, prior_seen, overall, traffic}; }
     size_t read(const Candidates& given, size_t cell = 0, double time = 0.5) {
         return queue.read(given, cell, time, state());
     }
@@ -132,6 +136,14 @@ static void test_theta_keeps_an_ad_in_the_queue_that_may_not_play() {
     EXPECT(f.queue.choose(scores, 2).slot == -1);
 }
 
+static void test_bonuses_are_added_to_the_value_of_a_click_and_states_hold_contracts_below_their_cap() {
+    Fixture f(true);
+    f.read(both_and_bids({6}), 1);
+    EXPECT(f.queue.observed() == 2 && f.mask[0] && f.mask[1] && f.prior_seen[1] == 5);
+    const float actions[2] = {5, 50};  // contract 9 does not target the visitor; a click on 7 is worth 2
+    EXPECT(f.queue.choose(actions, 2).slot == 0 && f.queue.choose(actions, 2).score == 7);
+}
+
 static void test_broken_candidates_and_scores_are_refused() {
     Fixture f;
     const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -156,5 +168,6 @@ int main() {
     RUN(test_targeting_and_caps_keep_contracts_out);
     RUN(test_showing_counts_and_the_next_state_says_so);
     RUN(test_theta_keeps_an_ad_in_the_queue_that_may_not_play);
+    RUN(test_bonuses_are_added_to_the_value_of_a_click_and_states_hold_contracts_below_their_cap);
     RUN(test_broken_candidates_and_scores_are_refused);
 }
