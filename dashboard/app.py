@@ -47,7 +47,7 @@ if page.url_path:
         if candidate.url_path == wanted != page.url_path:
             st.switch_page(candidate)
     watch.choose_runs(with_curves=page.url_path == "overview")
-    if watch.selection() or page.url_path == "runs":
+    if watch.selection() or page.url_path in ("runs", "pool"):
         if watch.selection():
             watch.headline()
         page.run()

@@ -61,13 +61,14 @@ def runs_folder() -> Path:
     return Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """The folder that the reader has chosen."""
     return Path(st.session_state.get("folder") or runs_folder()).expanduser().absolute()
 
 
 def listed() -> list[Path]:
     """The runs of the folder, the newest first."""
-    return find_runs(_folder())[:MOST_RUNS]
+    return find_runs(folder())[:MOST_RUNS]
 
 
 def state_of(path: Path) -> Status:
@@ -246,9 +247,9 @@ def headline() -> None:
 def welcome() -> None:
     """A useful page while there is no run."""
     st.title("No run yet")
-    missing = "" if _folder().is_dir() else " (there is no such folder yet)"
+    missing = "" if folder().is_dir() else " (there is no such folder yet)"
     st.markdown(
-        f"This page looks for runs in `{_folder()}`{missing} and shows the first one as soon as it writes. Start one:"
+        f"This page looks for runs in `{folder()}`{missing} and shows the first one as soon as it writes. Start one:"
     )
     st.code(
         "python -m ddrl.run                                  # CartPole, all cores of this machine\n"

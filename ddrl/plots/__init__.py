@@ -24,6 +24,15 @@ from ddrl.plots.distribution import (
 from ddrl.plots.frame import set_up_notebook
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
+from ddrl.plots.pool import (
+    busy_against_tasks,
+    makespan_against_tasks,
+    pool_bounds,
+    pool_gantt,
+    pool_table,
+    pool_waits,
+    predicted_beside_measured,
+)
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
@@ -41,6 +50,7 @@ from ddrl.plots.settings import differing_labels, settings_table
 from ddrl.plots.sketch import sketch
 
 __all__ = [
+    "busy_against_tasks",
     "bytes_against_bound",
     "cost_against_limit",
     "cost_against_size",
@@ -52,12 +62,18 @@ __all__ = [
     "heartbeat_ages",
     "iteration_times",
     "learning_curve",
+    "makespan_against_tasks",
     "measured_front",
     "measured_gantt",
     "measured_regrets",
     "measured_schemes",
     "memory_by_role",
     "operations_beside_peers",
+    "pool_bounds",
+    "pool_gantt",
+    "pool_table",
+    "pool_waits",
+    "predicted_beside_measured",
     "priority_law",
     "rank_table",
     "recording_rates",

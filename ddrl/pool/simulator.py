@@ -4,7 +4,8 @@ An event is (time, order, what, task, worker); events of one time all happen bef
 parameters arrive; each worker collects as soon as its collector is ready too; with the first data the task asks for a
 device; gradients run in order of arrival; the device is released; then the parameters are sent.
 
-Not simulated: contention of collectors for processors, and links that several tasks share."""
+With `processors`, collecting, gradients and switches share the cores of one host; without, each collector has a core.
+Not simulated: starts of collectors that are told when to start compete for no core, and links are not shared."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ddrl.core.errors import PoolError
 from ddrl.pool import prewarm
 from ddrl.pool.policy import Policy, Request
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.processors import Processors
 from ddrl.pool.queue import DeviceQueue, Grant
 from ddrl.pool.traces import Lease, TaskTrace
 
@@ -98,6 +100,7 @@ class Simulator:
         policy: Policy,
         start: Start = "predicted",
         settings: PrewarmSettings | None = None,
+        processors: Processors | None = None,
     ) -> None:
         if not traces:
             raise PoolError("a pool without tasks has nothing to simulate")
@@ -107,6 +110,7 @@ class Simulator:
         self._tasks = {trace.name: _Task(trace, self._settings) for trace in traces}
         self._events: list[tuple[float, int, str, str, int]] = []
         self._order = itertools.count()
+        self._processors = processors
         self._tenants: dict[int, str] = {}  # whose state a device holds
         self.outcome = Outcome(devices)
         for trace in traces:
@@ -118,25 +122,44 @@ class Simulator:
             self._at(0.0, "parameters", name)
         handlers = {
             "parameters": self._parameters,
+            "collect": self._collect,
             "data": self._data,
             "computed": self._computed,
             "released": self._released,
         }
-        now = 0.0
-        while self._events:
-            now = self._events[0][0]
-            while self._events and self._events[0][0] == now:
-                _, _, what, name, worker = heapq.heappop(self._events)
-                if what != "slice":
-                    handlers[what](self._tasks[name], now, worker)
+        ended = 0.0
+        while math.isfinite(now := self._next_time()):
+            while self._next_time() == now:
+                for what, name, worker in self._due(now):
+                    if what != "slice":
+                        handlers[what](self._tasks[name], now, worker)
+            ended = now
             for grant in self._queue.grants(now):
                 self._granted(grant, now)
             tick = self._queue.next_time(now)
             if math.isfinite(tick) and not any(event[2] == "slice" for event in self._events):
                 self._at(tick, "slice")
         self.outcome.makespan = max(self.outcome.finished.values())
-        self.outcome.held_seconds = self._queue.device_seconds(now)
+        self.outcome.held_seconds = self._queue.device_seconds(ended)
         return self.outcome
+
+    def _next_time(self) -> float:
+        event = self._events[0][0] if self._events else math.inf
+        return event if self._processors is None else min(event, self._processors.next_end())
+
+    def _due(self, now: float) -> list[tuple[str, str, int]]:
+        """Take out what happens now: (what, task, worker)."""
+        due: list[Any] = [] if self._processors is None else self._processors.end(now)
+        while self._events and self._events[0][0] == now:
+            due.append(heapq.heappop(self._events)[2:])
+        return due
+
+    def _compute_for(self, seconds: float, then: str, task: _Task, now: float, worker: int, device: int = -1) -> None:
+        """Let work of `seconds` begin, on a core or on a device; `then` is what happens at its end."""
+        if self._processors is None or seconds == 0:
+            self._at(now + seconds, then, task.trace.name, worker)
+        else:
+            self._processors.begin((then, task.trace.name, worker), seconds, now, device)
 
     def _at(self, time: float, what: str, task: str = "", worker: int = 0) -> None:
         heapq.heappush(self._events, (time, next(self._order), what, task, worker))
@@ -148,10 +171,14 @@ class Simulator:
         if number > 0:
             self._count(task, ready, now)
         task.parameters, task.sent = now, [math.nan] * trace.workers
-        for worker, collect in enumerate(trace.collect[number]):
-            self._at(max(now, ready[worker]) + collect, "data", trace.name, worker)
+        for worker in range(trace.workers):
+            self._at(max(now, ready[worker]), "collect", trace.name, worker)
         if self._start_mode == "predicted":
             self._instruct(task, now)
+
+    def _collect(self, task: _Task, now: float, worker: int) -> None:
+        """Parameters and collector are there."""
+        self._compute_for(task.trace.collect[task.round][worker], "data", task, now, worker)
 
     def _instruct(self, task: _Task, now: float) -> None:
         """Issue what is due: for the next round, or for later ones where collectors start slowly."""
@@ -232,7 +259,7 @@ class Simulator:
 
     def _work(self, task: _Task, now: float, seconds: float, then: str, worker: int = 0) -> None:
         task.working = True
-        self._at(now + seconds, then, task.trace.name, worker)
+        self._compute_for(seconds, then, task, now, worker, task.device)
 
     def _compute(self, task: _Task, now: float) -> None:
         """Begin the gradient of the data that arrived first."""
@@ -278,6 +305,7 @@ def simulate(
     policy: Policy,
     start: Start = "predicted",
     settings: PrewarmSettings | None = None,
+    processors: Processors | None = None,
 ) -> Outcome:
-    """Run `traces` on `devices` devices under a fresh `policy`."""
-    return Simulator(traces, devices, policy, start, settings).run()
+    """Run `traces` on `devices` devices under a fresh `policy`, on fresh `processors` where collectors share cores."""
+    return Simulator(traces, devices, policy, start, settings, processors).run()

@@ -5,6 +5,7 @@ POOL/pool/plan.json   tasks, devices and policy: what --resume and the tasks' pr
 POOL/pool/NAME.log    what the task's process printed
 POOL/pool/NAME.json   how the task ended; none while it runs, and none where it was killed
 POOL/pool/leases.jsonl  one line a lease
+POOL/pool/collectors.jsonl, instructions.jsonl   what collectors did, and were told to (ddrl.run.collectors.Trace)
 POOL/summary.json     written at the end
 """
 
@@ -95,6 +96,7 @@ class PoolPlan:
     resumed: bool = False
     resumed_with: tuple[str, ...] = ()
     trust: bool = False
+    began: float = 0.0  # [s, CLOCK_MONOTONIC] of the host's start; times of the pool's traces count from it
 
     @classmethod
     def read(cls, directory: Path) -> PoolPlan:

@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
 
@@ -125,3 +125,10 @@ def set_torch_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def keep_off(cores: Iterable[int]) -> None:
+    """Run this process, and what it starts, on the other cores, where there are any."""
+    others = os.sched_getaffinity(0).difference(cores)
+    if others:
+        os.sched_setaffinity(0, others)

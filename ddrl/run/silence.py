@@ -1,8 +1,9 @@
 """Silence: a rollout or evaluator that shows no sign of life, because its environment hangs, or its host does.
 
 Seen by the trainer in the heartbeats of all processes' counters, whichever host they are on. Only changes of a
-heartbeat count, measured by this process's clock: clocks of hosts differ. After WORDS_AFTER of run.silence_limit it is
-said once; at the limit the process is started again where it can be (local runs), else the run ends, saved."""
+heartbeat count, measured by this process's clock: clocks of hosts differ. After WORDS_AFTER of run.silence_limit (of
+START_LIMIT, where that is longer, until the first sign of life) it is said once; at the limit the process is started
+again where it can be (local runs), else the run ends, saved."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from ddrl.core.roles import Role
 LOOK_PERIOD = 1.0  # [s]
 WORDS_AFTER = 0.1  # of the limit
 MAX_RESTARTS = 3  # of one process; then the run ends
+START_LIMIT = 600.0  # [s] before a process's first sign of life: hundreds that start at once take minutes
 RANK, ROLE, HOST, HEARTBEAT, ENDED = map(COLUMNS.index, ("rank", "role", "host", "heartbeat", "ended"))
 MEMBERS = [list(Role).index(role) for role in (Role.ROLLOUT, Role.EVALUATOR)]
 
@@ -38,6 +40,7 @@ class Silence:
         self._beats = np.empty(0)
         self._changed = np.empty(0)  # when each heartbeat was seen to change [s]
         self._noted: set[int] = set()
+        self._limits = np.empty(0)  # of each process [s]
         self._restarts: dict[int, int] = {}
         self._next_look = 0.0
 
@@ -53,20 +56,24 @@ class Silence:
         beats[np.isnan(table[:, ROLE])] = -2.0  # not here yet: to come is a sign of life
         if len(beats) != len(self._beats):
             self._beats, self._changed = beats, np.full(len(beats), now)
-        self._changed[beats != self._beats] = now
+            self._limits = np.full(len(beats), max(self._limit, START_LIMIT))
+        changed = beats != self._beats
+        self._changed[changed] = now
+        self._limits[changed & (beats >= 0.0)] = self._limit
         self._beats = beats
+        late = now - self._changed >= WORDS_AFTER * self._limits
         members = np.isin(table[:, ROLE], MEMBERS) & (table[:, ENDED] != 1.0)
-        for row in np.flatnonzero(members & (now - self._changed >= WORDS_AFTER * self._limit)).tolist():
+        for row in np.flatnonzero(members & late).tolist():
             self._act(row, table[row], now - float(self._changed[row]))
-        self._noted -= set(np.flatnonzero(now - self._changed < WORDS_AFTER * self._limit).tolist())
+        self._noted -= set(np.flatnonzero(~late).tolist())
 
     def _act(self, row: int, values: NDArray[np.float64], seconds: float) -> None:
         rank, role, host = int(values[RANK]), list(Role)[int(values[ROLE])], int(values[HOST])
         words = f"rank {rank} ({role.value} of host {host}) has shown no sign of life for {seconds:.0f} s"
-        if seconds < self._limit:
+        if seconds < self._limits[row]:
             if row not in self._noted:
                 self._noted.add(row)
-                self._say(f"{words}: does its environment hang? Something is done at {self._limit:g} s", rank)
+                self._say(f"{words}: does its environment hang? Something is done at {self._limits[row]:g} s", rank)
             return
         self._restarts[row] = self._restarts.get(row, 0) + 1
         if self._restarts[row] > MAX_RESTARTS or not self._restart(rank):
@@ -76,4 +83,5 @@ class Silence:
             )
         self._say(f"{words}: it was started again ({self._restarts[row]} of {MAX_RESTARTS} times)", rank)
         self._changed[row] = self._clock()
+        self._limits[row] = max(self._limit, START_LIMIT)
         self._noted.discard(row)

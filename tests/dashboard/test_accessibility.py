@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.test_dashboard import PAGES, LiveRun, dashboard, driver, go_to, pytestmark  # noqa: F401
+from tests.dashboard.test_dashboard import PAGES, LiveRun, dashboard, driver, go_to, pytestmark, server  # noqa: F401
 from tests.dashboard.webdriver import Browser, until
 
 # Streamlit's own: a table is a canvas that scrolls, with a hidden table beside it for screen readers.

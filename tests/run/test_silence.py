@@ -14,7 +14,7 @@ from ddrl.run.silence import MAX_RESTARTS, Silence
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings
 
-HANGS = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.silence_limit=4")
+HANGS = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.silence_limit=6")
 
 
 class Watched:
@@ -48,6 +48,7 @@ class Watched:
 def test_silence_is_said_once_and_then_ended_by_a_restart() -> None:
     watched = Watched()
     watched.after(0, slice(None))
+    watched.after(1, slice(None))
     for _ in range(20):
         watched.after(4, [0, 1, 2, 3])
     assert [rank for _, rank in watched.said] == [4]
@@ -77,19 +78,24 @@ def test_a_rank_that_comes_late_counts_from_when_it_came() -> None:
     watched.set("role", list(Role).index(Role.ROLLOUT), 4)
     watched.after(1, [0, 1, 2, 3])
     assert watched.said == []
+    watched.after(50, [0, 1, 2, 3])
+    assert watched.said == []
     watched.after(12, [0, 1, 2, 3])
-    assert [rank for _, rank in watched.said] == [4]
+    assert [rank for _, rank in watched.said] == [4]  # a tenth of the minutes that a start may take
 
 
 def test_the_run_ends_where_a_process_cannot_be_started_again_or_hangs_again_and_again() -> None:
     watched = Watched(restarts=False)
     watched.after(0, slice(None))
+    watched.after(1, slice(None))
     with pytest.raises(JobFailed, match=r"rank 2 \(evaluator of host 0\) .* 100 s \(run.silence_limit\)"):
         watched.after(100, [0, 1, 3, 4])
     watched = Watched()
     watched.after(0, slice(None))
     for _ in range(MAX_RESTARTS):
+        watched.after(1, slice(None))
         watched.after(101, [0, 1, 2, 3])
+    watched.after(1, slice(None))
     with pytest.raises(JobFailed, match="no sign of life"):
         watched.after(101, [0, 1, 2, 3])
     assert watched.restarted == [4] * MAX_RESTARTS

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import IO, Any
 
 import msgspec
@@ -47,6 +47,7 @@ def run_pool(command: Command) -> int:
         plan = resumed_plan(command)
     else:
         plan = new_plan(command)
+    plan = replace(plan, began=time.monotonic())
     sweep_dead()
     with ExitStack() as stack:
         for index, device in enumerate(plan.parsed_devices()):
@@ -72,7 +73,7 @@ class Pool:
         for task in plan.tasks:
             self._master.add(task.name, task.weight)
         plan.write()
-        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab"))
+        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab", buffering=0))
         self._written = 0
         self._control = PoolControl(plan.run_id, self._master.table.bell.ring)
         stack.callback(self._control.close)

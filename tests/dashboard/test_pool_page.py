@@ -1,0 +1,70 @@
+"""The page of pools in a real headless Chromium."""
+
+import pytest
+
+pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+
+from tests.dashboard.test_dashboard import browser, dashboard, driver, go_to  # noqa: F401
+from tests.dashboard.webdriver import Browser, missing_browser, until
+from tests.pool.recorded import write_pool
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
+FIGURES = (
+    "Leases and waits of each task",
+    "Who waits for whom",
+    "Figures over their bounds",
+    "Busy share of the devices",
+)
+
+
+def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, browser):  # noqa: F811
+    write_pool(tmp_path / "runs" / "morning", tasks=3)
+    browser.open(f"{dashboard}/pool")
+    browser.wait_for(
+        "morning", "3 tasks on cpu:0, cpu:1", "60 leases", *FIGURES, "recorded no collectors", "Duty cycle"
+    )
+    until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
+
+
+def test_collectors_are_drawn_where_a_pool_has_recorded_them(tmp_path, dashboard, browser):  # noqa: F811
+    write_pool(tmp_path / "runs" / "warm", collectors=True)
+    browser.open(f"{dashboard}/pool")
+    browser.wait_for("warm", "collector acts", "collector starts")
+    assert "recorded no collectors" not in browser.text
+
+
+def test_without_a_pool_the_page_says_how_to_start_one_and_damage_is_told_in_words(
+    tmp_path,
+    dashboard,  # noqa: F811
+    browser,  # noqa: F811
+):
+    (tmp_path / "runs").mkdir()
+    browser.open(f"{dashboard}/pool")
+    browser.wait_for("There is no pool in", "--tasks a.toml b.toml c.toml")
+    write_pool(tmp_path / "runs" / "torn")
+    (tmp_path / "runs" / "torn" / "pool" / "leases.jsonl").write_text("{}\n{}\n")
+    browser.open(f"{dashboard}/pool")
+    browser.wait_for("leases.jsonl cannot be read", "damaged")
+
+
+@pytest.mark.parametrize("width", [400, 900, 1440])
+def test_no_legend_covers_a_title_at_any_width(tmp_path, dashboard, driver, width):  # noqa: F811
+    write_pool(tmp_path / "runs" / "warm", collectors=True)
+    window = Browser(driver, width=width)
+    try:
+        window.open(f"{dashboard}/pool")
+        window.wait_for("warm", *FIGURES)
+        until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
+        overprinted = window.run(
+            "return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => {"
+            " const box = e => e && e.getBoundingClientRect();"
+            " const title = box(plot.querySelector('.gtitle')), legend = box(plot.querySelector('.legend'));"
+            " return title && legend && legend.top < title.bottom; }).length"
+        )
+        assert overprinted == 0
+        if width == 1440:
+            go_to(window, "Runs")
+            go_to(window, "Pool")
+            window.wait_for("warm", *FIGURES)
+    finally:
+        window.close()
