@@ -440,6 +440,12 @@ class Config:
                 f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
                 "none: set replay.source = areas, or rollout.refresh = step"
             )
+        bounded = rollout.max_policy_lag < NEVER
+        if bounded and (replay.source == "areas" or (replay.source == "pool" and rollout.at_max_lag == "weight")):
+            raise ConfigError(
+                f"rollout.max_policy_lag ({rollout.max_policy_lag:g}, at_max_lag = {rollout.at_max_lag}) has no effect "
+                f"on replay.source = {replay.source}: leave it out (fewer areas.blocks keep samples fresher)"
+            )
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
