@@ -18,7 +18,7 @@ rewards of a day add up to V of `optimum` (billed impressions as drawn).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class AdmixVectorEnv:
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
         self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
         first = days(0, 0)
-        if play.prior == "yesterday" and not hasattr(first, "yesterday_alpha"):
+        if play.prior == "yesterday" and not hasattr(type(first), "yesterday_alpha"):
             raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
         self.contracts, self.bids = first.contracts, bids
         self._contracts = self.contracts.count
@@ -191,7 +191,7 @@ class AdmixVectorEnv:
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
         if self.play.prior == "yesterday":
-            self._prior[env] = 1000 * self.contracts.billed_rate * day.yesterday_alpha
+            self._prior[env] = 1000 * self.contracts.billed_rate * cast(Any, day).yesterday_alpha
         elif self.play.prior == "demand":
             self._prior[env] = 1000 * self._required[env] * self.contracts.penalty
         self.delivery.reset(env)
