@@ -133,6 +133,8 @@ def test_a_run_with_nodes_learns_counts_once_and_goes_on_with_another_number(tmp
     assert (processes.column("gradients")[-1][nodes] > 0).all()
     assert processes.column("node_size")[-1][nodes].sum() == 16
     assert np.isnan(processes.column("updates")[-1][nodes]).all()  # the leader's alone
+    sent, received = (processes.column(f"bytes_{way}")[-1] for way in ("sent", "received"))
+    assert 0 < sent[nodes].sum() <= received[role == list(Role).index(Role.TRAINER)].item() + 1e6
     again = mpirun(6, "--resume", str(run), *settings("learner.nodes=2", "run.max_env_steps=2500"))
     assert again.returncode == 0, again.stderr
     assert summary(run)["env_steps"] == 2500

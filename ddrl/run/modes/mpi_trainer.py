@@ -86,9 +86,9 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
         if task.board.command == Command.FAIL:
             raise JobFailed(read_failure(task.topology.run_id, 0))
 
-    task.training.gradients = leader = Leader(
-        comm, Exchange(task.training.learner), task.config, look=look, note=task.note
-    )
+    training = task.training
+    exchange, counters = Exchange(training.learner), training.ends.counters
+    training.gradients = leader = Leader(comm, exchange, task.config, counters=counters, look=look, note=task.note)
     return leader
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.balance.collection import Verdict
+from ddrl.channels.counters import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.distribution.transport.waits import nothing, rest
@@ -57,17 +58,18 @@ class Leader:
         exchange: Exchange,
         config: Config,
         *,
+        counters: CounterRow | None = None,
         look: Callable[[], object] = nothing,
         note: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._comm, self._exchange, self._config = comm, exchange, config
         self._look, self._note, self._clock = look, note, clock
+        self._counters = counters
         self.nodes = {node: _Node() for node in range(comm.Get_size() - 1)}
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
         self._sending: list[tuple[MPI.Request, Any]] = []
-        self.bytes_sent = self.bytes_received = 0
 
     # ---- a gradient ------------------------------------------------------------------------------------------------
 
@@ -146,7 +148,11 @@ class Leader:
     def _send(self, node: int, data: NDArray[np.uint8], tag: int) -> None:
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
         self._sending.append((self._comm.Isend(data, node + 1, tag), data))
-        self.bytes_sent += data.nbytes
+        self._count("bytes_sent", data)
+
+    def _count(self, name: str, data: NDArray[np.uint8]) -> None:
+        if self._counters is not None:
+            self._counters[name].add(data.nbytes)
 
     def _wait(self, holds: Callable[[], bool]) -> None:
         begun = time.perf_counter()
@@ -167,7 +173,7 @@ class Leader:
             return False
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         message.Recv(data)
-        self.bytes_received += data.nbytes
+        self._count("bytes_received", data)
         node = status.Get_source() - 1
         reply, arrays = unpack(data, Reply)
         if reply.failure:
@@ -193,7 +199,7 @@ class Leader:
         mine, rows = self.parts[state.part], state.rows
         vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
         self._comm.Recv(vector, node + 1, VECTOR)
-        self.bytes_received += vector.nbytes
+        self._count("bytes_received", vector)
         now = self._clock()
         state.seconds, state.part, state.rows = now - state.dealt_at, "", None
         mine.measured(node, rows_of(rows), state.seconds)
