@@ -34,13 +34,21 @@ from ddrl.envs.admix.state import StateWriter
 Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
 
 
+def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
+    """The bonuses [C] (eCPM) from which a policy departs on this day; 0 without a prior."""
+    contracts = day.contracts
+    if play.prior == "yesterday":
+        return 1000 * contracts.billed_rate * day.yesterday_alpha
+    return 1000 * day.inventory.split() * contracts.penalty * (play.prior == "demand")
+
+
 class AdmixVectorEnv:
     """`count` environments; `days(seed, episode)` gives each its days, all of the same contracts."""
 
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
         self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
         first = days(0, 0)
-        if play.prior == "yesterday" and not hasattr(first, "yesterday_alpha"):
+        if play.prior == "yesterday" and not hasattr(type(first), "yesterday_alpha"):
             raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
         self.contracts, self.bids = first.contracts, bids
         self._contracts = self.contracts.count
@@ -190,10 +198,7 @@ class AdmixVectorEnv:
         self._required[env] = inventory.split()
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
-        if self.play.prior == "yesterday":
-            self._prior[env] = 1000 * self.contracts.billed_rate * day.yesterday_alpha
-        elif self.play.prior == "demand":
-            self._prior[env] = 1000 * self._required[env] * self.contracts.penalty
+        self._prior[env] = prior_of(self.play, day)
         self.delivery.reset(env)
         self._sums[env], self._charged[env] = 0, 0
         self._feed.begin(env, day, self.play.first_window)
