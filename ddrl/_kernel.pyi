@@ -29,6 +29,9 @@ class AdQueue:
         Slot (-1: none) and score of the ad to show; ValueError for a score that is not a number.
         """
 
+    def score_of(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], slot: int) -> float:
+        """The score that `choose` compares."""
+
     def show(self, slot: int) -> None:
         """Count the ad in a slot as shown."""
 

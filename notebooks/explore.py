@@ -197,7 +197,7 @@ def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.floa
         if not isinstance(row, dict) or "seconds" not in row:
             continue
         name = _MODELED.get((row.get("is") or [""])[0])
-        if name and row.get("mode") == "closed loop" and row.get("scheme") != "auto":
+        if name and row.get("mode") == "sealed loop" and row.get("scheme") != "auto":
             best[name] = min(best.get(name, np.inf), float(row["seconds"]))
     hosts = float(document.get("hosts", 0))
     return {f"{name}, measured": (np.array([hosts]), np.array([seconds])) for name, seconds in best.items()}

@@ -5,7 +5,7 @@ than a scalar one, whose batches come from one explorer at a time?
 
 A small market (1000 requests, 4 contracts), D4PG, five explorers, the source's way: sample areas, each batch from one
 of them. "skewed": explorer i has the i-th fifth of the day, and takes 1, 1, 2, 4 or 8 steps a round; "even": each has
-the whole day, at the same speeds. The step size of each critic is chosen for final revenue from the same three on a
+the whole day, at the same speeds. The step size of each critic is chosen for final revenue from the same two on a
 seed of its own. Oscillation is the standard deviation of the evaluated revenue over the evaluations of the second half
 of training, a straight line removed. Void unless skew raises the scalar critic's own. Runs that the JSON holds are not
 run again."""
@@ -27,7 +27,7 @@ from ddrl.core.settings import load_config
 from ddrl.run.cli import tasks
 
 CRITICS = ("categorical", "scalar")
-STEP_SIZES = (3e-4, 1e-3, 3e-3)
+STEP_SIZES = (1e-3, 3e-3)
 SPEEDS = (1, 1, 2, 4, 8)
 MARKET = ("requests=1000", "contracts=4", "regions=2", "ages=2")
 TUNING_SEED = 100

@@ -108,7 +108,10 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
     said = [line for line in text.splitlines() if line.startswith("ddrl: ")]
     if len(said) > 1:
         found["messages"] = said
-    if "Traceback (most recent call last)" in text and number != signal.SIGSEGV:
+    raised = re.search(
+        r"Traceback \(most recent call last\)(.|\n)*?File \"(?!<frozen)", text
+    )  # beyond Python's own start
+    if raised and number != signal.SIGSEGV:
         found["traceback"] = text[-2000:]
     if (run / "config.toml").exists():
         try:

@@ -1,8 +1,8 @@
-"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside MPI_Bcast with each of its algorithms,
-torch's gloo and Ray's object store; simulator beside measurement.
+"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside Ray's object store; simulator beside
+measurement. Beside the tuned broadcasts of others: `benchmarks.distribution.tuned`.
 
-`python -m benchmarks.distribution [--ray-python PYTHON]`; needs root (network namespaces). Closed loop: the next model
-leaves when every host has confirmed the last. Streaming: several models on their way, timed in the steady state.
+`python -m benchmarks.distribution [--ray-python PYTHON]`; needs root (network namespaces). Sealed loop: the next model
+leaves when every host has sealed the last. Streaming: several models on their way, timed in the steady state.
 Efficiency is bound / measured, the bound on the links' raw rate, of which a packet's frame takes 4.4 %. The whole list
 is run several times; medians over all rounds count, lows and highs stand beside them."""
 
@@ -17,21 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.distribution import cluster
-from benchmarks.distribution.cases import (
-    BCAST_ALGORITHMS,
-    case,
-    efficiency,
-    made,
-    modeled,
-    run_groups,
-    run_mpi,
-    summarize,
-)
+from benchmarks.distribution.cases import SEALED, case, efficiency, made, modeled, run_groups, summarize
 from benchmarks.harness import arguments, print_table, save
 
 
 def schemes(short: bool) -> list[dict[str, Any]]:
-    """What is timed, closed loop and streaming in turn."""
+    """What is timed, sealed loop and streaming in turn."""
     closed = [
         case("auto", label="auto"),
         case("stripes", label="stripes 3, 32 kB chunks", fanout=3, chunk_bytes=1 << 15),
@@ -57,21 +48,6 @@ def schemes(short: bool) -> list[dict[str, Any]]:
         case("scatter_ring", 9, 3),
     ]
     return closed[:3] + streaming[:2] if short else closed + streaming
-
-
-def baselines(nbytes: int, short: bool) -> list[dict[str, Any]]:
-    """MPI's own broadcasts and torch's, closed loop: {label, periods}."""
-    kinds = [("MPI_Bcast, " + name, "bcast", number) for number, name in BCAST_ALGORITHMS.items()]
-    kinds += [("MPI_Scatter + MPI_Allgather", "scatter_allgather", 0), ("torch gloo broadcast", "gloo", 0)]
-    found: list[dict[str, Any]] = []
-    for label, kind, number in kinds[:1] if short else kinds:
-        seconds = run_mpi(kind, nbytes, 3, algorithm=number, timeout=60)
-        if seconds:
-            found.append({"label": label, "periods": seconds})
-            print(label, [round(second, 3) for second in seconds], flush=True)
-        else:
-            print(label, "gave no result within 60 s")
-    return found
 
 
 def ray(python: str, hosts: int, nbytes: int) -> dict[str, Any]:
@@ -108,7 +84,7 @@ def report(chosen: Any, run: dict[str, Any], others: list[dict[str, Any]], rays:
         rows.append(
             {
                 "scheme": other["label"],
-                "mode": "closed loop",
+                "mode": SEALED,
                 "seconds": measured,
                 "low": min(other["periods"]),
                 "high": max(other["periods"]),
@@ -174,7 +150,6 @@ def main() -> None:
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--bytes", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="the whole list is run so often (%(default)s)")
-    parser.add_argument("--no-mpi", action="store_true", help="leave MPI's and torch's broadcasts out")
     parser.add_argument(
         "--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others"
     )
@@ -210,10 +185,8 @@ def main() -> None:
             report(chosen, run, kept, {name: value for name, value in known["ray"].items() if name != "seconds"})
             return
         report(chosen, run, [], {})
-        others = [] if chosen.no_mpi else baselines(chosen.bytes, chosen.short)
-        report(chosen, run, others, {})
         if chosen.ray_python:
-            report(chosen, run, others, ray(chosen.ray_python, chosen.hosts, chosen.bytes))
+            report(chosen, run, [], ray(chosen.ray_python, chosen.hosts, chosen.bytes))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ every figure."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -16,28 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.distribution import cluster
 from ddrl.distribution.plans.costs import bound_unequal
-from ddrl.distribution.plans.plan import HEADER_BYTES
 from ddrl.distribution.plans.scheme import make_plan
 from ddrl.distribution.plans.simulator import Network, simulate
 from ddrl.distribution.transport.links import Links
 
-BCAST_ALGORITHMS = {
-    0: "MPI's choice",
-    1: "linear",
-    2: "chain",
-    3: "pipeline",
-    4: "split binary",
-    5: "binary",
-    6: "binomial",
-    7: "k-nomial",
-    8: "scatter + allgather",
-    9: "scatter + ring",
-}
 SOURCES = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+SEALED = "sealed loop"  # the next model leaves when every host has sealed the last
 HEADERS, WIRE = 52, 14  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
 
 
@@ -85,7 +72,11 @@ def run_groups(
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.json", Path(folder) / "out.json"
         request.write_text(json.dumps({"groups": list(groups), "tune": tune or {}}))
-        environment = {"PYTHONPATH": SOURCES} | ({"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {})
+        environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        environment["DDRL_CLUSTER"] = cluster.NAME
+        environment |= {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1"} | (
+            {"DDRL_BENCHMARK_VERBOSE": "1"} if verbose else {}
+        )
         command = cluster.mpirun(
             [sys.executable, "-m", "benchmarks.distribution.ranks", str(request), str(out)],
             hosts=hosts,
@@ -161,34 +152,6 @@ def run_cases(
     )[0]
 
 
-def run_mpi(kind: str, nbytes: int, models: int, *, algorithm: int = 0, timeout: float = 300) -> list[float]:
-    """Seconds of each broadcast by MPI or gloo; empty where it failed or took too long."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-        if algorithm:
-            environment |= {
-                "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
-                "OMPI_MCA_coll_tuned_bcast_algorithm": str(algorithm),
-            }
-        command = cluster.mpirun(
-            [sys.executable, "-m", "benchmarks.distribution.mpi", kind, str(nbytes), str(models), str(out)],
-            environment=environment,
-        )
-        try:
-            subprocess.run(
-                command,
-                env=cluster.mpi_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return []
-        return json.loads(out.read_text()) if out.exists() else []
-
-
 def efficiency(rates: Sequence[float], nbytes: int, seconds: float) -> float:
     """Bound over measured, on the raw rate of the links (a link carries at most 0.956 of it as payload at MTU 1500)."""
     return bound_unequal(rates, rates, nbytes) / seconds
@@ -216,15 +179,11 @@ def summarize(
             rounds, key=lambda result: abs(result["period"] - measured)
         )  # auto may choose another plan another time
         simulated = statistics.median([predicted(result, nbytes, network) for result in rounds[:3]])
-        counted = max(middle.get("relay_bytes") or [0])
-        if not counted:  # the run was ended before relays could say what they had counted
-            plan = make_plan(middle["scheme"], len(rates) - 1, nbytes, **middle["parameters"])
-            sizes = plan.payload() + HEADER_BYTES * plan.count
-            counted = float(np.bincount(plan.source, weights=sizes, minlength=len(rates))[1:].max())
+        counted = max(middle.get("relay_bytes") or [math.nan])  # where the run was ended before relays could say
         rows.append(
             {
                 "scheme": label,
-                "mode": "closed loop" if in_flight == 1 else f"{in_flight} in flight",
+                "mode": SEALED if in_flight == 1 else f"{in_flight} in flight",
                 "seconds": measured,
                 "low": min(periods),
                 "high": max(periods),
@@ -234,8 +193,7 @@ def summarize(
                 "efficiency": efficiency(rates, nbytes, measured),
                 "simulated": simulated,
                 "root_sends": middle["root_bytes"] / nbytes,
-                "busiest_relay_sends": counted / nbytes,
-                "bytes_are": "counted" if middle.get("relay_bytes") else "of the plan",
+                "busiest_relay_sends": None if math.isnan(counted) else counted / nbytes,
                 "cpu": statistics.median(result["cpu"] for result in rounds),
                 "is": [middle["scheme"], middle["parameters"]],
             }

@@ -1,7 +1,7 @@
 """A virtual cluster on one Linux machine, for root: network namespaces on a bridge, every link shaped each way.
 
-`python -m benchmarks.distribution.cluster up --hosts 100 --rate 20mbit`, `... run -- PROGRAM ...` (one rank a host),
-and `... down`. Host 0 is the trainer's, hosts 1..N the others. `up` replaces what an earlier `up` left; `down` leaves
+`python -m benchmarks.distribution.cluster up --hosts 100 --rate 20mbit`, `... run -- PROGRAM ...`, and `... down`. Host
+0 is the trainer's, hosts 1..N the others. `up` replaces what an earlier `up` left; `down` leaves
 nothing: namespaces, bridge, neighbor table limits and files are as before. Only the standard library and iproute2."""
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
 SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
-# Of a link's time that a connection may hold in its socket, where links are slow: as long as a relay rests while models
-# travel, alone on a core and for each that shares one (SLOW_SLEEP of ddrl.distribution.relay, CROWDED_POLL of
-# ddrl.distribution.transport.links).
-QUEUE_SECONDS, CROWDED_SECONDS = 0.02, 4e-4
+QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow
 SOCKET_LEAST = 8192  # bytes
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
@@ -176,13 +173,20 @@ def end_processes() -> list[str]:
     return names
 
 
-def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dict[str, str] | None = None) -> list[str]:
-    """The command that runs one rank of `program` on each host of the cluster (the first `hosts`)."""
+def mpirun(
+    program: Sequence[str],
+    *,
+    hosts: int | None = None,
+    ranks: Sequence[int] | None = None,
+    environment: dict[str, str] | None = None,
+) -> list[str]:
+    """The command that runs `program` on each host of the cluster (the first `hosts`): one rank on each, or as many as
+    `ranks` says, in the hosts' order."""
     state = json.loads((STATE / "state.json").read_text())
     count = state["hosts"] if hosts is None else hosts
     found = Path(sys.executable).with_name("mpirun")
     settings = {  # sent data must leave in the order of the plan: small socket buffers; chunks go without a handshake
-        "btl": "tcp,self",
+        "btl": "tcp,self" if ranks is None else "tcp,self,sm",
         "btl_tcp_if_include": NETWORK,
         "btl_tcp_eager_limit": str(1 << 18),
         "btl_tcp_rndv_eager_limit": str(1 << 18),
@@ -190,20 +194,18 @@ def mpirun(program: Sequence[str], *, hosts: int | None = None, environment: dic
         "pml": "ob1",
         "mpi_yield_when_idle": "1",
     }
-    held = int(
-        min(rate_bytes(rate) for rate in state["rates"])
-        * max(QUEUE_SECONDS, CROWDED_SECONDS * count / (os.cpu_count() or 1))
-    )
+    held = int(min(rate_bytes(rate) for rate in state["rates"]) * QUEUE_SECONDS)
     if held < 1 << 17:  # else the system's own choice, which grows with need
         settings["btl_tcp_sndbuf"] = str(max(SOCKET_LEAST, held))
+    ranks = [1] * count if ranks is None else ranks
     command = [
         str(found if found.exists() else "mpirun"),
         "--host",
-        ",".join(f"{address(host)}:1" for host in range(count)),
+        ",".join(f"{address(host)}:{number}" for host, number in enumerate(ranks)),
         "-n",
-        str(count),
+        str(sum(ranks)),
         "--map-by",
-        "node",
+        "slot",
         "--bind-to",
         "none",
         "--prtemca",
@@ -268,7 +270,14 @@ def main() -> None:
         help="of every link each way; or one rate a host, separated by commas, the trainer's first",
     )
     make.add_argument("--mtu", type=int, default=1500)
-    start = actions.add_parser("run", help="run one rank of a program on each host")
+    start = actions.add_parser("run", help="run a program on all hosts")
+    start.add_argument(
+        "--ranks",
+        type=int,
+        default=2,
+        help="on every host, and one more on the trainer's: trainer, relay and evaluator; relay and rollout "
+        "(%(default)s)",
+    )
     start.add_argument("program", nargs=argparse.REMAINDER)
     actions.add_parser("down", help="take it away")
     chosen = parser.parse_args()
@@ -279,7 +288,9 @@ def main() -> None:
         up(rates * (chosen.hosts + 1) if len(rates) == 1 else rates, mtu=chosen.mtu)
     elif chosen.action == "run":
         program = [argument for index, argument in enumerate(chosen.program) if index or argument != "--"]
-        raise SystemExit(subprocess.run(mpirun(program), env=mpi_environment(), check=False).returncode)
+        count = json.loads((STATE / "state.json").read_text())["hosts"]
+        command = mpirun(program, ranks=[chosen.ranks + 1] + [chosen.ranks] * (count - 1))
+        raise SystemExit(subprocess.run(command, env=mpi_environment(), check=False).returncode)
     else:
         down()
 

@@ -2,7 +2,7 @@
 turn.
 
 `python -m benchmarks.distribution.coded [--versions FOLDER]`; needs root (network namespaces). The versions are a
-short training's, 10 updates apart, kept in FOLDER for the next run. Every codec goes by the same plan, closed loop and
+short training's, 10 updates apart, kept in FOLDER for the next run. Every codec goes by the same plan, sealed loop and
 streaming; rounds alternate. The first model of a case goes whole in every codec and is not counted, nor are those on
 their way with it. Efficiency against two bounds: of the model's own bytes (a codec can exceed 1), and of the bytes that
 the root sent, counted with headers."""
@@ -71,7 +71,7 @@ def measure(folder: Path, hosts: int, rate: str, rounds: int, timeout: float) ->
     with made([rate] * (hosts + 1)):
         found = run_groups(groups, timeout=timeout)
     links, rows = [cluster.rate_bytes(rate)] * (hosts + 1), list[dict[str, Any]]()
-    for index, mode in enumerate(("closed loop", f"{IN_FLIGHT} in flight")):
+    for index, mode in enumerate(("sealed loop", f"{IN_FLIGHT} in flight")):
         for place, codec in enumerate(CODECS):
             results = [one["results"][index] for one in found[place :: len(CODECS)] if len(one["results"]) > index]
             if not results:

@@ -1,62 +1,197 @@
-"""What `benchmarks.distribution` compares with, on each host of a cluster: MPI's own broadcast and torch's.
+"""What `benchmarks.distribution` compares with, run by all ranks of a cluster: MPI's own broadcast by each of its
+algorithms and segment sizes, blocking scatter and allgather, a pipeline in thirty lines of mpi4py, our own plans over
+ZeroMQ, and torch's gloo.
 
-`python -m benchmarks.distribution.mpi KIND NBYTES MODELS OUT.json`; KIND: bcast (MPI_Bcast; the algorithm by
-OMPI_MCA_coll_tuned_bcast_algorithm), scatter_allgather (blocking MPI_Scatter, then MPI_Allgather), gloo
-(torch.distributed.broadcast)."""
+A rival is {kind, ...}: bcast (algorithm, segment, MPI's numbers and bytes; both 0: MPI's choice), scatter_allgather,
+pipeline (chunk), zeromq (a scheme with its parameters), gloo (piece). MPI's algorithm is changed while the job runs, by
+its tool interface and a fresh communicator, so that all rivals and our own schemes take turns on the same processes and
+links."""
 
 from __future__ import annotations
 
-import json
+import ctypes
+import itertools
 import os
-import sys
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
+
+from benchmarks.distribution import cluster
+from benchmarks.distribution.root import busy
+from ddrl.distribution.plans.scheme import make_plan
+
+BCAST_ALGORITHMS = {
+    0: "MPI's choice",
+    1: "linear",
+    2: "chain",
+    3: "pipeline",
+    4: "split binary",
+    5: "binary",
+    6: "binomial",
+    7: "k-nomial",
+    8: "scatter + allgather",
+    9: "scatter + ring",
+}
+PORTS = itertools.count(29700)  # of ZeroMQ, one for each rival
+AHEAD = 8  # receives posted, and sends outstanding, of the pipeline
 
 
-def main() -> None:
-    kind, nbytes, models = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    comm = MPI.COMM_WORLD
-    rank, size = comm.rank, comm.size
-    model = (
-        np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8) if rank == 0 else np.zeros(nbytes, np.uint8)
-    )
-    if kind == "bcast":
+def set_variable(name: str, value: int) -> None:
+    """Set one of Open MPI's variables from here on; communicators that stand keep what they had."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = next(line.split()[-1] for line in maps if "/libmpi.so" in line)
+    mpi = ctypes.CDLL(library)
+    given, index, count, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    for call, *arguments in (
+        (mpi.MPI_T_init_thread, 0, ctypes.byref(given)),
+        (mpi.MPI_T_cvar_get_index, name.encode(), ctypes.byref(index)),
+    ):
+        if code := call(*arguments):
+            raise SystemExit(f"MPI has no variable {name} ({code})")
+    if mpi.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)) or mpi.MPI_T_cvar_write(
+        handle, ctypes.byref(ctypes.c_int(value))
+    ):
+        raise SystemExit(f"MPI's variable {name} cannot be set")
 
-        def send() -> None:
-            comm.Bcast(model, 0)
-    elif kind == "scatter_allgather":
-        part = -(-nbytes // size)
-        whole, shard = np.zeros(part * size, np.uint8), np.zeros(part, np.uint8)
-        whole[:nbytes] = model
 
-        def send() -> None:
-            comm.Scatter(whole if rank == 0 else None, shard, 0)
-            comm.Allgather(shard, whole)
-    else:
-        import torch
-        import torch.distributed as dist
+def bcast(comm: MPI.Comm, model: NDArray[np.uint8], algorithm: int, segment: int) -> Callable[[], None]:
+    """MPI_Bcast."""
+    set_variable("coll_tuned_bcast_algorithm", algorithm)
+    set_variable("coll_tuned_bcast_algorithm_segmentsize", segment)
+    comm = comm.Dup()
+    return lambda: comm.Bcast(model, 0)
 
-        torch.set_num_threads(1)
+
+def scatter_allgather(comm: MPI.Comm, model: NDArray[np.uint8]) -> Callable[[], None]:
+    """Blocking MPI_Scatter, then MPI_Allgather."""
+    part = -(-len(model) // comm.size)
+    whole, shard = np.zeros(part * comm.size, np.uint8), np.zeros(part, np.uint8)
+    whole[: len(model)] = model
+
+    def send() -> None:
+        comm.Scatter(whole if comm.rank == 0 else None, shard, 0)
+        comm.Allgather(shard, whole)
+
+    return send
+
+
+def pipeline(comm: MPI.Comm, model: NDArray[np.uint8], chunk: int) -> Callable[[], None]:
+    """Chunks from each rank to the next, with blocking waits."""
+    rank, last = comm.rank, comm.rank == comm.size - 1
+    pieces = [model[start : start + chunk] for start in range(0, len(model), chunk)]
+
+    def send() -> None:
+        receives = deque(comm.Irecv(piece, rank - 1) for piece in pieces[:AHEAD]) if rank else deque()
+        sends: deque[Any] = deque()
+        for index, piece in enumerate(pieces):
+            if rank:
+                receives.popleft().Wait()
+                if index + AHEAD < len(pieces):
+                    receives.append(comm.Irecv(pieces[index + AHEAD], rank - 1))
+            if not last:
+                if len(sends) == AHEAD:
+                    sends.popleft().Wait()
+                sends.append(comm.Isend(piece, rank + 1))
+        MPI.Request.Waitall(list(sends))
+
+    return send
+
+
+def zeromq(comm: MPI.Comm, model: NDArray[np.uint8], scheme: str, **parameters: int) -> Callable[[], None]:
+    """One of our own plans over ZeroMQ, the source's transport: a socket to each host that a host sends to, chunks
+    forwarded as they arrive. Chunks are not verified."""
+    import zmq
+
+    plan = make_plan(scheme, comm.size - 1, len(model), **parameters)
+    bounds, mine = plan.bounds.tolist(), plan.sent_by(comm.rank).tolist()
+    targets: list[list[int]] = [[] for _ in range(plan.chunks)]
+    for message in mine:
+        targets[int(plan.first[message])].append(int(plan.target[message]))
+    context, port = zmq.Context.instance(), next(PORTS)
+    pull = context.socket(zmq.PULL)
+    pull.set_hwm(0)
+    pull.bind(f"tcp://{cluster.address(comm.rank)}:{port}")
+    comm.Barrier()
+    push: dict[int, Any] = {}
+    for target in {target for some in targets for target in some}:
+        push[target] = context.socket(zmq.PUSH)
+        push[target].set_hwm(0)
+        push[target].connect(f"tcp://{cluster.address(target)}:{port}")
+
+    def forward(chunk: int) -> None:
+        for target in targets[chunk]:
+            push[target].send(chunk.to_bytes(4, "little"), zmq.SNDMORE)
+            push[target].send(model[bounds[chunk] : bounds[chunk + 1]], copy=False)
+
+    def send() -> None:
+        for chunk in range(plan.chunks):
+            if comm.rank:
+                chunk = int.from_bytes(pull.recv(), "little")
+                model[bounds[chunk] : bounds[chunk + 1]] = np.frombuffer(pull.recv(copy=False).buffer, np.uint8)
+            forward(chunk)
+
+    return send
+
+
+def gloo(comm: MPI.Comm, model: NDArray[np.uint8], piece: int = 0) -> Callable[[], None]:
+    """torch.distributed.broadcast; `piece` [bytes]: as many broadcasts under way at once as the model has pieces."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
         os.environ |= {"MASTER_ADDR": comm.bcast(os.environ.get("DDRL_ADDRESS", "127.0.0.1")), "MASTER_PORT": "29611"}
-        dist.init_process_group("gloo", rank=rank, world_size=size)
-        tensor = torch.from_numpy(model)
+        dist.init_process_group("gloo", rank=comm.rank, world_size=comm.size)
+    pieces = torch.from_numpy(model).split(piece or len(model))
 
-        def send() -> None:
-            dist.broadcast(tensor, 0)
+    def send() -> None:
+        for work in [dist.broadcast(part, 0, async_op=True) for part in pieces]:
+            work.wait()
 
-    seconds = []
-    for _ in range(models + 1):
+    return send
+
+
+RIVALS: dict[str, Callable[..., Callable[[], None]]] = {
+    "bcast": bcast,
+    "scatter_allgather": scatter_allgather,
+    "pipeline": pipeline,
+    "zeromq": zeromq,
+    "gloo": gloo,
+}
+
+
+def measure(
+    comm: MPI.Comm, nbytes: int, kind: str, *, models: int, limit: float = 60.0, label: str = "", **options: Any
+) -> dict[str, Any]:
+    """Seconds of each model but the first, from the root's first byte until all have met; at most about `limit` s. Each
+    host checks the bytes of the last one."""
+    source = np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8)
+    model = source.copy() if comm.rank == 0 else np.zeros(nbytes, np.uint8)
+    send, seconds, before = RIVALS[kind](comm, model, **options), list[float](), busy()
+    for turn in range(models + 1):
         comm.Barrier()
+        if turn == 1:
+            before = busy()
         begun = time.perf_counter()
         send()
         comm.Barrier()
         seconds.append(time.perf_counter() - begun)
-    if rank == 0:
-        Path(sys.argv[4]).write_text(json.dumps(seconds[1:]))
-
-
-if __name__ == "__main__":
-    main()
+        if comm.bcast(sum(seconds) > limit and turn):
+            break
+    after = busy()
+    wrong = comm.allreduce(int(not np.array_equal(model, source)))
+    return {
+        "label": label or kind,
+        "kind": kind,
+        **options,
+        "seconds": seconds,
+        "periods": seconds[1:],
+        "cpu": (after[0] - before[0]) / max(1.0, after[1] - before[1]),
+        "problems": [f"{wrong} hosts have other bytes"] if wrong else [],
+    }

@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 import ddrl.distribution.relay.core as relay_module
+from benchmarks.distribution.mpi import measure
 from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
@@ -160,6 +161,20 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     save()
 
 
+def run_rivals(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
+    """What is compared with, one after another on the same processes: a group's `rivals` are arguments of
+    `mpi.measure`."""
+    found: dict[str, Any] = {"results": []}
+    out["groups"].append(found)
+    for rival in group["rivals"]:
+        figures = measure(comm, group["nbytes"], **rival)
+        found["results"].append(figures)
+        if comm.rank == 0:
+            out["save"]()
+            shown = [round(second, 3) for second in figures["seconds"]]
+            print(figures["label"], f"cpu {figures['cpu']:.2f}", shown[:6], figures["problems"], flush=True)
+
+
 def write_whole(path: Path, text: str) -> None:
     """All of it or nothing, whenever the run is ended."""
     beside = path.with_suffix(".new")
@@ -181,7 +196,7 @@ def main() -> None:
         meet(world)
         comm = world.Split(int(world.rank > hosts), world.rank)
         if world.rank <= hosts:
-            run_group(comm, group, out)
+            (run_rivals if "rivals" in group else run_group)(comm, group, out)
         if world.rank == 0:
             print(f"GROUP {len(out['groups'])}", flush=True)
         meet(world)

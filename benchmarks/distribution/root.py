@@ -110,10 +110,10 @@ class Root:
             self.vector[:8].view(np.int64)[0] = self.version
             vector = self.vector if self._versions is None else self._versions[self.version - self._first]
             self.mailbox.publish(vector, self.version)
-        sent = self.sender.sent_version
+        sent, begun = self.sender.sent_version, time.perf_counter()
         self.relay.step()
         if self.sender.sent_version > sent:
-            self.started.append(time.perf_counter())
+            self.started.append(begun)
             self._left[self.sender.sent_version] = self.relay.hosts
             self.version += 1
         now = time.perf_counter()

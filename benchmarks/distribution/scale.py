@@ -1,10 +1,10 @@
 """The source's experiment on 30, 100 and 298 emulated hosts: models a second, tree against sharded, each with its best
-parameter (table 1), the busiest relay's bandwidth (table 2), and our own schemes and MPI_Bcast beside them.
+parameter (table 1), the busiest relay's bandwidth (table 2), and our own schemes beside them.
 
 `python -m benchmarks.distribution.scale --hosts 100` (or 30, or 298); needs root. Rates and S are scaled down so that
-the machine's cores are not the limit: what counts is S/B, which the table gives as the bound. Closed loop is the
-source's rule: the next model leaves when every host has confirmed the last. Bytes are those that each relay's executor
-counted, headers included."""
+the machine's cores are not the limit: what counts is S/B, which the table gives as the bound. Sealed loop: the next
+model leaves when every host has sealed the last. Bytes are those that each relay's executor counted, headers included;
+where the run was ended before relays could say them, there are none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from benchmarks.distribution import cluster
-from benchmarks.distribution.cases import case, efficiency, made, modeled, run_cases, run_mpi, summarize
+from benchmarks.distribution.cases import SEALED, case, efficiency, made, modeled, run_cases, summarize
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.scheme import make_plan, preset_relays
 from ddrl.distribution.plans.simulator import Network, simulate
@@ -110,10 +110,10 @@ def report(
                 row["efficiency"],
             ]
             for row in rows
-            if "root_sends" in row
+            if row.get("busiest_relay_sends")
         ],
     )
-    closed = {row["scheme"]: row["models_per_second"] for row in rows if row["mode"] == "closed loop"}
+    closed = {row["scheme"]: row["models_per_second"] for row in rows if row["mode"] == SEALED}
     sharded = {name: value for name, value in closed.items() if name.startswith("sharded")}
     trees = [value for name, value in closed.items() if name.startswith("tree")]
     preset = [value for name, value in sharded.items() if "preset" in name]
@@ -152,7 +152,6 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=LIMIT, help="s of measurement; what was done until then counts (%(default)s)"
     )
-    parser.add_argument("--mpi", action="store_true", help="time MPI_Bcast too")
     parser.add_argument(
         "--only",
         default="",
@@ -163,7 +162,6 @@ def main() -> None:
     rate, nbytes, relays, mtu = SCALE[hosts]
     found: dict[str, Any] = {}
     path = chosen.json.with_stem(f"{chosen.json.stem}_{hosts}")
-    rates = [cluster.rate_bytes(rate)] * (hosts + 1)
     ours, theirs = cases(hosts, relays, rate, nbytes, chosen.short)
     others: list[dict[str, Any]] = []
     if chosen.only and path.exists():
@@ -181,18 +179,6 @@ def main() -> None:
         run = run_cases(nbytes, ours + theirs + ours * (0 if chosen.short else chosen.rounds - 1), timeout=chosen.limit)
         print(f"{time.monotonic() - begun:.0f} s")
         report(path, found, hosts, rate, nbytes, run, others)
-        if chosen.mpi and (seconds := run_mpi("bcast", nbytes, 1, timeout=chosen.limit)):
-            row = {
-                "scheme": "MPI_Bcast, MPI's choice",
-                "mode": "closed loop",
-                "models": 1,
-                "seconds": seconds[0],
-                "low": seconds[0],
-                "high": seconds[0],
-                "models_per_second": 1 / seconds[0],
-                "efficiency": efficiency(rates, nbytes, seconds[0]),
-            }
-            report(path, found, hosts, rate, nbytes, run, [*others, row])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Random unequal clusters: 4 to 16 hosts, each link 50 to 400 Mbit/s. What auto chooses, against the best of a full
 sweep of schemes.
 
-`python -m benchmarks.distribution.unequal [--clusters 50] [--minutes 18]`; needs root. Closed loop, S = 1 MB. The sweep
+`python -m benchmarks.distribution.unequal [--clusters 50] [--minutes 18]`; needs root. Sealed loop, S = 1 MB. The sweep
 is measured, not predicted. The best of many noisy figures is a hard rival, so the sweep's winner is measured again in
 turn with auto, and those figures are compared. One mpirun serves all clusters: links are shaped anew, and relays start
 afresh on the first hosts. Figures are saved after each cluster; run again, it goes on where the JSON ends.

@@ -1,6 +1,6 @@
 """A pool of tasks on fewer devices, beside what no schedule can beat.
 
-`python -m benchmarks.pool --part real` runs real pools (benchmarks.pool.real).
+`--part utilisation`, `policies` and `collectors` run real pools (benchmarks.pool.real, benchmarks.pool.collectors).
 
 `python -m benchmarks.pool --part simulated`: nothing of it was measured on a device. Traces are drawn, the queue and
 the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices,
@@ -13,27 +13,30 @@ the best fixed start chosen in hindsight."""
 
 from __future__ import annotations
 
+import os
 import statistics
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.pool.real import real
+from benchmarks.pool import collectors, real
+from benchmarks.pool.hindsight import hindsight_cost
 from ddrl.core import plugins
 from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
 from ddrl.pool.policies.fair import Fair
 from ddrl.pool.policies.slices import Slices, SlicesSettings
 from ddrl.pool.policy import Policy
-from ddrl.pool.prewarm import PrewarmSettings, Round
+from ddrl.pool.prewarm import PrewarmSettings
 from ddrl.pool.queue import jain_index
 from ddrl.pool.simulator import Outcome, Start, simulate
 from ddrl.pool.traces import TaskTrace, generate
 
 PACKAGE = "ddrl.pool.policies"
 DEVICES, ROUND_SECONDS, DUTY = 2, 5.0, 0.2
+UPDATES = 60  # a round of the real pools
 
 
 def make_policy(name: str) -> Policy:
@@ -224,22 +227,6 @@ def between_gradients(seeds: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def hindsight_cost(rounds: Sequence[Round], settings: PrewarmSettings) -> float:
-    """Cost a collector of the best fixed rule: so long after the data, after parameters one to four rounds before, or
-    staying alive."""
-
-    def least(latest: NDArray[np.float64]) -> float:
-        start = max(0.0, float(np.quantile(latest, settings.level, method="inverted_cdf")))
-        costs = settings.idle_cost * np.maximum(0, latest - start) + settings.delay_cost * np.maximum(0, start - latest)
-        return float(np.mean(costs))
-
-    end, sent, begin, startup = (
-        np.array([getattr(round, name)[0] for round in rounds]) for name in ("end", "sent", "begin", "startup")
-    )
-    by_begin = [least(end[k:] - begin[: len(begin) - k] - startup[k:]) for k in range(4)]
-    return min(least(end - sent - startup), settings.idle_cost * float(np.mean(end - sent)), *by_begin)
-
-
 def prewarming(rounds: int) -> list[dict[str, Any]]:
     """Cold start, keep-alive and prediction, by start-up seconds, alone on a device and 8 tasks on 2."""
     rows: list[dict[str, Any]] = []
@@ -284,8 +271,9 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def simulated(short: bool) -> dict[str, Any]:
+def simulated(chosen: Namespace) -> dict[str, Any]:
     """All figures of the simulator."""
+    short = chosen.short
     rounds = 200 if short else 600
     shares = busy(2 if short else 5, rounds)
     show("Busy / wall", shares)
@@ -311,21 +299,45 @@ def simulated(short: bool) -> dict[str, Any]:
     }
 
 
-def measured(short: bool) -> dict[str, Any]:
-    """Figures of real pools."""
-    result = real(short)
-    show(f"Real pools on {result['devices']}", result["pools"])
-    return result
+def utilisation(chosen: Namespace) -> dict[str, Any]:
+    """Busy / wall of a real pool of equal tasks beside its bound."""
+    rows = [real.case("fair", chosen.tasks, 4 if chosen.short else 18, UPDATES)]
+    show(f"Busy / wall of a real pool on {real.slots()}", rows)
+    return {"simulated": False, "devices": real.slots(), "load": os.getloadavg(), "pools": rows}
 
 
-PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"simulated": simulated, "real": measured}
+def policies(chosen: Namespace) -> dict[str, Any]:
+    """Real pools of the same tasks under each policy; saved after each pool."""
+    figures: dict[str, Any] = {"simulated": False, "devices": real.slots(), "load": os.getloadavg(), "pools": []}
+    for name in chosen.policies.split(","):
+        figures["pools"].append(real.case(name, chosen.tasks, 4, UPDATES))
+        save(chosen.json, figures)
+    show(f"Real pools on {real.slots()} by policy", figures["pools"])
+    return figures
+
+
+def started(chosen: Namespace) -> dict[str, Any]:
+    """Real collectors: cold, alive, predicted."""
+    rows = collectors.compare(*((12, 0.8, 0.01, 4) if chosen.short else (42, 1.7, 0.01, 11)))
+    show("Real collectors", rows)
+    return {"simulated": False, "load": os.getloadavg(), "collectors": rows}
+
+
+PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
+    "simulated": simulated,
+    "utilisation": utilisation,
+    "policies": policies,
+    "collectors": started,
+}
 
 
 def main() -> None:
     parser = arguments("pool", __doc__ or "")
     parser.add_argument("--part", choices=sorted(PARTS), default="simulated", help="which figures (%(default)s)")
+    parser.add_argument("--tasks", type=int, default=8, help="tasks of a real pool (%(default)s)")
+    parser.add_argument("--policies", default="fair,exclusive", help="policies to compare (%(default)s)")
     chosen = parser.parse_args()
-    save(chosen.json, PARTS[chosen.part](chosen.short))
+    save(chosen.json, PARTS[chosen.part](chosen))
 
 
 if __name__ == "__main__":

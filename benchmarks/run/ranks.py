@@ -3,7 +3,7 @@ under mpirun.
 
 Start-up is from starting mpirun until every rollout has taken a step; memory is the sum of PSS over all processes of
 the job; steps/s is over the time from then to the end. The trainer learns all the while; samples_per_insert is left
-free so that rollouts are not held back. A closed loop: the trainer has published a version, and from then on until
+free so that rollouts are not held back. A reported loop: the trainer has published a version, and from then on until
 every rollout of every host has reported that one or a newer one in its counters (which it stores ten times a second);
 the next loop begins with the version that is newest then."""
 
@@ -92,7 +92,7 @@ class Watch(threading.Thread):
 
 
 class Loops(threading.Thread):
-    """Times closed loops of a run on this machine, from the counters in its shared memory, once all rollouts have a
+    """Times reported loops of a run on this machine, from the counters in its shared memory, once all rollouts have a
     version.
 
     Goes on until `ended` is set, or until it has seen `enough` loops.
@@ -101,7 +101,7 @@ class Loops(threading.Thread):
     def __init__(self, run: Path, rollouts: int, enough: float = float("inf")) -> None:
         super().__init__(daemon=True)
         self.run_path, self.rollouts, self.enough = run, rollouts, enough
-        self.seconds: list[float] = []  # of each closed loop
+        self.seconds: list[float] = []  # of each reported loop
         self.behind: list[np.ndarray] = []  # versions that each rollout's report is behind the trainer's, at the looks
         self.ended = threading.Event()
 
@@ -133,8 +133,8 @@ class Loops(threading.Thread):
         """What was seen."""
         behind = np.concatenate(self.behind) if self.behind else np.zeros(0)
         return {
-            "closed_loops": len(self.seconds),
-            "closed_loop_seconds": Timing.of(self.seconds) if self.seconds else None,
+            "reported_loops": len(self.seconds),
+            "reported_loop_seconds": Timing.of(self.seconds) if self.seconds else None,
             "rollouts_in_each": self.rollouts,
             "reports_behind_p50": float(np.percentile(behind, 50)) if len(behind) else None,
             "reports_behind_p99": float(np.percentile(behind, 99)) if len(behind) else None,
@@ -190,7 +190,7 @@ def main() -> None:
         **loops.figures(),
         "summary": summary,
     }
-    loop = figures["closed_loop_seconds"]
+    loop = figures["reported_loop_seconds"]
     print_table(
         ["figure", "value", "wanted"],
         [
@@ -203,9 +203,9 @@ def main() -> None:
             ],
             ["env steps/s, all rollouts", steps_per_s, "at least 40,000 at 300"],
             ["updates", summary["updates"], ""],
-            [f"closed loops seen, each over {loops.rollouts} rollouts", figures["closed_loops"], "at least 1"],
-            ["closed loop, median [s]", loop.median if loop else float("nan"), ""],
-            ["closed loop, longest [s]", loop.high if loop else float("nan"), ""],
+            [f"reported loops seen, each over {loops.rollouts} rollouts", figures["reported_loops"], "at least 1"],
+            ["reported loop, median [s]", loop.median if loop else float("nan"), ""],
+            ["reported loop, longest [s]", loop.high if loop else float("nan"), ""],
             [
                 "reports behind the newest p50/p99 [versions]",
                 f"{figures['reports_behind_p50']}/{figures['reports_behind_p99']}",

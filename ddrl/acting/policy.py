@@ -130,6 +130,10 @@ class ActingPolicy:
                 held[places] = self._sample(declared)[places]
         self._drawn = False
 
+    def reseed(self, seed: int) -> None:
+        """Draw noise from a fresh generator, as a policy that was made with this seed."""
+        self._generator = np.random.default_rng(seed)
+
     @property
     def state(self) -> dict[str, NDArray[Any]]:
         """The recurrent state by name [N, *shape], before the next step; the policy's own memory."""

@@ -17,29 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges, setting
-
-
-@dataclass(frozen=True)
-class CollectionSettings:
-    """The collection rules."""
-
-    first: int = setting(0, "nodes", "K: gradients of N that open the waiting time; 0: all N.", ge=0)
-    wait: float = setting(0.0, "s", "How long the nodes not among the first K are awaited.", ge=0)
-    threshold: float = setting(0.0, "", "A gradient counts if its staleness is at most this.", ge=0)
-    staleness: str = setting(
-        "versions",
-        "",
-        "What staleness counts: versions of the model since the one a gradient was computed on, or seconds since that "
-        "version was made.",
-        choices=("versions", "seconds"),
-    )
-    dropped_samples: str = setting(
-        "requeue", "", "Samples of dropped gradients: dealt again, or counted as lost.", choices=("requeue", "lose")
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges("balance.collection", self)
+from ddrl.core.nodes import CollectionSettings
 
 
 class Verdict(StrEnum):
@@ -102,7 +80,7 @@ class Collection:
             raise ConfigError("an iteration needs at least one node")
         if self.settings.first > len(taking_part):
             raise ConfigError(
-                f"balance.collection.first (K = {self.settings.first}) exceeds the {len(taking_part)} nodes: no update "
+                f"balance.first (K = {self.settings.first}) exceeds the {len(taking_part)} nodes: no update "
                 "would ever be made; lower it, or 0 for all"
             )
         self._open, self._current, self._begun, self._opened_at = True, 0, 0, math.inf
@@ -126,6 +104,11 @@ class Collection:
         return min(self.settings.first or self._begun, self._begun)
 
     @property
+    def holds(self) -> bool:
+        """Whether a gradient has come that the next update will take."""
+        return bool(self._held)
+
+    @property
     def targets(self) -> frozenset[Hashable]:
         """Nodes that still compute on the current version: the target nodes."""
         return frozenset(node for node, (version, _) in self._computing.items() if version == self.version)
@@ -135,10 +118,15 @@ class Collection:
         """Nodes that still compute on an earlier version."""
         return frozenset(node for node, (version, _) in self._computing.items() if version < self.version)
 
-    def arrive(self, now: float, node: Hashable) -> Verdict:
-        """The gradient of `node` is here. ConfigError for a node that computes nothing."""
+    def computing(self, node: Hashable) -> int:
+        """The version that `node` computes a gradient of. ConfigError for a node that computes nothing."""
         if node not in self._computing:
             raise ConfigError(f"node {node} sent a gradient that nobody asked for")
+        return self._computing[node][0]
+
+    def arrive(self, now: float, node: Hashable) -> Verdict:
+        """The gradient of `node` is here. ConfigError for a node that computes nothing."""
+        self.computing(node)
         version, samples = self._computing.pop(node)
         fresh = self._staleness(now, version) <= self.settings.threshold or version == self.version
         if not fresh:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ddrl.core.errors import ConfigError
 from ddrl.core.fields import check_ranges, setting
+from ddrl.core.nodes import BalanceConfig
 
 NEVER = math.inf
 
@@ -307,6 +308,12 @@ class LearnerConfig:
     )
     publish_period: int = setting(10, "updates", "Updates between publishes of the acting parameters.", ge=1)
     threads: int = setting(1, "threads", "Threads of torch's CPU kernels.", ge=1)
+    nodes: int = setting(
+        0,
+        "nodes",
+        "Ranks of mpirun that compute gradients, each of its part of every batch; 0: the trainer computes them itself.",
+        ge=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -367,6 +374,29 @@ class PoolConfig:
         plugin="ddrl.pool.policies",
     )
     weight: float = setting(1.0, "", "Weight of a task in the queue; in the task's own file.", gt=0)
+    collectors: str = setting(
+        "off",
+        "",
+        "off: rollouts run on beside learning. Else learning goes in rounds: run.processes collectors take a fixed "
+        "number of steps with one version, then all learning happens, then the next version comes. A collector ends "
+        "once it has sent its steps, and the next one starts when its parameters are there (cold) or a predicted time "
+        "before (prewarm); alive: it does not end. With or without --tasks.",
+        choices=("off", "alive", "cold", "prewarm"),
+    )
+    collect_steps: int = setting(128, "steps", "Steps of each environment that a collector takes a round.", ge=1)
+    gradient_order: str = setting(
+        "sent",
+        "",
+        "In which order a round's data are recorded and learned from: sent, as the collectors sent them; worker, by "
+        "their numbers, so that a run is the same bit for bit.",
+        choices=("sent", "worker"),
+    )
+    delay_cost: float = setting(
+        29.0,
+        "",
+        "Cost of a second that parameters wait for a collector; one that a collector waits for them costs 1.",
+        gt=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -381,6 +411,7 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     areas: AreasConfig = field(default_factory=AreasConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
@@ -409,10 +440,17 @@ class Config:
                 f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
                 "none: set replay.source = areas, or rollout.refresh = step"
             )
+        bounded = rollout.max_policy_lag < NEVER
+        if bounded and (replay.source == "areas" or (replay.source == "pool" and rollout.at_max_lag == "weight")):
+            raise ConfigError(
+                f"rollout.max_policy_lag ({rollout.max_policy_lag:g}, at_max_lag = {rollout.at_max_lag}) has no effect "
+                f"on replay.source = {replay.source}: leave it out (fewer areas.blocks keep samples fresher)"
+            )
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
             )
+        self.balance.check(learner.nodes, learner.batch_size)
         if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
             raise ConfigError(
                 f"rollout.max_policy_lag ({rollout.max_policy_lag:g}) must be at least 1 where at_max_lag = wait: "

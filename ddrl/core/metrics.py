@@ -187,6 +187,24 @@ METRICS: tuple[Metric, ...] = (
             Metric(f"gpu{gpu}_memory", "gauge", "", f"Share of the memory of GPU {gpu} of this host in use, by NVML."),
         )
     ),
+    # gradient node
+    Metric("node_size", "gauge", "samples", "Samples of a gradient node's newest part of a batch."),
+    Metric(
+        "node_seconds",
+        "gauge",
+        "s",
+        "From the dealing of a node's last part to the arrival of its gradient, as the trainer measured it.",
+    ),
+    Metric("gradients", "count", "gradients", "Gradients that nodes have sent.", _total(Role.NODE)),
+    Metric("gradients_late", "count", "gradients", "Of these, used in a later update.", _total(Role.NODE)),
+    Metric("gradients_dropped", "count", "gradients", "Of these, dropped: too late.", _total(Role.NODE)),
+    Metric(
+        "gradient_seconds",
+        "count",
+        "s",
+        "Time computing gradients.",
+        _share(Role.NODE, "gradient_share", "Share of the gradient nodes' time computing gradients."),
+    ),
     # trainer
     Metric("model_nbytes", "gauge", "bytes", "Size of the parameter vector that is published (S)."),
     Metric(

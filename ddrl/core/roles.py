@@ -2,13 +2,14 @@
 
 Rank 0 is the trainer. On every host (a real one, or a group of ranks that stands for one: `cluster.relays`) the first
 rank that is not the trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on.
-All others are rollouts."""
+Then hosts give the gradient nodes, one at a time each in turn (learner.nodes). All others are rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 
 from ddrl.core.errors import ConfigError
 
@@ -20,6 +21,7 @@ class Role(StrEnum):
     RELAY = "relay"
     EVALUATOR = "evaluator"
     ROLLOUT = "rollout"
+    NODE = "node"  # computes gradients
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list
     return groups
 
 
-def assign_roles(hosts: Sequence[int], *, evaluator: bool) -> list[Assignment]:
+def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0) -> list[Assignment]:
     """Roles of all ranks, by rank, from their host indices (`group_hosts`).
 
     Raises ConfigError where a host has no rank for its relay, or no rank is left to roll out.
@@ -80,10 +82,17 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool) -> list[Assignment]:
             roles.append(Role.EVALUATOR)
         else:
             roles.append(Role.ROLLOUT)
+    # The k-th free rank of every host, host by host, before any host's next one.
+    others = [rank for rank, role in enumerate(roles) if role is Role.ROLLOUT]
+    free = [[rank for rank in others if hosts[rank] == host] for host in sorted(set(hosts))]
+    order = [rank for turn in zip_longest(*free) for rank in turn if rank is not None]
+    for rank in order[:nodes]:
+        roles[rank] = Role.NODE
     without = set(hosts) - with_relay
-    needed = "a trainer, a relay per host" + (", an evaluator" if evaluator else "") + " and at least one rollout"
+    wanted = [", an evaluator"] * evaluator + [f", {nodes} gradient nodes (learner.nodes)"] * (nodes > 0)
+    needed = f"a trainer, a relay per host{''.join(wanted)} and at least one rollout"
     if without or evaluator_wanted or Role.ROLLOUT not in roles:
-        smallest = 3 + int(evaluator)
+        smallest = 3 + int(evaluator) + nodes
         raise ConfigError(
             f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n "
             f"{smallest} or more per job, "

@@ -38,12 +38,14 @@ struct AdTables {
     const bool* eligible;  // [cells, contracts]
     const double* curve;  // [windows + 1, contracts]
     const float *rows, *bid_row;  // [contracts, fields], [fields]: what stays of each row of `ad`
+    const float* prior;  // [contracts], actions that a policy departs from
     const float* traffic_rows;  // [cells, traffic_size]
     AdColumns columns;
     double click_value;  // [currency]
     bool own_counts;
     Support support;
     double support_gap;
+    bool bonuses;  // actions are added to the value of a click, and states hold contracts below their cap alone
     // What changes as display goes on.
     double *rate, *theta;  // [contracts], probabilities
     double *shown, *seen_shown, *seen_billed;  // [contracts]
@@ -52,9 +54,10 @@ struct AdTables {
 
 // Where the state of a request is written.
 struct AdState {
-    bool* mask;  // [slots]
-    float* ad;  // [slots, fields]
-    int32_t* ad_id;  // [slots]
+    bool* mask;  // [observed]
+    float* ad;  // [observed, fields]
+    int32_t* ad_id;  // [observed]
+    float* prior;  // [observed]
     float *overall, *traffic;  // [5], [traffic_size]
 };
 
@@ -81,10 +84,11 @@ public:
         const size_t slots = t_.contracts + t_.bids;
         for (size_t j = 0; j < t_.contracts; ++j) place_of_[t_.ids[j]] = static_cast<int>(j);
         estimate_.resize(t_.contracts), due_.resize(t_.contracts);
-        playable_.resize(slots), origin_.resize(slots), value_.resize(slots), ctr_.resize(slots);
+        queue_.resize(slots), playable_.resize(slots), origin_.resize(slots), value_.resize(slots), ctr_.resize(slots);
     }
 
     size_t slots() const { return playable_.size(); }
+    size_t observed() const { return t_.bonuses ? t_.contracts : slots(); }  // slots that a policy sees
     const std::vector<Reason>& reasons() const { return reasons_; }  // by candidate
     const std::vector<int>& origin() const { return origin_; }  // candidate in each slot; -1: none
     const std::vector<double>& value() const { return value_; }  // by slot: what showing it is worth [eCPM]
@@ -95,16 +99,19 @@ public:
     size_t read(const Candidates& given, size_t cell, double time, const AdState& out) {
         check(given);
         look_at_contracts(time);
-        std::fill(out.mask, out.mask + slots(), false);
-        std::memset(out.ad, 0, slots() * t_.fields * sizeof(float));
-        std::memset(out.ad_id, 0, slots() * sizeof(int32_t));
+        std::fill(out.mask, out.mask + observed(), false);
+        std::memset(out.ad, 0, observed() * t_.fields * sizeof(float));
+        std::memset(out.ad_id, 0, observed() * sizeof(int32_t));
+        std::memset(out.prior, 0, observed() * sizeof(float));
+        std::fill(queue_.begin(), queue_.end(), char{0});
+        std::fill(ctr_.begin(), ctr_.end(), 0.0), std::fill(value_.begin(), value_.end(), 0.0);
         std::fill(playable_.begin(), playable_.end(), char{0});
         std::fill(origin_.begin(), origin_.end(), -1);
         reasons_.assign(given.ad.size(), Reason::plays);
         standing_bids_.clear();
         for (size_t i = 0; i < given.ad.size(); ++i) {
             if (given.kind[i] == CONTRACT)
-                place_contract(given, i, cell, out);
+                place_contract(given, i, cell);
             else if (given.filters[i] & FILTERED)
                 reasons_[i] = Reason::filtered;
             else if (given.ecpm[i] > 0)
@@ -115,9 +122,10 @@ public:
         const size_t cut = cut_lowest_bids(given);
         for (size_t b = 0; b < standing_bids_.size(); ++b)
             place_bid(given, static_cast<size_t>(standing_bids_[b]), t_.contracts + b, out);
+        for (size_t j = 0; j < t_.contracts; ++j)
+            if (t_.bonuses ? t_.shown[j] < t_.limit[j] : queue_[j] != 0) write_contract(j, out);
         write_overall(time, out.overall);
         std::memcpy(out.traffic, t_.traffic_rows + cell * t_.traffic_size, t_.traffic_size * sizeof(float));
-        mask_ = out.mask;
         return cut;
     }
 
@@ -126,7 +134,7 @@ public:
     AdChoice choose(const float* scores, size_t count) const {
         AdChoice best{-1, 0.0};
         for (size_t slot = 0; slot < slots(); ++slot) {
-            if (!mask_[slot]) continue;
+            if (!queue_[slot]) continue;
             const double score = score_of(scores, count, slot);
             if (!std::isfinite(score))
                 throw BadCandidate{"the policy scores " + word("ad", static_cast<size_t>(origin_[slot])) + " as " +
@@ -137,7 +145,8 @@ public:
     }
 
     double score_of(const float* scores, size_t count, size_t slot) const {
-        return slot < count ? static_cast<double>(scores[slot]) : value_[slot];
+        if (slot >= count) return value_[slot];
+        return static_cast<double>(scores[slot] + (t_.bonuses ? static_cast<float>(value_[slot]) : 0.0f));
     }
 
     // Count the ad in `slot` of the present request as shown.
@@ -197,7 +206,7 @@ private:
         return t_.support == Support::fresh && estimate_[j] < gap;
     }
 
-    void place_contract(const Candidates& given, size_t i, size_t cell, const AdState& out) {
+    void place_contract(const Candidates& given, size_t i, size_t cell) {
         const auto known = place_of_.find(given.ad[i]);
         if (known == place_of_.end())
             throw BadCandidate{word("ad", i) + " = " + std::to_string(given.ad[i]) +
@@ -210,8 +219,11 @@ private:
         value_[j] = static_cast<float>(1000 * t_.click_value) * static_cast<float>(given.ctr[i]);
         reasons_[i] = reason_against(given.filters[i], cell, j);
         playable_[j] = reasons_[i] == Reason::plays;
-        out.mask[j] = playable_[j] || reasons_[i] == Reason::theta;
-        if (!out.mask[j]) return;
+        queue_[j] = playable_[j] || reasons_[i] == Reason::theta;
+    }
+
+    void write_contract(size_t j, const AdState& out) const {
+        out.mask[j] = true;
         float* row = out.ad + j * t_.fields;
         std::memcpy(row, t_.rows + j * t_.fields, t_.fields * sizeof(float));
         const AdColumns& at = t_.columns;
@@ -220,7 +232,8 @@ private:
         set(row, at.impressions, estimate_[j] / std::max(t_.demand[j], 1.0));
         set(row, at.pace, std::min(estimate_[j] / std::max(due_[j], 1.0), MAX_PACE));
         set(row, at.cap, 1 - t_.shown[j] / std::max(t_.limit[j], 1.0));
-        out.ad_id[j] = static_cast<int32_t>(given.ad[i]);
+        out.ad_id[j] = static_cast<int32_t>(t_.ids[j]);
+        out.prior[j] = t_.prior[j];
     }
 
     Reason reason_against(int64_t filters, size_t cell, size_t j) {
@@ -251,7 +264,9 @@ private:
         origin_[slot] = static_cast<int>(i);
         ctr_[slot] = static_cast<float>(given.ctr[i]);
         value_[slot] = static_cast<float>(given.ecpm[i]);
-        playable_[slot] = out.mask[slot] = true;
+        playable_[slot] = queue_[slot] = true;
+        if (t_.bonuses) return;
+        out.mask[slot] = true;
         float* row = out.ad + slot * t_.fields;
         std::memcpy(row, t_.bid_row, t_.fields * sizeof(float));
         set(row, t_.columns.ecpm, value_[slot]);
@@ -280,10 +295,9 @@ private:
     replay::Random random_;
     std::unordered_map<int64_t, int> place_of_;
     std::vector<double> estimate_, due_, value_, ctr_;
-    std::vector<char> playable_;
+    std::vector<char> queue_, playable_;  // by slot: stands in the queue; may be shown
     std::vector<int> origin_, standing_bids_;
     std::vector<Reason> reasons_;
-    const bool* mask_ = nullptr;
 };
 
 }  // namespace ddrl

@@ -31,10 +31,10 @@ T* array(const nb::dict& tables, const char* name, size_t size) {
     return values.data();
 }
 
-AdState state_of(const nb::dict& tables, size_t slots, size_t fields, size_t traffic) {
-    return {array<bool>(tables, "queue_mask", slots), array<float>(tables, "ad", slots * fields),
-            array<int32_t>(tables, "ad_id", slots), array<float>(tables, "overall", 5),
-            array<float>(tables, "traffic", traffic)};
+AdState state_of(const nb::dict& tables, size_t observed, size_t fields, size_t traffic) {
+    return {array<bool>(tables, "queue_mask", observed), array<float>(tables, "ad", observed * fields),
+            array<int32_t>(tables, "ad_id", observed),   array<float>(tables, "prior", observed),
+            array<float>(tables, "overall", 5),          array<float>(tables, "traffic", traffic)};
 }
 
 AdTables tables_of(const nb::dict& tables, const nb::dict& sizes) {
@@ -58,6 +58,8 @@ AdTables tables_of(const nb::dict& tables, const nb::dict& sizes) {
     t.own_counts = nb::cast<bool>(sizes["own_counts"]);
     t.support = static_cast<ddrl::Support>(nb::cast<int>(sizes["support"]));
     t.support_gap = nb::cast<double>(sizes["support_gap"]);
+    t.bonuses = nb::cast<bool>(sizes["bonuses"]);
+    t.prior = array<const float>(tables, "prior", count);
     t.rate = array<double>(tables, "rate", count), t.theta = array<double>(tables, "theta", count);
     t.shown = array<double>(tables, "shown", count);
     t.seen_shown = array<double>(tables, "seen_shown", count);
@@ -99,7 +101,7 @@ public:
           queue_(tables_, seed) {}
 
     void write_into(const Dict& state) {
-        out_ = state_of(state, queue_.slots(), tables_.fields, tables_.traffic_size);
+        out_ = state_of(state, queue_.observed(), tables_.fields, tables_.traffic_size);
         state_ = nb::borrow<nb::dict>(nb::module_::import_("builtins").attr("dict")(state));
     }
 
@@ -118,6 +120,11 @@ public:
         } catch (const ddrl::BadCandidate& bad) {
             throw nb::value_error(bad.words.c_str());
         }
+    }
+
+    double score_of(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& scores, size_t slot) const {
+        if (slot >= queue_.slots()) throw nb::value_error("there is no such slot");
+        return queue_.score_of(scores.data(), scores.size(), slot);
     }
 
     std::pair<int, double> choose(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& scores) {
@@ -157,6 +164,7 @@ void bind_ad_queue(nb::module_& module) {
              "Take over a request; the number of bids that found no slot. ValueError names a broken candidate.")
         .def("choose", &BoundQueue::choose, "scores"_a,
              "Slot (-1: none) and score of the ad to show; ValueError for a score that is not a number.")
+        .def("score_of", &BoundQueue::score_of, "scores"_a, "slot"_a, "The score that `choose` compares.")
         .def("show", &BoundQueue::show, "slot"_a, "Count the ad in a slot as shown.")
         .def_prop_ro("origin", [](const BoundQueue& self) { return self.queue().origin(); })
         .def_prop_ro("value", [](const BoundQueue& self) { return self.queue().value(); })

@@ -19,9 +19,10 @@ BOOKKEEPING = frozenset({"pick_epi", "pick_pos", "policy_version"})  # of replay
 
 class TensorBatch(SimpleNamespace):
     """A batch on the device: its fields as tensors (an observation of several arrays as a dict of them), and `columns`,
-    a dict of tensors by name."""
+    a dict of tensors by name. `place`: (its first row, rows of the whole) where it is a part of a larger batch."""
 
     columns: dict[str, torch.Tensor]
+    place: tuple[int, int] | None
 
 
 class BatchLoader:
@@ -48,7 +49,7 @@ class BatchLoader:
 
     def _loaded(self, batch: Any, tensor: Callable[[str, NDArray[Any]], torch.Tensor]) -> TensorBatch:
         """All that networks may read, by `tensor` of a key and an array."""
-        loaded: dict[str, Any] = {"columns": {}}
+        loaded: dict[str, Any] = {"columns": {}, "place": getattr(batch, "place", None)}
         for field in batch._fields:
             value = getattr(batch, field)
             if isinstance(value, np.ndarray):
@@ -72,6 +73,15 @@ def rows_of(inputs: Any) -> int:
     """B of a tensor [B, ...] or of a dict of them."""
     tensors: dict[str, torch.Tensor] = inputs if isinstance(inputs, dict) else {"": inputs}
     return next(iter(tensors.values())).shape[0]
+
+
+def draw_rows(batch: Any, width: int, draw: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Random numbers [B, width] for the rows of a batch with `r_t`: `draw` fills an empty tensor in place. Where the
+    batch is a part of a larger one they are its rows of what the whole would draw from the same random state, so that
+    the parts together are given what the whole would be."""
+    rows = len(batch.r_t)
+    first, whole = getattr(batch, "place", None) or (0, rows)
+    return draw(batch.r_t.new_empty((whole, width)))[first : first + rows]
 
 
 def _shared(array: NDArray[Any]) -> torch.Tensor:

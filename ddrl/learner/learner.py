@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,14 +45,41 @@ class Gradient:
     vectors: list[torch.Tensor]  # float32; valid until the part's next gradient
     count: int
     updates: int
-    priority: torch.Tensor | None  # [B]
+    priority: torch.Tensor | None  # [count]
     figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
+    batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
+
+
+class GradientMean:
+    """The mean of gradients of one part at the same parameters, weighted by their counts: the gradient of one batch of
+    all their draws (to rounding), where the loss is a mean over them."""
+
+    def __init__(self) -> None:
+        self.gradient: Gradient | None = None  # of those added so far; the priorities [sum of B] in their order
+
+    def add(self, gradient: Gradient) -> None:
+        """Take one more in; its vectors may change afterwards."""
+        before = self.gradient
+        if before is None:
+            priority = None if gradient.priority is None else gradient.priority.clone()
+            vectors = [vector.clone() for vector in gradient.vectors]
+            self.gradient = replace(gradient, vectors=vectors, priority=priority)
+            return
+        count = before.count + gradient.count
+        share = gradient.count / count
+        torch._foreach_lerp_(before.vectors, list(gradient.vectors), share)
+        figures = {name: torch.lerp(value, gradient.figures[name], share) for name, value in before.figures.items()}
+        priority = before.priority
+        if priority is not None and gradient.priority is not None:
+            priority = torch.cat([priority, gradient.priority])
+        self.gradient = replace(before, count=count, priority=priority, figures=figures)
 
 
 class Update(NamedTuple):
     """What one update gives back."""
 
     priority: NDArray[np.float32] | None  # [B], of the batch's draws
+    batch: Any  # the rows that it is made of, where these are not the rows that were drawn
     figures: dict[str, float]  # by the names of metrics: loss and grad_norm (before clipping) of the first part, the
     # algorithm's own, and PART_loss, PART_grad_norm of further parts; none where statistics were not asked for
 
@@ -119,10 +146,10 @@ class Learner:
     def outcome(self, steps: Sequence[tuple[Gradient, torch.Tensor]]) -> Update:
         """What the gradients of one update and the norms that `apply` gave for them come to. Raises NetworkError when
         their statistics or priorities show that learning has diverged."""
-        first, priority, figures = next(iter(self.parts)), None, dict[str, torch.Tensor]()
+        first, priority, batch, figures = next(iter(self.parts)), None, None, dict[str, torch.Tensor]()
         for gradient, norm in steps:
-            if gradient.priority is not None:
-                priority = gradient.priority
+            if gradient.priority is not None or gradient.part == first:
+                priority, batch = gradient.priority, gradient.batch
             if gradient.figures:
                 prefix = "" if gradient.part == first else f"{gradient.part}_"
                 own = {key: value for key, value in gradient.figures.items() if key != "loss"}
@@ -133,11 +160,31 @@ class Learner:
         values = None if priority is None else priority.cpu().numpy()
         if values is not None and not np.isfinite(values).all():  # between two looks at the statistics
             self._check_finite({"a priority": float(values[~np.isfinite(values)][0])})
-        return Update(values, numbers)
+        return Update(values, batch, numbers)
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over."""
         return self._gradient(self._loader.load(batch), part, statistics)
+
+    def mean(self) -> GradientMean:
+        """For gradients that make one update together."""
+        return GradientMean()
+
+    def takes(self, batch: Any, part: str) -> bool:
+        """Whether the algorithm updates `part` now, as its evaluations say; computes no network."""
+        self.algorithm.updates = self.updates
+        tensors = self._loader.load(batch)
+        with self._own_random():
+            return bool(self.algorithm.evaluations(tensors, part))
+
+    def seed(self, seed: int) -> None:
+        """Draw what is random from `seed` from here on."""
+        devices = ["cpu", *([self.device] if len(self._random) > 1 else [])]
+        self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
+
+    def pieces(self, part: str, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The pieces of a flat vector (uint8, in the part's layout) that the part's gradients belong to, as views."""
+        return self._passes[part].learning(vector)
 
     def apply(self, gradient: Gradient) -> torch.Tensor:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping

@@ -123,7 +123,7 @@ def times_against_hosts(
     return figure
 
 
-def measured_schemes(document: Mapping[str, Any], mode: str = "closed loop", *, most: int = 16) -> go.Figure:
+def measured_schemes(document: Mapping[str, Any], mode: str = "sealed loop", *, most: int = 16) -> go.Figure:
     """Efficiency (bound / measured) of every scheme that a benchmark ran, the simulator's word for it, and MPI's own
     ways; best first.
 

@@ -59,7 +59,11 @@ def differing_labels(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dic
     if not rows:
         alike = len(runs) > 1 and any(setting == "run.seed" for setting in table["setting"])
         return dict.fromkeys(runs, "all seeds") if alike else {name: name for name in runs}
-    return {name: ", ".join(f"{table['setting'][row]}={table[name][row]}" for row in rows[:3]) for name in runs}
+    rows.sort(key=lambda row: str(table["setting"][row]).startswith("run."))  # what is learned with, before limits
+    groups = {tuple(table[name][row] for row in rows) for name in runs}
+    # Three settings, and as many more as it takes to tell groups apart: runs of one label are drawn as one.
+    shown = next(count for count in range(3, len(rows) + 3) if len({group[:count] for group in groups}) == len(groups))
+    return {name: ", ".join(f"{table['setting'][row]}={table[name][row]}" for row in rows[:shown]) for name in runs}
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, str]:

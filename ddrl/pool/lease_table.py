@@ -6,7 +6,7 @@ One slot a task, five lines of 64 bytes; every word has one writer.
 |---|---|---|
 | name | master | the task's name, UTF-8 |
 | request | task | doorbell: odd n wants or holds lease n, n + 1 gives it back; only grows |
-| wish | task | process id and start time, round, part, rounds remaining, time of the request, busy seconds |
+| wish | task | process id and start time, round, part, rounds remaining, time of the request, busy and held seconds |
 | grant | master | doorbell: n when lease n was answered |
 | answer | master | device, time of the answer, refusal |
 
@@ -35,7 +35,8 @@ WISH = np.dtype(
         ("part", "<i8"),
         ("remaining", "<f8"),
         ("asked", "<f8"),
-        ("busy", "<f8", (2,)),  # of lease n in [n // 2 % 2]: the next one may begin before the master reads this one
+        ("busy", "<f4", (2,)),  # of lease n in [n // 2 % 2]: the next one may begin before the master reads this one
+        ("held", "<f4", (2,)),  # likewise: seconds from the grant to the give-back
     ]
 )
 ANSWER = np.dtype([("device", "<i8"), ("at", "<f8"), ("refusal", "<i8")])

@@ -204,9 +204,11 @@ class LeaseMaster:
         request, device = member.request, member.device
         member.device = -1
         if self._on_lease is not None:
-            busy = 0.0 if expired else float(member.slot.wish["busy"][member.lease // 2 % 2])
-            granted = member.granted
-            lease = Lease(member.task, request.round, device, request.at, granted, now, busy, member.part, expired)
+            busy, granted, released = 0.0, member.granted, now
+            if not expired:  # the task's own time: this process heard of it a little later
+                busy, held = (float(member.slot.wish[name][member.lease // 2 % 2]) for name in ("busy", "held"))
+                released = min(now, granted + held)
+            lease = Lease(member.task, request.round, device, request.at, granted, released, busy, member.part, expired)
             self._on_lease(lease)
 
     def _refuse(self, member: _Member, now: float, refusal: Refusal) -> None:
@@ -286,7 +288,9 @@ class LeaseHolder:
         """Give the device back; `busy`: seconds of the lease in which it computed. PoolError where none is held."""
         if self._key is None:
             raise PoolError(f"task '{self.task}' gives back a device that it does not hold")
-        self._slot.wish["busy"][self._number // 2 % 2] = busy
+        place = self._number // 2 % 2
+        self._slot.wish["busy"][place] = busy
+        self._slot.wish["held"][place] = time.monotonic() - float(self._slot.answer["at"])
         self._key = None
         self._give_back()
 

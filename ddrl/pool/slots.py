@@ -54,7 +54,8 @@ class CpuController:
 
 
 class QuotaGroup:
-    """A group of processes that together get `capacity` processor seconds a second."""
+    """A group of processes that together get `capacity` processor seconds a second: at most, by its quota, and, by the
+    largest weight there is, at least where others want the cores too."""
 
     def __init__(self, controller: CpuController, name: str, capacity: float) -> None:
         self.path = controller.base / name
@@ -66,9 +67,11 @@ class QuotaGroup:
             self.path.mkdir(exist_ok=True)
             if controller.version == 2:
                 (self.path / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+                (self.path / "cpu.weight").write_text("10000")
             else:
                 (self.path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
                 (self.path / "cpu.cfs_quota_us").write_text(str(quota))
+                (self.path / "cpu.shares").write_text("262144")
         except OSError as error:
             raise ConfigError(
                 f"a share of a core needs a cpu quota, and {self.path} cannot be set up ({error.strerror}): run as "

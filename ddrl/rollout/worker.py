@@ -6,9 +6,10 @@ whatever can be done for many at once is: random numbers are drawn ahead, and co
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from ddrl.acting.chooser import Columns, chooser_class
 from ddrl.acting.policy import ActingPolicy, forbid_torch
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import CounterRow
-from ddrl.channels.mailbox import MailboxReader, Pin
+from ddrl.channels.mailbox import Pin
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError
@@ -39,6 +40,18 @@ class Place:
     seed: int
 
 
+class PolicyReader(Protocol):
+    """What a worker needs of its place in the mailbox."""
+
+    def pin(self) -> Pin | None:
+        """Pin the newest version in place of the former pin; None where there is none."""
+        ...
+
+    def unpin(self) -> None:
+        """Hold nothing."""
+        ...
+
+
 class RolloutWorker:
     """One rollout: N environments, one policy, one lane."""
 
@@ -46,7 +59,7 @@ class RolloutWorker:
         self,
         env: VectorEnv,
         policy: ActingPolicy,
-        reader: MailboxReader,
+        reader: PolicyReader,
         writer: StepWriter,
         counters: CounterRow,
         config: RolloutConfig,
@@ -90,7 +103,8 @@ class RolloutWorker:
             )
         }
         self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon")}
-        self._counts = dict.fromkeys(self._counters, 0.0)
+        earlier = {name: counter.value for name, counter in self._counters.items()}  # of a process before this one
+        self._counts = {name: 0.0 if math.isnan(value) else value for name, value in earlier.items()}
         self._env_seconds = self._act_seconds = self._env_steps = 0.0
         self._next_report = 0.0
         self._pin: Pin | None = None
@@ -105,6 +119,15 @@ class RolloutWorker:
         """Begin new episodes everywhere. From here on the worker depends on `seed` and what is published, and on
         nothing before."""
         self._begin(seed)
+
+    def restart(self, seed: int) -> None:
+        """As `reset`, with the policy's noise from the seed too: as a worker that was made with this seed."""
+        self._policy.reseed(seed)
+        self.reset(seed)
+
+    def refresh(self) -> None:
+        """Act with the newest version from the next step on."""
+        self._take(self._reader.pin())
 
     def _begin(self, seed: int) -> NDArray[Any]:
         env_seed, choice_seed = np.random.SeedSequence(seed).generate_state(2)
@@ -248,7 +271,11 @@ class RolloutWorker:
             return
         if self._pin is not pin:
             self._counts["fetches"] += 1
+        fresh = self._pin is None or pin.version != self._version
         self._pin, self._version, values = pin, pin.version, pin.values
+        if fresh:  # in a closed loop the relay waits for it
+            self._gauges["policy_version"].set(pin.version)
+            self._board.relay_bell.ring()
         self._epsilon = epsilon_of(self._config, values[EPSILON], self._place.index, self._place.count)
         self._warming = values[ENV_STEPS] < self._config.warmup_steps
         idle = self._warming and not self._stateful

@@ -3,6 +3,11 @@ process with --serial."""
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+
 import os
 import sys
 import uuid
@@ -39,6 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
+def _end_at_once(number: int, frame: object) -> None:
+    """Ctrl-C before training looks after it (`process.Interrupts`): an exception inside an import would become another
+    one. What stands in shared memory goes with the next start."""
+    os.write(2, b"\nddrl: ended by Ctrl-C before training began; nothing was lost\n")
+    os._exit(130)
+
+
 def mpi_environment() -> tuple[int, int]:
     """(ranks that mpirun started, this one's rank); (0, 0) without mpirun. From the environment, before MPI is
     loaded."""
@@ -71,6 +83,8 @@ def _one_host(command: Command) -> int:
 
     run_id = uuid.uuid4().hex[:8]
     preparation = Preparation(command, run_id, announce(command, run_id, 0))
+    if preparation.config.learner.nodes:
+        preparation.topology(())  # refuses what needs ranks, before anything stands
     from ddrl.channels.segment import sweep_dead
 
     sweep_dead()
@@ -152,4 +166,5 @@ def _complain(error: DdrlError, show_traceback: bool) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _end_at_once)
     sys.exit(main())

@@ -1,8 +1,9 @@
 """A task's end of a pool: before a move that needs the device it takes a lease, and moves the learner there.
 
-A round is the GRADIENT and APPLY moves up to the next PUBLISH or DRAIN. So the device is taken when there is something
-to compute, once a round, and is back before the parameters are published. In between learning has no device: on a torch
-device the learner's state moves off with the lease, so that the tasks' states need not fit together.
+A round is the GRADIENT and APPLY moves up to the next PUBLISH or DRAIN; RECORD moves do not end it. So the device is
+taken when there is something to compute, once a round, and is back before the parameters are published. In between
+learning has no device: on a torch device the learner's state moves off with the lease, so that the tasks' states need
+not fit together.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Lender:
         if self._place is not None:
             return
         training = self._training
-        index = self._holder.acquire(self.rounds, part=self._part, remaining=self._remaining(training.config.run))
+        rounds = training.rounds
+        number = self.rounds if rounds is None else rounds.number
+        index = self._holder.acquire(number, part=self._part, remaining=self._remaining(training.config.run))
         assert index is not None, "a wait without a limit ends with a device or an error"
         begin = time.perf_counter()
         self._place = place = ExitStack()
@@ -70,16 +73,22 @@ class Lender:
 
     def give_back(self, move: Move) -> None:
         """Leave the device where the round ends before `move`; between two updates, where the policy splits rounds."""
-        if self._place is None:
+        if move in (Move.GRADIENT, Move.APPLY, Move.RECORD):
+            if self._splits and (move is Move.RECORD or self._training.state.updates > self._updates):
+                self.pause()
             return
-        if move in (Move.GRADIENT, Move.APPLY):
-            if self._splits and self._training.state.updates > self._updates:
-                self._leave()
-                self._part += 1
-            return
-        self._leave()
+        if self._place is not None:
+            self._leave()
+        elif not self._part:
+            return  # nothing was computed
         self.rounds += 1
         self._part = 0
+
+    def pause(self) -> None:
+        """Leave the device within the round; what comes then is a further part of it."""
+        if self._place is not None:
+            self._leave()
+            self._part += 1
 
     def close(self) -> None:
         """Leave the device, if there is one, and the pool."""

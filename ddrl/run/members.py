@@ -25,7 +25,7 @@ from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import play_episodes
-from ddrl.rollout.worker import Place, RolloutWorker
+from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.process import step_back
@@ -68,8 +68,11 @@ def member_seed(seed: int, index: int, cut: int = 0) -> int:
     return int(np.random.SeedSequence([seed, index, cut]).generate_state(1)[0])
 
 
-def make_worker(channels: HostChannels, assignment: Assignment, counters: CounterRow) -> RolloutWorker:
-    """One rollout with its environments, writing to its lane; the host's policy must stand."""
+def make_worker(
+    channels: HostChannels, assignment: Assignment, counters: CounterRow, reader: PolicyReader | None = None
+) -> RolloutWorker:
+    """One rollout with its environments, writing to its lane; the host's policy must stand. reader: of the mailbox;
+    None: its own place there, taken now."""
     topology, config = channels.topology, channels.topology.config
     model, mailbox = _policy_of(channels)
     given, mine = config.env.by_rollout, config.env
@@ -78,7 +81,8 @@ def make_worker(channels: HostChannels, assignment: Assignment, counters: Counte
     env = make_vector_env(mine)
     seed = member_seed(config.run.seed, assignment.index)
     writer = _make_writer(channels, assignment.index)
-    reader = mailbox.reader(topology.row_of(assignment))
+    if reader is None:
+        reader = mailbox.reader(topology.row_of(assignment))
     recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
     policy = ActingPolicy(model, outputs=recorded, seed=seed, flush_denormals=True)
     place = Place(assignment.index, topology.rollouts, seed)

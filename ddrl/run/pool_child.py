@@ -44,16 +44,22 @@ def main() -> int:
 def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, float]]:
     """Run it to its end; its summary, and what switching devices cost."""
     from ddrl.pool.leases import LeaseHolder
+    from ddrl.run.collectors import Collectors, Trace
     from ddrl.run.lending import Lender
     from ddrl.run.preparation import Preparation
+    from ddrl.run.rounds import Rounds
     from ddrl.run.task import Task
 
     preparation = Preparation(task.command(plan), uuid.uuid4().hex[:8])
     holder = LeaseHolder.attach(plan.table, task.name)
     lenders: list[Lender] = []
+    collectors: list[Collectors] = []
     keep_off(core for device in plan.parsed_devices() for core in device.cores)
 
     def equip(made: Task) -> None:
+        if isinstance(made.training.rounds, Rounds):
+            collectors.append(made.training.rounds.collectors)
+            collectors[0].trace = Trace(plan.own, task.name, plan.began)
         lender = Lender(
             made.training, holder, plan.parsed_devices(), plan.run_id, splits=plan.policy_class().splits_rounds
         )
@@ -71,7 +77,8 @@ def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, 
             lender.close()
         if not lenders:
             holder.close()
-    return document, {"switch_seconds": lenders[0].switch_seconds}
+    figures = collectors[0].figures() if collectors else {}
+    return document, {"switch_seconds": lenders[0].switch_seconds, **figures}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
-from ddrl.core.roles import Assignment
+from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -47,6 +47,8 @@ class Preparation:
             self._check_resume(self.resume, command.overrides)
         else:
             self.config = command.config()
+        if command.serial and self.config.pool.collectors != "off":
+            raise ConfigError("--serial is one process: leave it out, or set pool.collectors = off")
         _require_training()
 
     @cached_property
@@ -67,6 +69,10 @@ class Preparation:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.checks import check_cluster
 
+        if self.config.pool.collectors != "off":
+            self._check_rounds(ranks)
+        if self.config.learner.nodes:
+            self._check_nodes(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         if topology.area_columns and topology.hosts > 1:
             raise ConfigError(
@@ -76,6 +82,19 @@ class Preparation:
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
+
+    def _check_rounds(self, ranks: tuple[Assignment, ...]) -> None:
+        if any(rank.role is Role.RELAY for rank in ranks):
+            raise ConfigError("pool.collectors start on this host alone: run without mpirun, or set it to off")
+        if self.config.learner.nodes:
+            raise ConfigError("pool.collectors: a task in rounds computes its gradients itself: set learner.nodes = 0")
+        if self.config.replay.source == "areas":
+            raise ConfigError("pool.collectors send their rows through lanes: replay.source = areas has none")
+        if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
+            raise ConfigError(
+                "pool.collectors: a round has no end where replay.samples_per_insert is 0: set how often a recorded "
+                "transition is learned from"
+            )
 
     def open_records(self) -> TaskRecords:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
@@ -90,6 +109,24 @@ class Preparation:
                     f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
                 ) from None
         return TaskRecords(self.directory, self.resume)
+
+    def _check_nodes(self, ranks: tuple[Assignment, ...]) -> None:
+        if all(rank.role is not Role.NODE for rank in ranks):
+            raise ConfigError(
+                f"learner.nodes = {self.config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
+                "-m ddrl.run, or set learner.nodes = 0"
+            )
+        source = self.declaration.experience.source
+        if source != "replay":
+            raise ConfigError(
+                f"learner.nodes: {self.declaration.algorithm} learns from {source}, but nodes are given parts of "
+                "batches that a replay draws; set learner.nodes = 0"
+            )
+        from ddrl.balance import Observation
+        from ddrl.run.nodes.sharing import make_node_sizer
+
+        cluster, sizer = make_node_sizer(self.config, list(range(self.config.learner.nodes)))
+        sizer.propose(Observation.blank(cluster))
 
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ddrl.envs.admix.contracts import GENDERS
 from ddrl.envs.admix.making import Morning, morning
 from ddrl.envs.admix.settings import OVERALL_FIELDS
 from ddrl.envs.admix.state import StateWriter
-from ddrl.envs.admix.vector import AdmixVectorEnv
+from ddrl.envs.admix.vector import AdmixVectorEnv, Days, prior_of
 from ddrl.run.lock import RunLock
 from ddrl.serve import snapshot
 from ddrl.serve.book import Book, Play
@@ -57,31 +57,23 @@ def book_of(day: Morning) -> Book:
     required = day.inventory.split()
     theta = {"off": np.ones(contracts.count), "split": required, "water": None}[play.theta]
     theta = day.inventory.water() if theta is None else theta
-    spec = AdmixVectorEnv(lambda seed, episode: _Played(day), 1, play, day.click_value, day.bids).spec
-    writer = StateWriter(1, contracts, day.bids, play)
+    day_of = cast(Days, lambda seed, episode: day)
+    spec = AdmixVectorEnv(day_of, 1, play, day.click_value, day.bids).spec
+    prior = prior_of(play, day)
+    writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
     rows, bid_row = np.zeros((contracts.count, 0), np.float32), np.zeros(0, np.float32)
     if writer.ad_fields:
-        writer.prepare(spec.observation.numpy, required[None], theta[None])
+        writer.prepare(spec.observation.numpy, required[None], theta[None], prior[None])
         rows, bid_row = writer.constant_rows()
     shown = Play(**{item.name: getattr(play, item.name) for item in fields(Play)})
     return Book(
         spec=spec, play=shown, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
         penalty=contracts.penalty, billed_rate=contracts.billed_rate, eligible=contracts.eligible,
-        curve=day.inventory.curve, theta=theta, rows=rows, bid_row=bid_row, fields=writer.ad_fields,
+        curve=day.inventory.curve, theta=theta, prior=prior.astype(np.float32), rows=rows, bid_row=bid_row,
+        fields=writer.ad_fields,
         overall=OVERALL_FIELDS, bids=day.bids, regions=contracts.regions.shape[1], genders=GENDERS,
         ages=contracts.ages.shape[1], click_value=day.click_value,
     )  # fmt: skip
-
-
-class _Played:
-    """A day without requests: what the environment's spec is made from."""
-
-    def __init__(self, day: Morning) -> None:
-        self.contracts, self.inventory, self.windows = day.contracts, day.inventory, len(day.inventory.curve) - 1
-        self.billed_rate = np.tile(day.contracts.billed_rate, (self.windows, 1))
-
-    def __iter__(self) -> Any:
-        return iter(())
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:

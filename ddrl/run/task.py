@@ -9,6 +9,7 @@ that looks after other processes where there are any.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -155,6 +156,11 @@ class Task:
         if self.reason is None and state.env_steps >= self._next_checkpoint and self.disk.due("checkpoint"):
             self.cut()
         return self.reason is not None
+
+    def note(self, text: str) -> None:
+        """Tell the user, on the terminal and in the records."""
+        print(f"ddrl: {text}", file=sys.stderr, flush=True)
+        self._record_event("note", text)
 
     def end(self, reason: Reason) -> None:
         """End after the update that is under way."""

@@ -89,7 +89,9 @@ class Topology:
     def lane_rows(self) -> int:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
         is learned from late."""
-        channels, least = self.config.channels, 4 * self.config.env.num_envs  # room for two vector steps, ends included
+        channels, pool = self.config.channels, self.config.pool
+        steps = 2 if pool.collectors == "off" else pool.collect_steps  # a collector ends before anybody drains its lane
+        least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
         held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
 

@@ -8,16 +8,17 @@ itself: the learner is handed in.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddrl.channels.board import Board
 from ddrl.channels.counters import CounterRow
-from ddrl.channels.lane import LaneSet
+from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
@@ -56,6 +57,7 @@ class Move(StrEnum):
     DRAIN = "drain"  # record what waits in the lanes, and draw
     GRADIENT = "gradient"  # needs the device
     APPLY = "apply"  # needs the device
+    RECORD = "record"  # in a round: record another worker's data, once they are there
     PUBLISH = "publish"
 
 
@@ -101,6 +103,35 @@ class DeviceLender(Protocol):
     def give_back(self, move: Move) -> None:
         """Called after each move with the next one, before which the device may go."""
 
+    def pause(self) -> None:
+        """Called in a round that waits for what may take long: the device goes, and is taken anew."""
+
+
+class RoundCycle(Protocol):
+    """The moves of a training whose collectors come and go (ddrl.run.rounds)."""
+
+    number: int  # of the round: the version that it acts with
+
+    def moves(self) -> Iterator[Move]:
+        """In place of the endless cycle of draws."""
+        ...
+
+    def begin(self, version: int) -> None:
+        """Called before a version is published."""
+        ...
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there may be something to do, at most `timeout` [s]."""
+        ...
+
+
+class GradientSource(Protocol):
+    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
+        ...
+
 
 class Training:
     """One learner with its source of experience, fed by lanes, publishing to one mailbox."""
@@ -121,13 +152,22 @@ class Training:
         self._rows = np.zeros(max(64, DRAIN_BYTES // ends.row_dtype.itemsize), ends.row_dtype)
         self._began = time.perf_counter() - state.wall_seconds
         self._unpublished = 0
-        self._idle = False
+        self.idle = False  # the last cycle, or the look for a worker's data, found nothing
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
+        self.gradients: GradientSource = learner  # or the leader of nodes
         self.lag_bound: LagBound | None = None
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
+        self.rounds: RoundCycle | None = None
         self._moves = self._cycle()
+        self.next_move = next(self._moves)
+
+    def follow(self, rounds: RoundCycle) -> None:
+        """Go in rounds from here on, whose data do not come by `drain`."""
+        self.rounds = rounds
+        self.ends = replace(self.ends, lanes=LaneSet(()))
+        self._moves = rounds.moves()
         self.next_move = next(self._moves)
 
     # -- moves ---------------------------------------------------------------------------------------------------------
@@ -152,7 +192,7 @@ class Training:
         self.next_move = next(self._moves)
         if self.lender is not None:
             self.lender.give_back(self.next_move)
-        return not (self.at_boundary and self._idle)
+        return not (self.idle and self.next_move in (Move.DRAIN, Move.RECORD))
 
     def _cycle(self) -> Iterator[Move]:
         """Each move is named, then, when the next turn comes, made."""
@@ -167,7 +207,7 @@ class Training:
                     yield from self._learn(batch)
                     learned += 1
                     begin = time.perf_counter()
-            self._idle = not moved and not learned
+            self.idle = not moved and not learned
 
     def _learn(self, batch: Any) -> Iterator[Move]:
         """One update: a gradient and its application for each part of the algorithm; then a publish, if it is due."""
@@ -177,7 +217,7 @@ class Training:
         for part in learner.parts:
             yield Move.GRADIENT
             begin = time.perf_counter()
-            self.gradient = learner.gradient(batch, part, with_statistics)
+            self.gradient = self.gradients.gradient(batch, part, with_statistics)
             learn_seconds.add(time.perf_counter() - begin)
             if self.gradient is None:  # this part is not updated now
                 continue
@@ -189,10 +229,9 @@ class Training:
         begin = time.perf_counter()
         update = learner.outcome(steps)
         learn_seconds.add(time.perf_counter() - begin)
-        for name, value in update.figures.items():
-            if name in self._count:
-                self._count[name].set(value)
-        self._account(batch, update.priority)
+        self.show(update.figures)
+        self.account(batch if update.batch is None else update.batch, update.priority)
+        self.updated()
         if self._unpublished >= self.config.learner.publish_period and self._lag_allows():
             yield Move.PUBLISH
             self.publish()
@@ -206,16 +245,30 @@ class Training:
         due = self._unpublished >= self.config.learner.publish_period
         return due and not self._lag_allows() and self.source.insertable() > 0
 
-    def _account(self, batch: Any, priority: Any) -> None:
+    def count(self, name: str, value: float) -> None:
+        """Add to a counter."""
+        self._count[name].add(value)
+
+    def show(self, figures: Mapping[str, float]) -> None:
+        """Store an update's figures."""
+        for name, value in figures.items():
+            if name in self._count:
+                self._count[name].set(value)
+
+    def account(self, batch: Any, priority: Any) -> None:
+        """Count a batch that was learned from, and write its priorities [B] back."""
         begin = time.perf_counter()
         self.source.learned(batch, priority)
         self._count["sample_seconds"].add(time.perf_counter() - begin)  # what experience takes, and nothing else
         count = self.source.count(batch)
-        self.state.updates += 1
         self.state.samples += count
-        self._unpublished += 1
-        self.lag.consumed(self.source.versions(batch), self.state.policy_version, self._unpublished)
+        self.lag.consumed(self.source.versions(batch), self.state.policy_version, self._unpublished + 1)
         self._count["samples"].add(count)
+
+    def updated(self) -> None:
+        """Count an update of the parameters."""
+        self.state.updates += 1
+        self._unpublished += 1
         self._count["updates"].add(1)
 
     # -- experience ----------------------------------------------------------------------------------------------------
@@ -252,11 +305,23 @@ class Training:
             rows = self.lag_bound.admit(rows, self.state.policy_version)
             self._count["rows_too_old"].add(moved - len(rows))
         if len(rows):
-            recorded = self.source.record(rows, self.state.policy_version)
-            self.lag.arrived(rows["policy_version"][rows["kind"] == RowKind.STEP], self.state.policy_version)
-            self._count_recorded(recorded)
+            self._record(rows)
             self._count["record_seconds"].add(time.perf_counter() - begin)
         return moved
+
+    def empty(self, lane: Lane, *, record: bool = True) -> None:
+        """Take everything out of a lane that nobody writes to now, and record it, up to run.max_env_steps."""
+        begin = time.perf_counter()
+        while count := lane.pop(self._rows):
+            left = self.config.run.max_env_steps - self.state.env_steps
+            if record and left > 0:
+                self._record(self._rows[: min(count, left)])
+        self._count["record_seconds"].add(time.perf_counter() - begin)
+
+    def _record(self, rows: NDArray[Any]) -> None:
+        recorded = self.source.record(rows, self.state.policy_version)
+        self.lag.arrived(rows["policy_version"][rows["kind"] == RowKind.STEP], self.state.policy_version)
+        self._count_recorded(recorded)
 
     def _count_recorded(self, steps: int) -> None:
         self.state.env_steps += steps
@@ -268,7 +333,9 @@ class Training:
         begin = time.perf_counter()
         bell = self.ends.board.trainer_bell
         seen = bell.value
-        if not self.ends.lanes.pending or not self.source.insertable():
+        if self.rounds is not None:
+            self.rounds.wait(timeout)
+        elif not self.ends.lanes.pending or not self.source.insertable():
             bell.wait(seen, timeout)
         self._count["wait_seconds"].add(time.perf_counter() - begin)
 
@@ -280,6 +347,8 @@ class Training:
         begin = time.perf_counter()
         state, board = self.state, self.ends.board
         version = state.policy_version + 1
+        if self.rounds is not None:
+            self.rounds.begin(version)
         epsilon = epsilon_at(self.config.rollout, state.env_steps) if self.live.epsilon is None else self.live.epsilon
         stamp = VersionStamp(float(state.env_steps), epsilon, float(state.updates))
         sealed = self.ends.mailbox.publish(self.learner.parameters.host_view(), version, stamp)

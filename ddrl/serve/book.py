@@ -20,6 +20,8 @@ SUPPORT = ("off", "late", "fresh")  # the kernel's numbers
 class Play:
     """How requests are played, as in the environment's settings of the same names."""
 
+    mode: str
+    repeat: int  # requests that one action decides
     own_counts: bool
     rate: float
     support: str
@@ -42,6 +44,7 @@ class Book:
     eligible: NDArray[np.bool_]  # [cells, C], targeting
     curve: NDArray[np.float64]  # [W + 1, C], share of a contract's supply that has come by a window's begin
     theta: NDArray[np.float64]  # [C], the first probabilities
+    prior: NDArray[np.float32]  # [C], actions that a policy departs from
     rows: NDArray[np.float32]  # [C, fields], what stays of a contract's row of "ad"
     bid_row: NDArray[np.float32]  # [fields], what stays of a bid's row
     fields: tuple[str, ...]  # of a row of "ad"
@@ -51,6 +54,11 @@ class Book:
     genders: int
     ages: int
     click_value: float  # of a click on a contract ad [currency]
+
+    @property
+    def bonuses(self) -> bool:
+        """Whether an action is added to the value of a click, and a policy sees contracts alone."""
+        return self.play.mode == "bonuses"
 
     def cell(self, region: int, gender: int, age: int) -> int:
         """The visitor's cell; ValueError for an attribute value that does not exist."""

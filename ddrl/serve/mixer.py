@@ -108,11 +108,13 @@ class Mixer:
         if self._further is not None:
             self._further[...] = self._overall[self._further_places]
         policy = self._policy
-        scores = policy.scores()
+        scores = policy.scores() if self._held is None else self._held
         try:
             slot, score = queue.choose(scores)
         except ValueError as error:
             raise NetworkError(f"policy {policy.version}: {error}") from None
+        self._held_for += 1
+        self._held = scores if self._held_for % self.book.play.repeat else None
         self.requests += 1
         self.cut_bids += cut
         decision = Decision(request.request_id, policy.version)
@@ -136,7 +138,6 @@ class Mixer:
 
     def _explain(self, request: DisplayRequest, moment: float, scores: NDArray[Any], chosen: int) -> Explanation:
         book, queue, scores = self.book, self._queue, scores.reshape(-1)
-        values: list[float] = queue.value
         origin: list[int] = queue.origin
         reasons: list[int] = queue.reasons
         estimate: list[float] = queue.estimate
@@ -147,7 +148,7 @@ class Mixer:
         for place, (ad, kind) in enumerate(zip(request.ad, request.kind, strict=True)):
             slot, reason = slot_of.get(place, -1), REASONS[reasons[place]]
             seen = slot >= 0 and (not reason or reason == REASONS[5])
-            score = None if not seen else float(scores[slot]) if slot < len(scores) else values[slot]
+            score = None if not seen else queue.score_of(scores, slot)
             worth = self._worth(request, place)
             candidate = Candidate(ad, kind, score, reason, worth)
             if kind != BID:
@@ -171,6 +172,8 @@ class Mixer:
         self._queue.write_into(state)
         self._slot = policy.inputs.get("slot_id")
         self._policy, self.changes = policy, self.changes + 1
+        self._held: NDArray[np.float32] | None = None  # the action that stands for further requests
+        self._held_for = 0
 
     @property
     def policy(self) -> ServedPolicy:
@@ -235,7 +238,7 @@ class Mixer:
         book = self.book
         tables: dict[str, Any] = {name: getattr(self, name) for name in ("shown", "seen_shown", "seen_billed", "sums")}
         tables |= {name: np.ascontiguousarray(getattr(book, name)) for name in (
-            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row",
+            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row", "prior",
         )}  # fmt: skip
         traffic = book.traffic_rows()
         tables |= {"rate": self.rate, "theta": self.theta, "rows": self._rows, "traffic_rows": traffic}
@@ -249,6 +252,7 @@ class Mixer:
             "traffic": traffic.shape[1],
             "click_value": float(book.click_value),
             "own_counts": book.play.own_counts,
+            "bonuses": book.bonuses,
             "support": SUPPORT.index(book.play.support),
             "support_gap": float(book.play.support_gap),
         }
@@ -256,11 +260,13 @@ class Mixer:
 
     def _state_arrays(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The arrays that the kernel writes: the policy's own, and spare ones for what the policy does not read."""
-        slots, book = len(self.book.ids) + self.book.bids, self.book
+        book = self.book
+        slots = len(book.ids) + (0 if book.bonuses else book.bids)
         spare = {
             "queue_mask": np.zeros(slots, bool),
             "ad": np.zeros((slots, len(book.fields)), np.float32),
             "ad_id": np.zeros(slots, np.int32),
+            "prior": np.zeros(slots, np.float32),
             "traffic": np.zeros(book.traffic_rows().shape[1], np.float32),
         }
         state = {name: inputs[name][0] if name in inputs else array for name, array in spare.items()}

@@ -128,7 +128,7 @@ def test_dealing_to_a_node_that_computes_is_refused():
 
 @pytest.mark.parametrize("values", [{"first": -1}, {"wait": -0.1}, {"staleness": "hours"}, {"dropped_samples": "eat"}])
 def test_settings_out_of_range_are_refused(values):
-    with pytest.raises(ConfigError, match=r"balance\.collection"):
+    with pytest.raises(ConfigError, match=r"balance\."):
         collection(**values)
 
 

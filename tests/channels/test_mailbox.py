@@ -174,6 +174,20 @@ def test_a_dead_readers_pin_is_freed_before_a_living_ones_is_taken(name, process
     assert mailbox.release_dead() == 0
 
 
+def test_a_writer_that_lacks_a_slot_frees_the_pins_of_the_dead_by_itself(name, process):
+    mailbox = Mailbox.create(name(), NBYTES, 2, 2)
+    mailbox.publish(vector(0), 0)
+    child = process(READER, name(), 1)
+    assert child.stdout.readline() == "0\n"
+    child.kill()
+    child.wait()
+    mailbox.publish(vector(1), 1)  # into the other slot
+    slot = mailbox.try_begin(2)
+    assert slot is not None
+    slot.abandon()
+    assert mailbox.revoked == 0
+
+
 def test_a_place_held_by_a_living_process_is_refused(name, process):
     mailbox = Mailbox.create(name(), NBYTES, 3, 1)
     mailbox.publish(vector(0), 0)

@@ -99,6 +99,7 @@ class Browser:
             "browserName": "chrome",
             "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": arguments, **phone},
             "goog:loggingPrefs": {"browser": "ALL"},
+            "timeouts": {"script": 300_000},
         }
         self._driver = driver
         self._session = ""

@@ -2,7 +2,7 @@
 
 import math
 
-from ddrl.distribution.transport.links import CROWDED_POLL, SHARED_CPU, Links, PaceWatch
+from ddrl.distribution.transport.links import SHARED_CPU, Links, PaceWatch
 
 
 def send(watch, clock, seconds, models):
@@ -33,15 +33,18 @@ def test_hosts_on_one_machine_share_its_cores_in_the_model():
     assert Links([math.inf], [math.inf], 0.0, 0.0, 1, 2, 0.0).network().cores == 0
 
 
-def test_relays_rest_between_looks_where_very_many_share_a_core():
-    few, many, apart = (
-        Links([1.0] * hosts, [1.0] * hosts, 0.0, 1e-4, machines, 2, 1e-9)
-        for hosts, machines in ((24, 1), (300, 1), (300, 300))
-    )
-    assert few.min_rest == apart.min_rest == 0.0
-    assert many.min_rest == 150 * CROWDED_POLL
-    assert many.network().latency == 0.5 * many.min_rest
-    assert apart.network().latency == few.network().latency < many.network().latency
+def test_one_model_that_takes_several_times_as_long_is_enough_while_it_is_under_way():
+    clock = [0.0]
+    watch, patient = (PaceWatch(10.0, stuck, clock=lambda: clock[0]) for stuck in (3.0, math.inf))
+    for one in (watch, patient):
+        send(one, clock, 1.0, 12)
+    watch.began(100)
+    patient.began(100)
+    clock[0] += 2.9
+    assert not watch.suspicious
+    clock[0] += 0.2
+    assert watch.suspicious
+    assert not patient.suspicious
 
 
 def test_measured_costs_of_the_processor_are_used_and_count_more_on_a_shared_machine():

@@ -94,7 +94,9 @@ def test_models_that_look_slow_make_the_relays_measure_and_plan_anew_and_nothing
         assert host["epoch"] == 1  # the first plan is 0
         assert host["problems"] == []
         assert host["wrong"] == 0
-    assert all(host["seen"][-1] == 9 and host["sealed"] == 10 for host in others)
+    assert all(host["seen"][-1] == 9 for host in others)
+    # Two may have been cut off: the newest leaves again, what is older than it does not.
+    assert all(8 <= host["sealed"] <= 11 for host in others)
 
 
 def test_relays_forward_before_the_root_has_sent_everything():

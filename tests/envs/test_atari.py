@@ -12,6 +12,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec
 from ddrl.envs import environment_seeds, make_vector_env
+from ddrl.envs.atari import AtariVectorEnv
 
 assert ale_py
 
@@ -102,3 +103,44 @@ def test_the_observations_of_the_console_memory_need_no_preprocessing() -> None:
     env = make_vector_env(EnvConfig(id="ALE/Pong-v5", kwargs={"obs_type": "ram"}), 1)
     assert env.spec.observation == ArraySpec((128,), "uint8")
     env.close()
+
+
+class PayingGame:
+    """Pays `reward` at each step and ends after four; its frames are counted up."""
+
+    actions = (0, 1)
+
+    def __init__(self, reward: float) -> None:
+        self.reward, self.shown = reward, 0
+
+    def reset(self, frame: np.ndarray, seed: int | None = None) -> None:
+        self.steps = 0
+        self._show(frame)
+
+    def step(self, action: int, frame: np.ndarray) -> tuple[float, bool, bool]:
+        self.steps += 1
+        self._show(frame)
+        return self.reward, self.steps == 4, False
+
+    def close(self) -> None:
+        pass
+
+    def _show(self, frame: np.ndarray) -> None:
+        self.shown += 1
+        frame.fill(self.shown)
+
+
+def test_rewards_are_clipped_and_returns_are_not_and_a_new_episode_shows_no_old_frame() -> None:
+    config = EnvConfig(id="ALE/Pong-v5", reward_clip=True, frame_stack=3, screen_size=8)
+    env = AtariVectorEnv([PayingGame(7.0), PayingGame(-3.0)], config)  # type: ignore[list-item]
+    assert env.reset(0)[:, :, 0, 0].tolist() == [[1, 1, 1]] * 2
+    for _ in range(4):
+        step = env.step(np.zeros(2, np.int64))
+        assert step.reward.tolist() == [1.0, -1.0]
+        assert step.raw_reward.tolist() == [7.0, -3.0]
+    assert step.terminated.all()
+    assert step.observation[0, :, 0, 0].tolist() == [3, 4, 5]
+    assert env.step(np.zeros(2, np.int64)).observation[0, :, 0, 0].tolist() == [6, 6, 6]
+    plain = AtariVectorEnv([PayingGame(7.0)], EnvConfig(id="ALE/Pong-v5", reward_clip=False, screen_size=8))  # type: ignore[list-item]
+    plain.reset(0)
+    assert plain.step(np.zeros(1, np.int64)).reward.tolist() == [7.0]

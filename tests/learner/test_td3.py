@@ -1,6 +1,7 @@
 """TD3: targets and losses by plain numpy, gradients by differences, the order of its parts, and what it learns."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_gradients_agree_with_differences(part: str) -> None:
 def test_the_target_action_is_smoothed_by_clipped_noise() -> None:
     learner = learner_of("td3", table={"target_noise": 0.3, "target_noise_clip": 0.5})
     torch.manual_seed(0)
-    noise = learner.algorithm._noise(torch.zeros(20_000))
+    noise = learner.algorithm._noise(SimpleNamespace(r_t=torch.zeros(20_000)))
     assert noise.shape == (20_000, 2)
     assert noise.abs().max() == pytest.approx(0.5)
     assert (noise.abs() == 0.5).float().mean() == pytest.approx(0.0956, abs=0.01)  # 2 (1 - Phi(5 / 3))

@@ -53,7 +53,7 @@ DOCUMENT = {
     "rows": [
         {
             "scheme": "auto",
-            "mode": "closed loop",
+            "mode": "sealed loop",
             "seconds": 0.25,
             "efficiency": 0.8,
             "simulated": 0.24,
@@ -61,7 +61,7 @@ DOCUMENT = {
         },
         {
             "scheme": "two_tree",
-            "mode": "closed loop",
+            "mode": "sealed loop",
             "seconds": 0.26,
             "efficiency": 0.77,
             "simulated": 0.24,
@@ -69,7 +69,7 @@ DOCUMENT = {
         },
         {
             "scheme": "two_tree, larger chunks",
-            "mode": "closed loop",
+            "mode": "sealed loop",
             "seconds": 0.3,
             "efficiency": 0.67,
             "simulated": 0.29,
@@ -83,8 +83,8 @@ DOCUMENT = {
             "simulated": 0.22,
             "is": ["two_tree", {}],
         },
-        {"scheme": "MPI_Bcast", "mode": "closed loop", "seconds": 1.0, "efficiency": 0.2},
-        {"scheme": "of another version", "mode": "closed loop"},
+        {"scheme": "MPI_Bcast", "mode": "sealed loop", "seconds": 1.0, "efficiency": 0.2},
+        {"scheme": "of another version", "mode": "sealed loop"},
     ],
 }
 

@@ -14,6 +14,7 @@ from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.plots.frame import COLORS, rates
+from ddrl.plots.settings import differing_labels
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES_NAMES
@@ -313,3 +314,24 @@ def test_settings_of_another_version_are_shown_and_called_unknown():
     assert table["setting"].tolist() == ["replay.n_step", "learner.momentum"]
     assert table["old"].tolist() == ["-", "0.9"]
     assert "not known" in table["meaning"][1]
+
+
+def test_runs_that_differ_in_many_settings_are_told_apart_by_their_labels():
+    def settings(lr, steps, gamma=0.9):
+        return {
+            "learner": {"lr": lr, "discount": gamma, "batch_size": int(steps), "threads": int(steps)},
+            "run": {"max_env_steps": steps, "seed": lr},
+        }
+
+    labels = differing_labels(
+        {"a": settings(0.1, 5), "b": settings(0.2, 5), "c": settings(0.2, 6), "d": settings(0.2, 6)}
+    )
+    assert len(set(labels.values())) == 3
+    assert labels["c"] == labels["d"]
+    assert labels["a"].startswith("learner.")
+    many = {
+        name: {"learner": dict.fromkeys("pqrs", 1) | {"t": value}, "run": {"x": 1}}
+        for name, value in (("a", 1), ("b", 2))
+    }
+    many["c"] = {"learner": dict.fromkeys("pqrst", 9), "run": {"x": 1}}
+    assert len(set(differing_labels(many).values())) == 3

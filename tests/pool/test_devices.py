@@ -148,6 +148,7 @@ def test_a_group_of_version_2_gets_its_quota(tmp_path):
     group = QuotaGroup(CpuController(2, tmp_path / "home", tmp_path), "slot", 0.5)
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
     assert (group.path / "cpu.max").read_text() == "5000 10000"
+    assert (group.path / "cpu.weight").read_text() == "10000"
     group.enter()
     assert (group.path / "cgroup.procs").read_text() == str(os.getpid())
     group.leave()

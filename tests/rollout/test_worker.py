@@ -133,6 +133,20 @@ def test_the_newest_version_acts_from_the_next_step_on() -> None:
     assert job.figures()["fetches"] == 11
 
 
+def test_the_relay_hears_at_once_that_a_new_version_acts_and_of_nothing_else() -> None:
+    job = Job()
+    told, bell = job.counters.row(0)["policy_version"], job.board.relay_bell
+    for version in (3, 4):
+        job.publish(version)
+        rung = bell.value
+        job.worker.step()
+        assert told.value == version
+        assert bell.value != rung
+        rung = bell.value
+        job.play(5)
+        assert bell.value == rung
+
+
 def test_with_refresh_at_episode_ends_a_version_stays_until_one_ends() -> None:
     job = Job(RolloutConfig(warmup_steps=0, refresh="episode"), num_envs=1)
     job.publish(1)

@@ -137,3 +137,51 @@ class Orders(gymnasium.Env):
 def orders() -> gymnasium.Env:
     """A queue of varying length."""
     return Orders()
+
+
+class Doomed(Walk):
+    """A corridor that waits for the file `after` at its tenth step and then kills its process, where its episodes begin
+    with the seed `victim` (0: any) and no file `mark` is there, which it leaves."""
+
+    def __init__(self, victim: int, mark: str, after: str) -> None:
+        super().__init__()
+        self._victim, self._mark, self._after = victim, Path(mark or "none"), Path(after or "none")
+        self._doomed = False
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._doomed = self._victim in (0, seed) and not self._mark.exists()
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self._doomed and self.steps == 9:
+            while self._victim and not self._after.exists():
+                time.sleep(0.01)
+            if self._victim:
+                self._mark.touch()
+            os.kill(os.getpid(), 9)
+        return super().step(action)
+
+
+def doomed(victim: int = 0, mark: str = "", after: str = "") -> Doomed:
+    return Doomed(victim, mark, after)
+
+
+def brittle(probed: str) -> Walk:
+    """A corridor that can be made once, which leaves the file `probed`."""
+    if Path(probed).exists():
+        raise RuntimeError("the corridor has no licence")
+    Path(probed).touch()
+    return Walk()
+
+
+def slow() -> Walk:
+    """A corridor that takes 50 ms to make, and 1 ms a step."""
+
+    class Slow(Walk):
+        def step(self, action):
+            time.sleep(0.001)
+            return super().step(action)
+
+    time.sleep(0.05)
+    return Slow()

@@ -389,7 +389,7 @@ class Ledger:
 def test_on_a_torch_device_the_learner_moves_there_and_off_again_within_the_lease() -> None:
     ledger = Ledger()
     state, run = SimpleNamespace(env_steps=100, updates=0), SimpleNamespace(max_env_steps=400)
-    training: Any = SimpleNamespace(learner=ledger, state=state, config=SimpleNamespace(run=run))
+    training: Any = SimpleNamespace(learner=ledger, state=state, config=SimpleNamespace(run=run), rounds=None)
     lender = Lender(training, ledger, parse_devices("cuda:0"), "unused")  # type: ignore[arg-type]
     for _ in range(2):
         lender.take()

@@ -86,6 +86,7 @@ def test_a_dying_explorer_ends_the_run_with_one_message_and_leaves_no_memory(tmp
     [
         (["learner.algorithm=r2d2", "replay.source=areas"], "trajectories or sequences"),
         (["rollout.refresh=write"], "blocks of sample areas"),
+        (["replay.source=areas", "rollout.max_policy_lag=4"], "has no effect on replay.source = areas"),
         (["replay.source=areas", "areas.blocks=1"], "areas.blocks (1) must be at least 2"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError
 from ddrl.envs.admix import generated
+from ddrl.run.log_scoring import requests_of
 from ddrl.run.serving import make_book
 from ddrl.serve import Billing, Control, DisplayRequest, Mixer
 from ddrl.serve.mixer import REASONS
@@ -36,19 +37,24 @@ def _as_request(env: Any, request_id: int) -> DisplayRequest:
     )
 
 
-@pytest.mark.parametrize("mode", ["all", "contracts"])
+@pytest.mark.parametrize("mode", ["all", "contracts", "bonuses"])
 @pytest.mark.parametrize("billed", [1.0, 0.7])
 def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, billed: float) -> None:
     kwargs = SMALL | {"mode": mode, "billed": billed, "requests": 300, "seed": 5}
+    if mode == "bonuses":
+        kwargs |= {"prior": "demand", "ad_fields": ["ad_id", "kind", "pace", "cap", "penalty", "impressions"]}
     env = generated(1, **kwargs)
     book = make_book(env_config(**kwargs))
     weights = {"value": 1.0, "pace": -1.5, "cap": 2.0, "penalty": 0.5, "impressions": 0.3}
+    weights = {name: weight for name, weight in weights.items() if name in book.fields}
     policy = linear_policy(book, **weights)
     mixer = Mixer(book, policy)
     state = env.reset(3)
     mixer._queue = _with_curve(mixer, env)  # the environment plays another day than the server's first
     mixer.use(policy)
     state_arrays = mixer._state_arrays({})
+    if mode == "bonuses":
+        prior = mixer.book.prior
     mixer._queue.write_into(state_arrays)
     over, choices = False, 0
     while not over:
@@ -59,10 +65,13 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
         np.testing.assert_array_equal(state_arrays["queue_mask"], state["queue_mask"][0])
         np.testing.assert_allclose(state_arrays["ad"], state["ad"][0], rtol=1e-6)
         np.testing.assert_array_equal(state_arrays["ad_id"], state["ad_id"][0])
+        if mode == "bonuses":
+            np.testing.assert_allclose(state_arrays["prior"], prior * state["queue_mask"][0])
         np.testing.assert_array_equal(state_arrays["traffic"], state["traffic"][0])
         np.testing.assert_allclose(mixer._overall, state["overall"][0], rtol=1e-5, atol=1e-7)
         scores = policy.scores()
-        slots = {ad: slot for slot, ad in enumerate(state["ad_id"][0].tolist()) if state["queue_mask"][0][slot]}
+        slots = {ad: slot for slot, ad in enumerate(env.contracts.ad_id.tolist())}
+        slots |= {ad: len(slots) + slot for slot, ad in enumerate(env._request["bid_ad"][0].tolist())}
         step = env.step(scores)
         chosen = int(step.columns["chosen"][0])
         assert (decision.ad is None) == (chosen < 0)
@@ -79,11 +88,45 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
     assert mixer.sums[2] > 10
 
 
+def test_one_action_decides_as_many_requests_as_in_the_environment() -> None:
+    kwargs = SMALL | {"mode": "bonuses", "repeat": 20, "requests": 400, "prior": "demand", "ad_fields": ["pace", "cap"]}
+    env, book = generated(1, **kwargs), make_book(env_config(**kwargs))
+    policy = linear_policy(book, pace=-1.0, cap=3.0)
+    state, over = env.reset(4), False
+    scores, calls = policy.scores, 0
+    while not over:
+        policy.inputs["ad"][0] = state["ad"][0]
+        step = env.step(scores())
+        state, over = step.observation, bool(step.terminated[0])
+    mixer = Mixer(book, policy)
+    mixer._queue = _with_curve(mixer, env)
+    mixer.use(policy)
+
+    def counted() -> Any:
+        nonlocal calls
+        calls += 1
+        return scores()
+
+    policy.scores = counted  # type: ignore[method-assign]
+    day = env._days(env._seeds[0], 0)
+    for part in day:
+        for request in requests_of(part, day.contracts):
+            mixer.choose(request)
+    np.testing.assert_array_equal(mixer.shown, env.delivery.shown[0])
+    assert calls == -(-mixer.requests // 20)
+    before = calls
+    mixer.use(policy)
+    mixer.choose(request)
+    mixer.choose(request)
+    assert calls == before + 1  # another policy begins with an action of its own, which then stands
+
+
 def _with_curve(mixer: Mixer, env: Any) -> Any:
     """The mixer's queue on the day that the environment plays."""
     object.__setattr__(mixer.book, "curve", np.ascontiguousarray(env._curve[0]))
-    rows = mixer.book.fields.index("required")
-    mixer._rows[:, rows] = env._required[0]
+    mixer.book.prior[:] = env._prior[0]
+    if "required" in mixer.book.fields:
+        mixer._rows[:, mixer.book.fields.index("required")] = env._required[0]
     return mixer._make_queue(0)
 
 

@@ -201,7 +201,7 @@ class _Run:
 def simulate(
     plan: Plan, network: Network, *, models: int = 1, versions_in_flight: int = 1, trace: bool = False
 ) -> Simulation:
-    """Send `models` models by `plan`, at most `versions_in_flight` at a time; 1: closed loop, each after all have
+    """Send `models` models by `plan`, at most `versions_in_flight` at a time; 1: sealed loop, each after all have
     confirmed the last."""
     if len(network.up) != plan.hosts + 1 or len(network.down) != plan.hosts + 1:
         raise ValueError(f"the network has rates of {len(network.up)} hosts, the plan needs {plan.hosts + 1}")

@@ -1,11 +1,12 @@
 """What both kinds of relay share: polling everything once, sleeping between polls, counters, and the end.
 
-`progress` does what can be done now; `run` repeats it and sleeps on the relay's bell between, so an idle relay costs
-next to nothing and never spins in MPI. A relay handles bytes and rows, not tensors (a codec is given the places of
-float32 values)."""
+`progress` does what can be done now; `run` repeats it and sleeps between, until MPI or the relay's bell wakes it, so
+an idle relay costs next to nothing and never spins in MPI. A relay handles bytes and rows, not tensors (a codec is
+given the places of float32 values)."""
 
 from __future__ import annotations
 
+import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,14 +24,16 @@ from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.relay.control import Message
 from ddrl.distribution.relay.membership import Membership
 from ddrl.distribution.relay.models import Models, bases_kept
+from ddrl.distribution.transport.events import Events
 from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.requests import Part
 
 COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
-# s, between two polls: shortest, longest while models travel, longest
-BUSY_SLEEP, BUSY_MAX_SLEEP, IDLE_SLEEP = 2e-4, 2e-3, 1e-2
-SLOW_SLEEP = 2e-2  # s, longest where links are slow: a small socket must not run empty
-SOCKET_BYTES = 1 << 16
+IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
+SHORT_SLEEP = 1e-3  # s, first after something moved: MPI may have read the next message with the last one
+# s, where MPI wakes nobody: shortest, longest while models travel
+BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
+TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
 
 
 def readers_needed(config: ClusterConfig) -> int:
@@ -76,6 +79,7 @@ class Relay(ABC):
     """Base of `RootRelay` and `HostRelay`."""
 
     models: Models
+    beside_period = 0.0  # s, between looks at all that is not a model
 
     def __init__(self, membership: Membership, config: ClusterConfig, local: LocalHost) -> None:
         if len(local.readers) < readers_needed(config):
@@ -90,8 +94,11 @@ class Relay(ABC):
         self._inbox = MailboxInbox(local.mailbox, local.readers)
         self._flows: list[Flow] = []
         self._stopping = False
-        self._next_counters = 0.0
+        self._next_counters = self._next_beside = 0.0
+        self._events = Events(local.board.relay_bell)
+        gc.freeze()  # what stands now need not be looked through again while models travel
         self._sleep, self._pace, self._moved_at = BUSY_SLEEP, BUSY_SLEEP, 0.0
+        self._slept, self._woken, self._share = False, False, 0.0  # of moves after a sleep, those that MPI announced
 
     @abstractmethod
     def _handle(self, rank: int, message: Message) -> None:
@@ -113,18 +120,19 @@ class Relay(ABC):
         """Do what can be done without waiting; True if anything moved. RelayFailed where another relay has failed."""
         if self.finished:
             return False
-        messages = self._membership.messages()
-        for rank, message in messages:
-            self._handle(rank, message)
-        if self.finished:
-            return True
-        moved = self.models.progress() or bool(messages)
-        moved = self._move() or moved
-        now = time.monotonic()
-        if now >= self._next_counters:
-            self._next_counters = now + COUNT_PERIOD
-            self._count()
-        return moved
+        now, moved = time.monotonic(), False
+        if now >= self._next_beside:
+            self._next_beside = now + self.beside_period
+            messages = self._membership.messages()
+            for rank, message in messages:
+                self._handle(rank, message)
+            if self.finished:
+                return True
+            if now >= self._next_counters:
+                self._next_counters = now + COUNT_PERIOD
+                self._count()
+            moved = self._move() or bool(messages)
+        return self.models.progress() or moved  # last: what MPI reads for it meanwhile must not lie unseen
 
     def run(self) -> None:
         """Relay until the stop protocol has ended on this host."""
@@ -132,34 +140,25 @@ class Relay(ABC):
             self.step()
 
     def step(self) -> None:
-        """One `progress`; where nothing moved, sleep until the bell, or for about half the time that lately lay between
-        two moves.
+        """One `progress`; where nothing moved, sleep until MPI or the bell has something.
 
-        Where many relays share a core, they poll less often and sleep between any two polls: else polling takes the
-        time that moving needs."""
-        bell, least = self._board.relay_bell, self._min_sleep()
+        Where MPI wakes nobody (`Events`), look again after about half the time that lately lay between two moves."""
+        bell = self._board.relay_bell
         seen = bell.value
-        moved = self.progress()
-        if moved:
-            now = time.monotonic()
-            self._pace += 0.1 * (min(now - self._moved_at, SLOW_SLEEP) - self._pace)
-            self._moved_at = now
-            self._sleep = max(least, 0.5 * self._pace)
-        if not self.finished and (not moved or least > BUSY_SLEEP):
-            bell.wait(seen, least if moved else self._sleep)
-            self._sleep = max(least, min(self._max_sleep(), self._sleep * 1.3))
+        if not self.progress():
+            woken = self._events.wait(seen, self._sleep)
+            self._slept, self._woken = True, woken
+            self._sleep = min(self._sleep * 1.5, self._longest())
+            return
+        now = time.monotonic()
+        self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
+        self._moved_at = now
+        if self._slept:  # how much of what moves announces itself
+            self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
+        self._sleep = SHORT_SLEEP if self._share > TOLD else max(BUSY_SLEEP, 0.5 * self._pace)
 
-    def _min_sleep(self) -> float:
-        links = self.models.links
-        return BUSY_SLEEP if links is None else max(BUSY_SLEEP, links.min_rest)
-
-    def _max_sleep(self) -> float:
-        """While models are under way: as long as a socket takes to fill up, for MPI reads sockets only when it is
-        called."""
-        if self.models.resting:
-            return IDLE_SLEEP
-        links = self.models.links
-        return BUSY_MAX_SLEEP if links is None else min(SLOW_SLEEP, SOCKET_BYTES / links.down[self.rank])
+    def _longest(self) -> float:
+        return IDLE_SLEEP if self._share > TOLD or self.models.resting else BUSY_MAX_SLEEP
 
     def _count(self) -> None:
         """Bring the counters up to date."""
@@ -188,4 +187,5 @@ class Relay(ABC):
             flow.close()
             self._membership.drop(flow)
         self._flows = []
+        self._events.close()
         self.finished = True

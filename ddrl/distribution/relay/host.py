@@ -12,7 +12,7 @@ from ddrl.channels.counters import Counters
 from ddrl.channels.lane import LaneSet
 from ddrl.core.config import Config
 from ddrl.distribution.relay.control import MAX_TEXT, Finished, Goodbye, Measure, MemberFailed, Message, NewPlan, State
-from ddrl.distribution.relay.core import LocalHost, Relay
+from ddrl.distribution.relay.core import SHORT_SLEEP, LocalHost, Relay
 from ddrl.distribution.relay.membership import TAG_BLOCK, TAG_TABLE, Membership
 from ddrl.distribution.relay.receiving import ModelReceiver
 from ddrl.distribution.transport.codec import make_codec
@@ -27,6 +27,8 @@ class HostRelay(Relay):
 
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
     text of `failure` and ends the job; rows not yet sent are left."""
+
+    beside_period = SHORT_SLEEP  # models come first: chunks may be a tenth of that apart
 
     def __init__(
         self,

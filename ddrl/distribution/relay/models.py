@@ -11,15 +11,17 @@ from collections import deque
 
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
+from ddrl.core.errors import JobFailed
 from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import load_scheme, make_plan
 from ddrl.distribution.relay.membership import Membership
 from ddrl.distribution.transport.codec import Codec, load_codec
 from ddrl.distribution.transport.coding import Coding
-from ddrl.distribution.transport.executor import WINDOW, Executor, Terms
-from ddrl.distribution.transport.flights import Traffic
+from ddrl.distribution.transport.executor import WINDOW, Executor
+from ddrl.distribution.transport.flights import Terms, Traffic
 from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.links import Links, measure_links
+from ddrl.distribution.transport.requests import withdraw
 
 WINDOW_SECONDS, MIN_WINDOW = 0.5, 1 << 16  # of a link's rate; bytes
 
@@ -86,7 +88,12 @@ class Models(ABC):
             self.executor.traffic = Traffic(trace=self.executor.traffic.trace)
 
     def remeasure(self) -> None:
-        """Measure the links together with all others."""
+        """Measure the links together with all others. What is under way does not arrive any more."""
+        if self.executor is not None and not withdraw(
+            [self._membership.data], [self.executor], meanwhile=self._membership.poll
+        ):
+            raise JobFailed("the relays did not stop sending together: one of them hangs")
+        self._membership.exchange.barrier()  # who still withdraws would take what is sent next
         self.close()
         self.executor = None
         self.links = measure_links(self._membership.data, self._membership)

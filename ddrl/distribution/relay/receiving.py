@@ -51,6 +51,7 @@ class ModelReceiver(Models):
                 f"sends {plan.nbytes}: all hosts must use the same network"
             )
         self._epoch, self._confirmed = plan.epoch, 0
+        self._unconfirmed.clear()  # of a plan that was cut off
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)
         self._post.send(0, Ready(plan.epoch))
 

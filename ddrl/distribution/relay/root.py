@@ -140,7 +140,7 @@ class RootRelay(Relay):
         blocks = self._blocks
         if len(self._finished) < self.hosts or not self.sender.settled:
             return False
-        if any(self._tables.received(rank) < end.tables for rank, end in self._finished.items()):
+        if any(end.tables and self._tables.received(rank) < end.tables for rank, end in self._finished.items()):
             return False
         return blocks.rows >= sum(end.rows for end in self._finished.values()) and blocks.idle
 

@@ -5,6 +5,7 @@ never sent. A version that some host refused is sent again while it is still the
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +54,8 @@ class ModelSender(Models):
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
         self._sent_version, self._tries, self._refused, self._asked = -1, 0, False, False
         self._bases = SentVersions()
-        self._watch = PaceWatch()
+        # In a closed loop the time of a model also holds what rollouts take to act with it, which varies.
+        self._watch = PaceWatch(stuck=math.inf) if config.cluster.closed_loop else PaceWatch()
         self._plan()
 
     @property
@@ -109,8 +111,10 @@ class ModelSender(Models):
         )
 
     def measure(self) -> None:
-        """Measure the links anew, all hosts together, and plan with them; only while `settled`. Lasts a second or
-        two."""
+        """Measure the links anew, all hosts together, and plan with them. Lasts a second or two. What is under way is
+        cut off: over a link that has become slow it could take long to arrive. The newest version then leaves again."""
+        self._refused, self._tries = self._refused or bool(self._open), 0
+        self._open.clear()
         self._post.send_all(Measure())
         self.remeasure()
         self._plan()
@@ -140,10 +144,14 @@ class ModelSender(Models):
         fresh = newest > self._sent_version
         if self.stopping or not self.hosts or newest < 0 or not (fresh or self._refused):
             return False
-        if self._asked or (self._watch.suspicious and self._uses_links):
+        if self._uses_links and (self._asked or self._watch.suspicious):
+            self._asked = False
+            self.measure()
+            return True
+        if self._asked:
             if self.settled:  # what is under way ends first
                 self._asked = False
-                self.measure() if self._uses_links else self._plan()
+                self._plan()
             return self.settled
         if len(self.ready) < self.hosts or len(self._open) >= self._in_flight or not self._inbox.can_hold:
             return False

@@ -1,17 +1,15 @@
 """Running a plan over MPI, version after version, straight out of and into mailbox slots.
 
 One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Nothing
-here blocks: `progress` starts what can be started and returns. Receives of the next versions are posted ahead, so data
-never waits for a buffer. A host always sends the ready message that stands earliest, old versions before new ones, and
-keeps only a window of bytes handed to MPI, so that precedence is ours and not the socket's. A relay forwards a chunk as
-soon as it is there, but acts on a version only when all its chunks are verified. Written by the relay alone; must not
-import tensors. mpi4py objects are handed in."""
+here blocks: `progress` starts what can be started and returns. Memory for the next versions is there ahead, and some
+receives from each host stand posted, so data does not wait. A host sends what its `outbox` says is next. A relay
+forwards a chunk as soon as it is there, but acts on a version only when all its chunks are verified. Written by the
+relay alone; must not import tensors. mpi4py objects are handed in."""
 
 from __future__ import annotations
 
-import heapq
 import time
-from dataclasses import dataclass
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +17,8 @@ import numpy as np
 from ddrl.core.errors import PlanError
 from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
 from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
-from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Traffic
+from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Terms, Traffic
+from ddrl.distribution.transport.outbox import Outbox
 from ddrl.distribution.transport.packing import Packing
 from ddrl.distribution.transport.requests import Posted
 from ddrl.distribution.transport.shards import Assembly, Checksum, fill_headers, write_headers
@@ -29,20 +28,7 @@ if TYPE_CHECKING:
 
 WINDOW = 1 << 19  # bytes
 MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
-
-
-@dataclass(frozen=True)
-class Terms:
-    """On which terms a plan runs.
-
-    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
-    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
-    records every send and arrival."""
-
-    epoch: int = 0
-    versions_in_flight: int = 2
-    window_bytes: int = 0
-    trace: bool = False
+POSTED = 16  # receives that stand posted from each host: more only make MPI look through more
 
 
 class Executor:
@@ -75,29 +61,28 @@ class Executor:
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         payload = edges[plan.first + plan.count] - edges[plan.first]  # at most, where sizes vary
         largest = int(payload.max(initial=0)) + HEADER_BYTES
-        self._window = terms.window_bytes or max(largest, WINDOW)
-        self._share = max(largest, self._window // 4)
+        window = terms.window_bytes or max(largest, WINDOW)
+        self._outbox = Outbox(window, max(largest, window // 4))
         self._source: list[int] = plan.source.tolist()
         self._target: list[int] = plan.target.tolist()
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
         self._mine: list[int] = plan.sent_by(self._host).tolist()
-        # MPI calls a small message sent when it has copied it. Where a host serves very many, its whole turn would then
-        # stand in their sockets at once, and acknowledgements of what it receives behind it. Synchronous sends end when
-        # the message has been taken, so the window holds.
-        self._isend = comm.Issend if len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT else comm.Isend
+        # Where a host serves very many, a little to each would already be its whole turn in their sockets at once, and
+        # acknowledgements of what it receives behind it.
+        self._asks_all = len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
         for place, message in enumerate(self._mine):
             for chunk in range(self._first[message], self._first[message] + self._count[message]):
                 self._waiters[chunk].append(place)
         self._flights: dict[int, Flight] = {}
-        self._ready: list[tuple[int, int]] = []  # (sequence, place in `_mine`)
-        self._outstanding = 0
-        self._to: dict[int, int] = {}  # bytes outstanding to each target
-        self._deferred: dict[int, list[tuple[int, int]]] = {}  # ready, but their target has its share already
+        self._ahead = 0  # versions opened and not yet over
+        self._standing: dict[int, int] = {}  # receives posted, by source
+        self._due: dict[int, deque[tuple[Flight, int]]] = {}  # receives to post, by source, in the plan's order
         self._requests: list[Any] = []
-        self._what: list[tuple[Flight, int, bool]] = []  # (flight, message, is a send), beside `_requests`
+        # Beside `_requests`: (flight, message, bytes of a send that it ends, 0 for a receive).
+        self._what: list[tuple[Flight, int, int]] = []
         self._packing = Packing(plan, self._edges, terms.versions_in_flight)
         self._next = 0
         if self._host and not self._incoming:
@@ -150,8 +135,8 @@ class Executor:
             if self._variable:
                 flight.lengths, flight.at = flight.encoder.lengths, self._edges
         self._flights[sequence] = flight
-        for place in range(len(self._mine)):
-            heapq.heappush(self._ready, (sequence, place))
+        for place, message in enumerate(self._mine):
+            self._outbox.add((sequence, place), self._target[message])
         self._issue()
         self._retire(flight)
         return sequence
@@ -159,18 +144,20 @@ class Executor:
     def progress(self) -> bool:
         """Move whatever can be moved, without waiting; True if anything moved."""
         moved = self._open_ahead()
-        if self._requests:
-            indices = self._mpi.Request.Testsome(self._requests)
-            if indices:
-                moved = True
-                self._complete(indices)
+        while self._requests:
+            # The first call that finds nothing lets MPI work, the second one sees what came of it.
+            indices = self._mpi.Request.Testsome(self._requests) or self._mpi.Request.Testsome(self._requests)
+            if not indices:
+                break
+            self._complete(indices)
+            moved = True
         return self._issue() or moved
 
     def close(self) -> None:
-        """Withdraw the receives posted ahead; call it only when all versions started by the root have ended
-        everywhere."""
-        for request, (_, _, is_send) in zip(self._requests, self._what, strict=True):
-            if not is_send:
+        """Withdraw the receives posted ahead and give all memory back; call it only when all versions started by the
+        root have ended everywhere, or when all hosts have withdrawn together."""
+        for request in self.posted().receives:
+            if request:
                 request.Cancel()
         self._mpi.Request.Waitall(self._requests)
         for flight in self._flights.values():
@@ -178,12 +165,12 @@ class Executor:
                 flight.encoder.release()
             elif flight.held is not None:
                 flight.held.release()
-            if flight.opened is not None and not flight.done:
+            if flight.opened is not None:
                 flight.opened.abandon()
         if self._coding is not None and self._coding.bases is not None:
             self._coding.bases.clear()
         self._packing.free()
-        self._requests, self._what, self._flights, self._ready = [], [], {}, []
+        self._requests, self._what, self._flights = [], [], {}
 
     def posted(self) -> Posted:
         """Requests that stand."""
@@ -198,8 +185,8 @@ class Executor:
         if not self._host or self._inbox is None:
             return False
         opened_any = False
-        while (ahead := sum(not flight.done for flight in self._flights.values())) < self.versions_in_flight:
-            opened = self._inbox.open(urgent=ahead == 0)
+        while self._ahead < self.versions_in_flight:
+            opened = self._inbox.open(urgent=not self._ahead)
             if opened is None:
                 break
             sequence, self._next = self._next, self._next + 1
@@ -223,17 +210,23 @@ class Executor:
                 if self._variable:
                     flight.lengths, flight.at = coded.lengths, coded.at
             self._flights[sequence] = flight
+            self._ahead += 1
             for message in self._incoming:
-                self._requests.append(
-                    self._comm.Irecv(
-                        self._packing.memory(flight, message),
-                        self._source[message],
-                        self._packing.tag(sequence, message),
-                    )
-                )
-                self._what.append((flight, message, False))
+                self._due.setdefault(self._source[message], deque()).append((flight, message))
+            for source in self._due:
+                for _ in range(POSTED - self._standing.get(source, 0)):
+                    self._post(source)
             opened_any = True
         return opened_any
+
+    def _post(self, source: int) -> None:
+        """Post the next receive from `source`."""
+        if self._due[source]:
+            flight, message = self._due[source].popleft()
+            tag = self._packing.tag(flight.sequence, message)
+            self._requests.append(self._comm.Irecv(self._packing.memory(flight, message), source, tag))
+            self._what.append((flight, message, 0))
+            self._standing[source] = self._standing.get(source, 0) + 1
 
     def _complete(self, indices: list[int]) -> None:
         finished = [self._what[index] for index in indices]
@@ -241,18 +234,16 @@ class Executor:
             last_request, last_what = self._requests.pop(), self._what.pop()
             if index < len(self._requests):
                 self._requests[index], self._what[index] = last_request, last_what
-        for flight, message, is_send in finished:
-            if is_send:
-                target, nbytes = self._target[message], self._packing.nbytes(flight, message)
-                self._outstanding -= nbytes
-                self._to[target] -= nbytes
-                for entry in self._deferred.pop(target, ()):
-                    heapq.heappush(self._ready, entry)
-                flight.unsent -= 1
-                self._note("sent", flight, message, self._target[message])
+        for flight, message, sent in finished:
+            if sent:
+                self._outbox.taken(self._target[message], sent)
+                self._sent(flight, message)
             else:
+                source = self._source[message]
+                self._standing[source] -= 1
+                self._post(source)
                 self._received(flight, message)
-            self._retire(flight)
+                self._retire(flight)
 
     def _received(self, flight: Flight, message: int) -> None:
         assembly = flight.assembly
@@ -266,7 +257,7 @@ class Executor:
             for place in self._waiters[chunk]:  # first pass on, then verify
                 flight.missing[place] -= 1
                 if not flight.missing[place]:
-                    heapq.heappush(self._ready, (flight.sequence, place))
+                    self._outbox.add((flight.sequence, place), self._target[self._mine[place]])
         self._issue()
         for chunk in range(self._first[message], self._first[message] + self._count[message]):
             healthy = not assembly.problem
@@ -282,6 +273,7 @@ class Executor:
         header, opened = flight.headers[0], flight.opened
         assert opened is not None
         flight.done = True
+        self._ahead -= 1
         seconds, decoded, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
         if not assembly.problem:
             decoded = assembly.model_checksum()
@@ -306,28 +298,33 @@ class Executor:
     # -- sending
 
     def _issue(self) -> bool:
-        """Hand ready messages to MPI, earliest first, while the window has room; True if any went. A slow target holds
-        up only its own."""
+        """Hand ready messages to MPI while they have room; True if any went."""
         issued = False
-        while self._ready and self._outstanding < self._window:
-            sequence, place = heapq.heappop(self._ready)
+        while (entry := self._outbox.take()) is not None:
+            sequence, place = entry
             flight, message = self._flights[sequence], self._mine[place]
             target = self._target[message]
-            if self._to.get(target, 0) >= self._share:
-                self._deferred.setdefault(target, []).append((sequence, place))
-                continue
             if flight.encoder is not None:
                 flight.encoder.code(self._first[message], self._count[message])
-            self._requests.append(self._packing.send(self._isend, flight, message, target))
             nbytes = self._packing.nbytes(flight, message)
-            self._what.append((flight, message, True))
-            self._outstanding += nbytes
-            self._to[target] = self._to.get(target, 0) + nbytes
+            asks = self._asks_all or self._outbox.asks(target, nbytes)
+            request = self._packing.send(self._comm.Issend if asks else self._comm.Isend, flight, message, target)
             self.traffic.bytes_sent += nbytes
             self.traffic.messages_sent += 1
-            self._note("send", flight, message, self._target[message])
+            self._note("send", flight, message, target)
+            if asks or not request.Test():
+                self._requests.append(request)
+                self._what.append((flight, message, self._outbox.sent(target, nbytes)))
+            else:
+                self._outbox.copied(target, nbytes)
+                self._sent(flight, message)
             issued = True
         return issued
+
+    def _sent(self, flight: Flight, message: int) -> None:
+        flight.unsent -= 1
+        self._note("sent", flight, message, self._target[message])
+        self._retire(flight)
 
     def _retire(self, flight: Flight) -> None:
         """Give a version's memory back once it has ended here and its last byte has left."""

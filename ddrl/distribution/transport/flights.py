@@ -1,5 +1,5 @@
-"""What stands between the executor, the memory it moves and the relay: versions under way, how they end, and what has
-gone over the wire.
+"""What stands between the executor, the memory it moves and the relay: on which terms, versions under way, how they
+end, and what has gone over the wire.
 
 Written by the executor alone; `Held`, `Opened` and `Inbox` are what it asks of this host's memory (`inbox` is the real
 one)."""
@@ -63,6 +63,20 @@ class Inbox(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a plan runs.
+
+    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
+    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
+    records every send and arrival."""
+
+    epoch: int = 0
+    versions_in_flight: int = 2
+    window_bytes: int = 0
+    trace: bool = False
+
+
 @dataclass
 class Report:
     """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
@@ -71,6 +85,9 @@ class Report:
     version: int
     problem: str
     seconds: float
+
+
+Memory = dict[tuple[int, int], list[Any]]  # by first chunk and number of chunks: what MPI sends from or receives into
 
 
 @dataclass
@@ -90,6 +107,7 @@ class Flight:
     encoder: Encoder | None = None  # root, with a codec
     lengths: list[int] | None = None  # of the coded chunks in `data`, where they differ from version to version
     at: list[int] | None = None  # and where they begin
+    memory: Memory = field(default_factory=Memory)  # of `packing`, the same for all versions in this place
 
 
 @dataclass

@@ -31,18 +31,16 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
-POLL_SECONDS = 1e-3  # mean wait of a message until its relay polls
-# on one machine the kernel's packets and the polls that find nothing cost its cores about as much again as the relays'
-# own work
+WAKE_SECONDS = 2e-4  # from a message's arrival until its relay runs
+# on one machine the kernel's packets cost its cores about as much again as the relays' own work
 SHARED_CPU = 2.0
-CROWDED = 12.0  # relays that share a core: more are many
-CROWDED_POLL = 4e-4  # s between polls for each of them, some times the length of a poll
 MIN_PIECES, MAX_PIECES = 4, 1 << 11  # pieces in a round
-ROUNDS = 12  # partners of each host, at most
+ROUNDS, LEAST_ROUNDS = 12, 3  # partners of each host: at most, and where a slow link makes rounds long
+ROUNDS_SECONDS = 1.0  # s, after which there are no more rounds
 FRAME_BYTES = 40  # of TCP and IP, by packet
 PACKET_BYTES = 1448
 RECENT = 5  # models
-SLOWER = 1.5
+SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
 TAG = COLLECTIVE_TAG + 1
 
@@ -63,13 +61,6 @@ class Links:
     cores: int
     byte_seconds: float
 
-    @property
-    def min_rest(self) -> float:
-        """Seconds that each relay rests between two polls where very many share a core, so that polling does not take
-        the time that moving needs; else 0."""
-        sharing = len(self.up) / self.cores if self.machines == 1 else 1.0
-        return CROWDED_POLL * sharing if sharing > CROWDED else 0.0
-
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
         rates = [*self.up, *self.down[1:]]
@@ -80,11 +71,10 @@ class Links:
             up, down = self.up, self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
         message = 0.5 * self.message_seconds * (SHARED_CPU if shared else 1.0)
-        latency = self.latency + max(POLL_SECONDS, 0.5 * self.min_rest)
         return Network(
             up,
             down,
-            latency=latency,
+            latency=self.latency + WAKE_SECONDS,
             send_cpu=message,
             receive_cpu=message,
             cpu_byte=0.5 * self.byte_seconds,
@@ -113,7 +103,10 @@ def measure_links(comm: MPI.Comm, guard: Guard | None = None) -> Links:
             break
         pieces = min(MAX_PIECES, pieces * 4)
     pieces = max(MIN_PIECES, min(MAX_PIECES, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
-    for shift in shifts:
+    begun = time.perf_counter()
+    for done, shift in enumerate(shifts):
+        if done >= LEAST_ROUNDS and max(probe.gather(time.perf_counter() - begun)) > ROUNDS_SECONDS:
+            break
         seconds = probe.round(shift, pieces)
         partner, rate = (comm.rank + shift) % size, pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
         up[comm.rank], down[partner] = max(up[comm.rank], rate), max(down[partner], rate)
@@ -212,11 +205,14 @@ class PaceWatch:
     """Notices that models have become much slower than they were under the same plan: then a link has changed, or the
     machine is busy.
 
-    The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time.
+    The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time. `stuck`: times the
+    usual time from which on one model under way is enough.
     """
 
-    def __init__(self, interval: float = 20.0, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._interval = clock, interval
+    def __init__(
+        self, interval: float = 20.0, stuck: float = STUCK, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._interval, self._stuck = clock, interval, stuck
         self._begun: dict[int, float] = {}
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=RECENT)
@@ -224,7 +220,7 @@ class PaceWatch:
 
     def restart(self) -> None:
         """A new plan: forget how long models took."""
-        if len(self._last) == RECENT and self.suspicious:
+        if self.suspicious:
             self._interval *= 2
         self._begun.clear()
         self._first.clear()
@@ -245,7 +241,12 @@ class PaceWatch:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the last models took half as long again as the first, and the interval has passed."""
-        if len(self._last) < RECENT or self._clock() < self._rest_until:
+        """Whether the last models took half as long again as the first, or one that is under way several times as
+        long, and the interval has passed."""
+        now = self._clock()
+        if len(self._first) < RECENT or now < self._rest_until:
             return False
-        return statistics.median(self._last) > SLOWER * statistics.median(self._first)
+        usual = statistics.median(self._first)
+        if any(now - begun > self._stuck * usual for begun in self._begun.values()):
+            return True
+        return len(self._last) == RECENT and statistics.median(self._last) > SLOWER * usual

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
-from ddrl.distribution.transport.flights import Flight
+from ddrl.distribution.transport.flights import Flight, Memory
 from ddrl.distribution.transport.shards import HEADER, Bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Packing:
         ends = np.asarray(edges, np.int64)
         payload = ends[plan.first + plan.count] - ends[plan.first]
         self._nbytes: list[int] = (payload + plan.count * HEADER_BYTES).tolist()
-        self._types: dict[tuple[int, int, int], Any] = {}
+        self._memory: dict[int, Memory] = {}  # by the address of the model's slot
         self._headers: dict[int, NDArray[Any]] = {}
 
     def tag(self, sequence: int, message: int) -> int:
@@ -51,16 +51,20 @@ class Packing:
 
     def memory(self, flight: Flight, message: int) -> list[Any]:
         """Headers and payload of a message as one MPI message, out of or into two places."""
-        address, first, count = flight.data.ctypes.data, self._first[message], self._count[message]
-        datatype = self._types.get((address, first, count))
-        if datatype is None:
-            start, stop = self._edges[first], self._edges[first + count]
-            heads = flight.headers.ctypes.data + first * HEADER_BYTES
-            datatype = self._mpi.BYTE.Create_hindexed(
-                [count * HEADER_BYTES, stop - start], [heads, address + start]
-            ).Commit()
-            self._types[address, first, count] = datatype
-        return [self._mpi.BOTTOM, 1, datatype]
+        place = self._first[message], self._count[message]
+        found = flight.memory.get(place)
+        if found is None:
+            address = flight.data.ctypes.data
+            flight.memory = self._memory.setdefault(address, {})
+            found = flight.memory.get(place) or self._gather(flight, address, *place)
+        return found
+
+    def _gather(self, flight: Flight, address: int, first: int, count: int) -> list[Any]:
+        start, stop = self._edges[first], self._edges[first + count]
+        heads = flight.headers.ctypes.data + first * HEADER_BYTES
+        datatype = self._mpi.BYTE.Create_hindexed([count * HEADER_BYTES, stop - start], [heads, address + start])
+        found = flight.memory[first, count] = [self._mpi.BOTTOM, 1, datatype.Commit()]
+        return found
 
     def send(self, isend: Callable[..., MPI.Request], flight: Flight, message: int, target: int) -> MPI.Request:
         """Hand a message to MPI. Where sizes vary, headers and chunks go one behind the other, from wherever they
@@ -80,6 +84,7 @@ class Packing:
 
     def free(self) -> None:
         """Nothing is under way any more."""
-        for datatype in self._types.values():
-            datatype.Free()
-        self._types = {}
+        for known in self._memory.values():
+            for _, _, datatype in known.values():
+                datatype.Free()
+        self._memory = {}

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ddrl.channels.mailbox import checksum
 from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import make_plan
-from ddrl.distribution.transport.executor import Executor, Terms
+from ddrl.distribution.transport.executor import Executor
+from ddrl.distribution.transport.flights import Terms
 from ddrl.distribution.transport.requests import Exchange, Guard
 from ddrl.distribution.transport.shards import Bytes
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.transport.waits import rest, wait
+from ddrl.distribution.transport.waits import nothing, rest, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -161,31 +161,41 @@ class Exchange:
         return self._down(whole).tobytes() if size else b""
 
 
-def withdraw(comms: Sequence[MPI.Comm], parts: Iterable[Part], limit: float = WITHDRAW_SECONDS) -> bool:
+def withdraw(
+    comms: Sequence[MPI.Comm],
+    parts: Iterable[Part],
+    limit: float = WITHDRAW_SECONDS,
+    meanwhile: Callable[[], object] = nothing,
+) -> bool:
     """End every request of this rank, together with all other ranks of `comms`, who must do the same: receives are
     cancelled, and what others have sent is taken and thrown away until nobody has a send left (Hoefler, Siebert and
     Lumsdaine 2010, nonblocking consensus). False after `limit` seconds, where some rank did not begin: then memory that
-    MPI may still touch is never freed."""
+    MPI may still touch is never freed, and neither where `meanwhile`, called between polls, raises."""
     from mpi4py import MPI
 
-    posted = [part.posted() for part in parts]
+    posted: list[Posted] | None = [part.posted() for part in parts]
     standing: list[Any] = [request for entry in posted for request in (*entry.receives, *entry.sends) if request]
     for request in [request for entry in posted for request in entry.receives if request]:
         request.Cancel()
     taken: list[Any] = []
     barrier: MPI.Request | None = None
     begun, status = time.perf_counter(), MPI.Status()
-    while time.perf_counter() - begun < limit:
-        for comm in comms:
-            while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-                taken.append(np.empty(status.Get_count(MPI.BYTE), np.uint8))
-                standing.append(message.Irecv([taken[-1], MPI.BYTE]))
-        ended = MPI.Request.Testall(standing)
-        if ended and barrier is None:
-            barrier = comms[-1].Ibarrier()
-        if barrier is not None and barrier.Test() and ended:
-            return True
-        rest(begun, longest=0.01)
-    never_freed = (posted, standing, taken, barrier)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(never_freed))  # MPI ends after the interpreter has freed all else
-    return False
+    try:
+        while time.perf_counter() - begun < limit:
+            for comm in comms:
+                while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                    taken.append(np.empty(status.Get_count(MPI.BYTE), np.uint8))
+                    standing.append(message.Irecv([taken[-1], MPI.BYTE]))
+            ended = MPI.Request.Testall(standing)
+            if ended and barrier is None:
+                barrier = comms[-1].Ibarrier()
+            if barrier is not None and barrier.Test() and ended:
+                posted = None
+                return True
+            meanwhile()
+            rest(begun, longest=0.01)
+        return False
+    finally:
+        if posted is not None:
+            never_freed = (posted, standing, taken, barrier)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(never_freed))  # MPI ends after the interpreter has freed all

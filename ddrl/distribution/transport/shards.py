@@ -7,6 +7,7 @@ else to place and verify it. Written by the root, verified by every receiver, re
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ HEADER = np.dtype(
 )
 assert HEADER.itemsize == HEADER_BYTES
 _BEFORE_CHECKSUM = HEADER_BYTES - 8
+_FIELDS = struct.Struct("=IH2xIIIIQq80xQ")  # of HEADER, without back, model_checksum, time_ns and values
+assert _FIELDS.size == HEADER_BYTES
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,9 @@ class Assembly:
             return False
         self._there[index] = 1
         self._missing -= 1
-        magic, epoch, _, sequence, place, count, length, offset, version, *_, checksum = self.headers[index].item()
+        magic, epoch, sequence, place, count, length, offset, version, checksum = _FIELDS.unpack_from(
+            self._heads.data, index * HEADER_BYTES
+        )
         payload = self.payload(index)
         if self.version < 0:
             self.version = version

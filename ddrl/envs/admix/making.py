@@ -7,7 +7,7 @@ env.id = "ddrl.envs.admix:logged"        env.kwargs = {folder = "my_log", mode =
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +18,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
-from ddrl.envs.admix.contracts import Contracts
+from ddrl.envs.admix.contracts import Contracts, Requests
 from ddrl.envs.admix.inventory import Inventory
 from ddrl.envs.admix.joint import arrays_of
 from ddrl.envs.admix.logs.day import open_log
 from ddrl.envs.admix.market import Market
+from ddrl.envs.admix.optimum import Problem, descend
 from ddrl.envs.admix.settings import MarketConfig, PlayConfig
 from ddrl.envs.admix.vector import AdmixVectorEnv, Days
 
@@ -48,19 +49,33 @@ def logged(folder: str, num_envs: int = 1, bids: int = 24, on_error: str = "rais
 
 @dataclass(frozen=True)
 class Morning:
-    """What is known of a day before it begins: all that a server needs beside its policy."""
+    """What is known of a day before it begins: all that a server needs beside its policy. A `Day` without requests."""
 
     contracts: Contracts
     inventory: Inventory
     play: PlayConfig
     click_value: float
     bids: int  # bid slots of a queue
+    yesterday_alpha: NDArray[np.float64]  # [C], duals of the day before; zeros where no prior asks for them
+
+    @property
+    def windows(self) -> int:
+        """Windows of the day."""
+        return len(self.inventory.supply)
+
+    @property
+    def billed_rate(self) -> NDArray[np.float64]:
+        """The past billed rate in every window [W, C]."""
+        return np.tile(self.contracts.billed_rate, (self.windows, 1))
+
+    def __iter__(self) -> Iterator[Requests]:
+        return iter(())
 
 
 def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = None) -> Morning:
     """The morning of the environments that `factory` ("generated", "logged" or their Gymnasium forms) makes from
-    `settings`: of the market's first day, or of the log; with `folder` the contracts of that log stand in their place.
-    ConfigError, EnvError."""
+    `settings`: of the market's first day, or of the log; with `folder` the contracts of that log stand in their place,
+    and its requests are yesterday's. ConfigError, EnvError."""
     given = {name: value for name, value in settings.items() if name != "num_envs"}
     kind = factory.removesuffix("_env")
     if kind == "generated":
@@ -69,7 +84,8 @@ def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = Non
         bids = config.max_bids
         if folder is None:
             day = Market(config).day(0)
-            return Morning(day.contracts, day.inventory, play, config.click_value, bids)
+            alpha = day.yesterday_alpha if play.prior == "yesterday" else np.zeros(day.contracts.count)
+            return Morning(day.contracts, day.inventory, play, config.click_value, bids, alpha)
     elif kind == "logged":
         bids = int(given.pop("bids", 24))
         own = Path(given.pop("folder", ""))
@@ -78,7 +94,11 @@ def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = Non
     else:
         raise ConfigError(f"env.id: {factory} is no environment of ad mixing (generated or logged)")
     log = open_log(folder, bids)
-    return Morning(log.contracts, log.inventory, play, log.click_value, bids)
+    alpha = np.zeros(log.contracts.count)
+    if play.prior == "yesterday":
+        problem = Problem.of(log.requests(), log.contracts, log.click_value, log.billed_rate)
+        alpha = descend(problem, log.contracts.penalty / 2, sweeps=20)
+    return Morning(log.contracts, log.inventory, play, log.click_value, bids, alpha)
 
 
 class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):

@@ -123,8 +123,8 @@ class PlayConfig:
     reward_by: str = setting(
         "total",
         "",
-        "The reward: total, one number; contract, each contract's part of it (with relative), as a share of the "
-        "penalty for its whole demand.",
+        "The reward: total, one number; contract, one for each contract (with relative), as a share of the penalty for "
+        "its whole demand: clicks less the best other score at each request that it takes, less its own penalties.",
         choices=("total", "contract"),
     )
     shortfall_weight: float = setting(1.0, "", "Weight of penalties for impressions missing by now.", ge=0)

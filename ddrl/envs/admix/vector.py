@@ -34,6 +34,14 @@ from ddrl.envs.admix.state import StateWriter
 Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
 
 
+def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
+    """The bonuses [C] (eCPM) from which a policy departs on this day; 0 without a prior."""
+    contracts = day.contracts
+    if play.prior == "yesterday":
+        return 1000 * contracts.billed_rate * day.yesterday_alpha
+    return 1000 * day.inventory.split() * contracts.penalty * (play.prior == "demand")
+
+
 class AdmixVectorEnv:
     """`count` environments; `days(seed, episode)` gives each its days, all of the same contracts."""
 
@@ -99,6 +107,7 @@ class AdmixVectorEnv:
         value, revenue = np.zeros((self.num_envs, self._contracts + 1)), np.zeros(self.num_envs)
         chosen, score, logged = np.full(self.num_envs, -1), np.zeros(self.num_envs), self._logged
         moving = playing
+        self._gain = np.zeros((self.num_envs, self._contracts))
         for turn in range(self.play.repeat):
             if turn:
                 moving = playing & self._feed.has_request
@@ -127,7 +136,8 @@ class AdmixVectorEnv:
         self._charged += growth
         value[:, :-1] -= self.play.shortfall_weight * growth
         raw = value.sum(1)
-        reward = value[:, :-1] / self._whole_penalty if self._by_contract else raw
+        own = self._gain - self.play.shortfall_weight * growth
+        reward = own / self._whole_penalty if self._by_contract else raw
         reward = (self.play.reward_scale * reward).astype(np.float32)
         return EnvStep(observation, reward, terminated, truncated, raw, columns)
 
@@ -166,6 +176,9 @@ class AdmixVectorEnv:
         chosen[moving], score[moving] = slot[moving], best[moving]
         revenue += worth
         weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
+        if self._by_contract:
+            taken = np.flatnonzero(contract >= 0)
+            self._gain[taken, contract[taken]] += weighted[taken] - np.maximum(self._second[taken], 0) / 1000
         if self.play.relative and self.bids:
             weighted -= np.where(moving, self.play.bid_weight * self._request["ecpm"].max(1) / 1000.0, 0.0)
         value[self._all, contract] += weighted
@@ -185,10 +198,7 @@ class AdmixVectorEnv:
         self._required[env] = inventory.split()
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
-        if self.play.prior == "yesterday":
-            self._prior[env] = 1000 * self.contracts.billed_rate * day.yesterday_alpha
-        elif self.play.prior == "demand":
-            self._prior[env] = 1000 * self._required[env] * self.contracts.penalty
+        self._prior[env] = prior_of(self.play, day)
         self.delivery.reset(env)
         self._sums[env], self._charged[env] = 0, 0
         self._feed.begin(env, day, self.play.first_window)
@@ -289,6 +299,9 @@ class AdmixVectorEnv:
         scores = np.where(self._playable, scores, -np.inf)
         best = scores.argmax(1)
         score = scores[self._all, best]
+        if self._by_contract:
+            scores[self._all, best] = -np.inf
+            self._second = scores.max(1)  # what the ad shown keeps from being shown, by its own score
         shows = (score > -np.inf) & playing
         worth = np.concatenate([self._value, self._request["ecpm"]], 1)[self._all, best] / 1000.0
         return np.where(shows, best, -1), np.where(shows, score, 0.0), np.where(shows, worth, 0.0)

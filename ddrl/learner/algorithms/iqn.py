@@ -61,11 +61,11 @@ class IQN:
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import distributions, quantiles
+        from ddrl.learner import batches, distributions, quantiles
         from ddrl.learner.networks import make_network
 
         self._double, self._settings = config.learner.double, settings
-        self._rules, self._taken = quantiles, distributions.taken
+        self._rules, self._taken, self._draw_rows = quantiles, distributions.taken, batches.draw_rows
         network: Any = make_network(config.learner, spec)
         self.network = quantiles.ImplicitQuantiles(network, settings.cosines)
 
@@ -82,7 +82,7 @@ class IQN:
         settings = self._settings
 
         def drawn(count: int) -> torch.Tensor:
-            return batch.r_t.new_empty((len(batch.r_t), count)).uniform_()
+            return self._draw_rows(batch, count, lambda empty: empty.uniform_())
 
         return [
             Evaluation("z_tm1", part, (batch.s_tm1, drawn(settings.fractions)), gradient=True, training=True),

@@ -62,9 +62,10 @@ class TD3:
         return Declaration("td3", "gaussian", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
-        from ddrl.learner import actor_critic, targets
+        from ddrl.learner import actor_critic, batches, targets
 
         self._settings, self._loss, self._rules = settings, config.learner.loss, targets
+        self._draw_rows = batches.draw_rows
         self._action_size = spec.action.size
         self.critics = actor_critic.make_critics(spec, config.learner.hidden, count=2)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
@@ -82,7 +83,7 @@ class TD3:
         """See `Algorithm`. The actor's turn comes after the critics' step, and only every actor_delay of them."""
         if part == "critic":
             return [
-                Evaluation("action_t", "actor", (batch.s_t, self._noise(batch.r_t)), target=True),
+                Evaluation("action_t", "actor", (batch.s_t, self._noise(batch)), target=True),
                 Evaluation("q_t", "critic", (batch.s_t, "action_t"), target=True),
                 Evaluation("q_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
             ]
@@ -114,9 +115,9 @@ class TD3:
         mean = self.actor(observations)
         return {"mean": mean, "q": self.critics(observations, mean).squeeze(2)}
 
-    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+    def _noise(self, batch: Any) -> torch.Tensor:
         settings = self._settings
-        noise = like.new_empty((len(like), self._action_size)).normal_() * settings.target_noise
+        noise = self._draw_rows(batch, self._action_size, lambda empty: empty.normal_()) * settings.target_noise
         return noise.clamp(-settings.target_noise_clip, settings.target_noise_clip)
 
 

@@ -10,17 +10,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
+from ddrl.run.collectors import Collectors, StarterProcess, Trace
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
+from ddrl.run.rounds import Rounds
 from ddrl.run.task import Task
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
@@ -39,11 +42,11 @@ def local_ranks(config: Config) -> tuple[Assignment, ...]:
 class Members:
     """The child processes of a local run."""
 
-    def __init__(self, run_id: str, ranks: tuple[Assignment, ...]) -> None:
+    def __init__(self, run_id: str, members: Sequence[Assignment]) -> None:
         self._errors: dict[int, IO[bytes]] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._run_id = run_id
-        for member in ranks[1:]:
+        for member in members:
             self._start(member.rank)
 
     def _start(self, rank: int) -> None:
@@ -103,20 +106,32 @@ def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda t
     config, run_id = preparation.config, preparation.run_id
     ranks = local_ranks(config)
     board = Board.create(board_name(run_id, 0))
-    members = Members(run_id, ranks)
+    in_rounds = config.pool.collectors != "off"
+    members = Members(run_id, [rank for rank in ranks[1:] if not (in_rounds and rank.role is Role.ROLLOUT)])
+    starter = StarterProcess(run_id) if in_rounds else None
     channels: HostChannels | None = None
+    collectors: Collectors | None = None
     try:
         topology = preparation.topology(ranks)
         records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records, members.check, members.restart)
+            task = Task(topology, channels, records, members.check, None if in_rounds else members.restart)
+            if starter is not None:
+                trace = Trace(records.directory.path, records.directory.path.name, time.monotonic())
+                collectors = Collectors(starter, config.pool, topology.rollouts, trace)
+                task.training.follow(Rounds(task.training, collectors, list(channels.lanes.values())))
             equip(task)
             return drive(task, interrupts)
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
-        members.stop(STOP_TIMEOUT if channels is not None else 0.0)  # without channels they wait for nothing
+        timeout = STOP_TIMEOUT if channels is not None else 0.0  # without channels they wait for nothing
+        if collectors is not None:
+            collectors.close()
+        elif starter is not None:
+            starter.stop(timeout)
+        members.stop(timeout)
         if channels is not None:
             channels.close()
         else:

@@ -55,7 +55,8 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         preparation = prepare()
         config = preparation.config
         hosts = group_hosts(world.Get_size(), names, config.cluster.relays)
-        topology = preparation.topology(tuple(assign_roles(hosts, evaluator=config.evaluation.period > 0)))
+        ranks = assign_roles(hosts, evaluator=config.evaluation.period > 0, nodes=config.learner.nodes)
+        topology = preparation.topology(tuple(ranks))
         records = preparation.open_records()
         from ddrl.run.modes.mpi_trainer import lead
 
@@ -91,8 +92,9 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
         assert topology is not None
         with abort_on_error(world, topology.run_id):  # other relays are inside collective calls that nothing interrupts
             membership = _join_relays(world, topology)
+            nodes = join_nodes(world, topology)
         with membership or contextlib.nullcontext():
-            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership)
+            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership, nodes)
     except JobFailed as error:
         _report(world, topology, str(error))
     except BaseException as error:
@@ -133,8 +135,27 @@ def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
     return Membership(comm, lambda error: describe(error, _where(mine.rank, topology)))
 
 
-def _play(topology: Topology, mine: Assignment, channels: HostChannels | None, membership: Membership | None) -> int:
+def join_nodes(world: MPI.Intracomm, topology: Topology) -> MPI.Intracomm | None:
+    """The communicator of the trainer (its rank 0) and the gradient nodes; None for any other rank, or without
+    nodes."""
+    group = [member.rank for member in topology.ranks if member.role in (Role.TRAINER, Role.NODE)]
+    if len(group) == 1 or world.Get_rank() not in group:
+        return None
+    return world.Create_group(world.Get_group().Incl(group))
+
+
+def _play(
+    topology: Topology,
+    mine: Assignment,
+    channels: HostChannels | None,
+    membership: Membership | None,
+    nodes: MPI.Intracomm | None,
+) -> int:
     """The role of a rank, once every host's channels stand; its exit status."""
+    if nodes is not None:
+        from ddrl.run.nodes.worker import node_process
+
+        return node_process(nodes, topology, mine)
     if membership is None:
         from ddrl.run.members import member_process
 

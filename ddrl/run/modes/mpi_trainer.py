@@ -17,12 +17,15 @@ from ddrl.run.host import HostChannels, board_name
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.modes.agreement import Agreement, part
 from ddrl.run.modes.driver import drive
+from ddrl.run.modes.mpi import join_nodes
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
 from ddrl.run.task import Task, TaskRecords
 from ddrl.run.topology import Topology
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
 
@@ -43,10 +46,13 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=lambda rank: False)  # MPI starts no rank again
             try:
                 standing.wait()
+                leader = _lead_nodes(world, task)
             except BaseException as error:
                 task.abandon(error)
                 raise
             summary = drive(task, interrupts, _save_in_a_copy)
+            if leader is not None:
+                leader.close()
     except BaseException as error:
         trouble = error
         if board is not None:
@@ -66,6 +72,24 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     if failure:
         raise JobFailed(failure)
     return summary
+
+
+def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
+    """Let gradient nodes compute the task's gradients, where there are any."""
+    comm = join_nodes(world, task.topology)
+    if comm is None:
+        return None
+    from ddrl.learner.exchange import Exchange
+    from ddrl.run.nodes.leader import Leader
+
+    def look() -> None:
+        if task.board.command == Command.FAIL:
+            raise JobFailed(read_failure(task.topology.run_id, 0))
+
+    training = task.training
+    exchange, counters = Exchange(training.learner), training.ends.counters
+    training.gradients = leader = Leader(comm, exchange, task.config, counters=counters, look=look, note=task.note)
+    return leader
 
 
 def _save_in_a_copy(task: Task) -> bool:

@@ -1,0 +1,191 @@
+"""Real unequal nodes: processes under mpirun, each within its share of a core by a quota of the kernel (10-ms periods).
+
+Needs root and the cgroup cpu controller. What is measured: equal and balanced sizes in turn in one run, beside what the
+overheads and speeds allow that were measured first, beside the simulator with these, and beside torch
+DistributedDataParallel; weak scaling; the first K of N exponential times; the leader's reduce beside MPI_Allreduce."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Timing, arguments, print_table, ratios, save
+from ddrl.balance.collection import expected_first_of
+from ddrl.balance.sizes import balanced_sizes
+
+ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+SHARES = [0.4, 0.4, 0.4, 0.1]
+NETWORK = {"rows": 512, "hidden": [512, 512]}
+MEAN = 0.08  # [s] of the exponential times
+PORT = 29517
+
+
+def ranks(count: int, case: str, **options: Any) -> Any:
+    """What rank 0 of real_ranks prints."""
+    launcher = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
+    words = [launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(count), sys.executable]
+    words += ["-m", "benchmarks.microbatch.real_ranks", case, json.dumps(options)]
+    environment = {**os.environ, **ALLOWED, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ddp(iterations: int) -> list[float]:
+    """Seconds an update by DistributedDataParallel, the same network and shares."""
+    options = json.dumps({**NETWORK, "shares": SHARES, "iterations": iterations, "port": PORT})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "benchmarks.microbatch.ddp_ranks"]
+    started = [
+        subprocess.Popen([*words, str(rank), options], stdout=subprocess.PIPE, text=True, env=environment)
+        for rank in range(len(SHARES))
+    ]
+    printed = [process.communicate()[0] for process in started]
+    return json.loads(printed[0].splitlines()[-1])
+
+
+def fit(trace: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Overhead [s] and speed [samples/s] of each node, by least squares of its times on its sizes."""
+    rows = [row for row in trace if row["phase"] == "calibration"]
+    sizes, seconds = np.array([row["sizes"] for row in rows], float), np.array([row["nodes"] for row in rows])
+    overhead, speed = [], []
+    for node in range(sizes.shape[1]):
+        slope, start = np.polyfit(sizes[:, node], seconds[:, node], 1)
+        overhead.append(max(start, 0.0))
+        speed.append(1.0 / slope)
+    return np.array(overhead), np.array(speed)
+
+
+def of_phase(trace: list[dict[str, Any]], phase: str) -> list[float]:
+    return [row["seconds"] for row in trace if row["phase"] == phase]
+
+
+def unequal(short: bool) -> dict[str, Any]:
+    """One of four nodes at a quarter of the others' processor; then another one."""
+    plan = {"calibration": 24, "blocks": 2 if short else 4, "length": 8, "switch": True}
+    trace = ranks(5, "unequal", **NETWORK, shares=SHARES, **plan)
+    overhead, speed = fit(trace)
+    total, nodes = NETWORK["rows"], len(SHARES)
+    lower, upper = np.ones(nodes, np.int64), np.full(nodes, total)
+    best = balanced_sizes(total, overhead, speed, lower, upper)
+    equal_time = float((overhead + total / nodes / speed).max())
+    best_time = float((overhead + best / speed).max())
+    equal, affine = of_phase(trace, "equal"), of_phase(trace, "affine")
+    residual = np.concatenate(
+        [
+            np.array(row["nodes"]) / (overhead + np.array(row["sizes"]) / speed)
+            for row in trace
+            if row["phase"] == "calibration"
+        ]
+    )
+    jitter = float(np.log(residual).std())
+    simulated = simulate(overhead, speed, jitter, best, total)
+    speed_up, allowed = statistics.median(equal) / statistics.median(affine), equal_time / best_time
+    switched = [row["sizes"] for row in trace if row["phase"] == "switched"]
+    seconds = of_phase(trace, "switched")
+    floor = statistics.median(seconds[-10:])
+    # Iterations after the change until one within 5 % of the time that the run comes to.
+    back = next((place for place, one in enumerate(seconds) if one <= 1.05 * floor), len(seconds))
+    others = ddp(20 if short else 40)
+    return {
+        "shares": SHARES,
+        "overhead_s": overhead.tolist(),
+        "samples_per_s": speed.tolist(),
+        "jitter": jitter,
+        "equal_s": Timing.of(equal),
+        "affine_s": Timing.of(affine),
+        "ddp_equal_s": Timing.of(others),
+        "speed_up": speed_up,
+        "speed_up_allowed": allowed,
+        "share_of_allowed": speed_up / allowed,
+        "speed_up_over_ddp": statistics.median(others) / statistics.median(affine),
+        "simulated_s": simulated,
+        "simulated_over_measured": {
+            "equal": simulated["equal"] / statistics.mean(equal),
+            "affine": simulated["affine"] / statistics.mean(affine),
+        },
+        "sizes": [row["sizes"] for row in trace if row["phase"] == "affine"][-1],
+        "switched": {"seconds": seconds, "sizes": switched, "iterations_until_within_5_percent": back},
+    }
+
+
+def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.ndarray, total: int) -> dict[str, float]:
+    """Mean seconds an iteration by the simulator's law, t_i = (a_i + b_i / v_i) exp(jitter), with what was measured."""
+    noise = np.exp(np.random.default_rng(0).normal(0.0, jitter, (4000, len(speed))))
+    equal = np.full(len(speed), total / len(speed))
+    return {
+        name: float((noise * (overhead + sizes / speed)).max(1).mean())
+        for name, sizes in (("equal", equal), ("affine", best))
+    }
+
+
+def weak(short: bool) -> dict[str, Any]:
+    """Samples/s a node beside one node's, for a network that takes about 50 ms a batch and node."""
+    rows, hidden, count = 512, [768, 768], 25 if short else 50
+
+    def seconds(nodes: int, share: float | None) -> list[float]:
+        shares = {"shares": [share] * nodes} if share else {}
+        equal = {"sizer": "equal"}
+        return ranks(nodes + 1, "rate", rows=rows * nodes, hidden=hidden, iterations=count, balance=equal, **shares)
+
+    found: dict[str, Any] = {}
+    for name, few, many, share in (
+        ("1 to 2 nodes, a core each", 1, 2, None),
+        ("1 to 4 nodes, half a core each", 1, 4, 0.5),
+    ):
+        one, several = [], []
+        for _ in range(1 if short else 2):
+            one.append(statistics.median(seconds(few, share)))
+            several.append(statistics.median(seconds(many, share)))
+        found[name] = {"one_s": one, "several_s": several, "efficiency": ratios(one, several)}
+    return found
+
+
+def first_of(short: bool) -> list[dict[str, Any]]:
+    """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu."""
+    count, rows = 40 if short else 120, []
+    for first in (1, 2, 3, 4):
+        balance = {"sizer": "equal", "first": first}
+        seconds = ranks(5, "waits", rows=8, hidden=[8], iterations=count, balance=balance, mean=MEAN)
+        expected = expected_first_of(first, 4, MEAN)
+        mean = statistics.mean(seconds)
+        rows.append({"first": first, "mean_s": mean, "expected_s": expected, "ratio": mean / expected})
+    return rows
+
+
+def main() -> None:
+    parser = arguments("microbatch_real", (__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", nargs="+", default=["unequal", "weak", "first_of", "reduce"])
+    options = parser.parse_args()
+    found = json.loads(options.json.read_text()) if options.json.exists() else {}
+    found = {name: value for name, value in found.items() if name in PARTS}
+    for name in options.part:
+        found[name] = PARTS[name](options.short)
+        save(options.json, found)
+    for name in options.part:
+        print(name)
+        rows = found[name] if isinstance(found[name], list) else [found[name]]
+        print_table(list(rows[0]), [[str(value)[:60] for value in row.values()] for row in rows])
+
+
+def reduce(short: bool) -> list[dict[str, Any]]:
+    """Seconds to gather two weighted gradients at the leader and broadcast as many bytes, beside MPI_Allreduce of 2."""
+    rows = []
+    for megabytes in (0.3, 5.0, 50.0):
+        found = ranks(3, "reduce", rows=8, hidden=[8], megabytes=megabytes, iterations=12 if short else 40)
+        weighted = ratios(found["leader"], found["allreduce"])
+        rows.append({"MB": megabytes, **{name: Timing.of(times) for name, times in found.items()}, "ratio": weighted})
+    return rows
+
+
+PARTS = {"unequal": unequal, "weak": weak, "first_of": first_of, "reduce": reduce}
+
+if __name__ == "__main__":
+    main()

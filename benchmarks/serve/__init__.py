@@ -1,0 +1,1 @@
+"""Serving beside the bare paths: `python -m benchmarks.serve`."""

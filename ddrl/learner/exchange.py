@@ -1,0 +1,125 @@
+"""What data-parallel nodes exchange of a learner, in host memory: vectors by name, and gradients in a part's layout.
+
+"value.online" names the online vector of part value, "critic.target" a target copy; a gradient travels as a vector of
+the same layout, whatever passes made it and on whichever device, so nodes need not be alike. Knows neither MPI nor who
+sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ddrl.core.errors import NetworkError
+from ddrl.learner.learner import Gradient, Learner
+
+Vector = NDArray[np.uint8]
+KINDS = ("online", "target")  # what a gradient depends on
+
+
+class Exchange:
+    """One learner's side of the exchange. NetworkError for networks whose batches cannot be cut."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        for name, part in learner.parts.items():
+            for path, module in part.module.named_modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    raise NetworkError(
+                        f"learner.nodes: {path or name} ({type(module).__name__}) normalises over the batch, so parts "
+                        "of it do not give the gradient of the whole: use a norm over features (LayerNorm, GroupNorm)"
+                    )
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """What all nodes must agree on."""
+        layouts = {f"part {name}": part.online.layout.digest for name, part in self.learner.parts.items()}
+        dtypes = {
+            f"dtypes of {name}": ",".join(sorted({entry.dtype for entry in part.online.layout.entries}))
+            for name, part in self.learner.parts.items()
+        }
+        return {"algorithm": self.learner.algorithm.name, **dtypes, **layouts}
+
+    def versions(self) -> dict[str, int]:
+        """The vectors that gradients depend on, by name, each with a number that changes whenever it does."""
+        versions: dict[str, int] = {}
+        for name, part in self.learner.parts.items():
+            versions[f"{name}.online"] = part.updates
+            if part.target is not None:
+                versions[f"{name}.target"] = part.updates // self.learner.config.target_period
+        return versions
+
+    def vector(self, name: str) -> Vector:
+        """A vector as it is now: its own memory on the CPU, a copy from a GPU."""
+        return self._tensor(name).cpu().numpy()
+
+    def set_vector(self, name: str, vector: Vector) -> None:
+        """Replace a vector; nothing to do for one that was received into `vector(name)` on the CPU."""
+        tensor = self._tensor(name)
+        if tensor.is_cuda or tensor.data_ptr() != vector.ctypes.data:
+            tensor.copy_(torch.from_numpy(vector))
+
+    def set_updates(self, updates: Sequence[int]) -> None:
+        """Updates of each part, in their order, that the vectors come from."""
+        for part, count in zip(self.learner.parts.values(), updates, strict=True):
+            part.set_updates(count)
+
+    def buffer(self, part: str) -> Vector:
+        """Memory for a gradient."""
+        return np.zeros(self.learner.parts[part].online.layout.nbytes, np.uint8)
+
+    def flat(self, gradient: Gradient, out: Vector) -> Vector:
+        """The gradient's vector: the memory where it stands if that is one vector on the CPU, else `out`."""
+        (first, *others) = gradient.vectors
+        if not others and first.device.type == "cpu" and first.nbytes == out.nbytes:
+            return first.view(torch.uint8).numpy()
+        torch._foreach_copy_(self.learner.pieces(gradient.part, torch.from_numpy(out)), gradient.vectors)
+        return out
+
+    def sum(
+        self,
+        part: str,
+        vectors: Sequence[Vector],
+        weights: Sequence[float],
+        count: int,
+        priority: NDArray[np.float32] | None,
+        figures: Mapping[str, float],
+        batch: Any = None,
+    ) -> Gradient:
+        """The gradient sum_i weights_i vectors_i, in this order, on the learner's device."""
+        total = weighted_sum([self.learner.pieces(part, torch.from_numpy(vector)) for vector in vectors], weights)
+        device = self.learner.device
+        return Gradient(
+            part,
+            [piece.to(device) for piece in total],
+            count,
+            self.learner.parts[part].updates,
+            None if priority is None else torch.from_numpy(priority),
+            {name: torch.tensor(value) for name, value in figures.items()},
+            batch,
+        )
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        part, _, kind = name.rpartition(".")
+        return self.learner.parts[part].vectors()[kind]
+
+
+def weighted_sum(terms: Sequence[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:
+    """sum_i weights_i terms_i, of lists of tensors of equal shapes, in this order. The first term's memory holds the
+    result."""
+    total = terms[0]
+    torch._foreach_mul_(total, weights[0])
+    for term, weight in zip(terms[1:], weights[1:], strict=True):
+        torch._foreach_add_(total, term, alpha=weight)
+    return total
+
+
+def node_device(name: str, place: int) -> str:
+    """The device of the `place`-th node of its host, where learner.device is `name`: nodes take the GPUs in turn."""
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        return f"cuda:{place % torch.cuda.device_count()}"
+    return name

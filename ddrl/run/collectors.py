@@ -1,0 +1,284 @@
+"""The trainer's end of its collectors: their starter's process, when they start, and what became of them.
+
+Before each round's parameters are published the history of the task's rounds says when the next round's collectors are
+to start (ddrl.pool.prewarm); that order goes to the starter at once, so it is there before the round's first data."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddrl.core.config import PoolConfig
+from ddrl.core.errors import JobFailed
+from ddrl.pool import prewarm
+from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.run.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up
+from ddrl.run.process import interrupts_held_back
+from ddrl.run.starter import STOP_TIMEOUT, Lines
+
+MAX_LINES = 100_000  # of collectors in a trace; the sums go on
+
+
+class StarterProcess:
+    """The process that starts the collectors, and the pipes to and from it."""
+
+    def __init__(self, run_id: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
+        with interrupts_held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.run.starter", run_id, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders, self._reports = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._lines = Lines(self._reports)
+        self._decoder = msgspec.json.Decoder(Up)
+
+    def say(self, message: Down) -> None:
+        """Send a message; JobFailed where the starter has ended."""
+        try:
+            os.write(self._orders, msgspec.json.encode(message) + b"\n")
+        except BrokenPipeError:
+            raise JobFailed(self._end()) from None
+
+    def hear(self) -> list[Up]:
+        """What has come since the last call; never waits. JobFailed where the starter has ended."""
+        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
+        if self._lines.ended and not messages:
+            raise JobFailed(self._end())
+        return messages
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there is something to hear, at most `timeout` [s]."""
+        select.select([self._reports], [], [], timeout)
+
+    def stop(self, timeout: float = 2 * STOP_TIMEOUT) -> list[Up]:
+        """End all collectors and wait for them, at most `timeout` [s]; what was not heard yet."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
+        self._process.stdout.close()
+        self._errors.close()
+        return messages
+
+    def _end(self) -> str:
+        status = self._process.wait()
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace").strip()
+        return f"the starter of the collectors ended with status {status}{f':{chr(10)}{words}' if words else ''}"
+
+
+@dataclass
+class Trace:
+    """Files of what collectors did, a JSON object a line; times count from `began` [s, CLOCK_MONOTONIC].
+
+    FOLDER/collectors.jsonl: task, round, worker, start, ready, parameters, sent, end (null: it stayed for the next
+    round). FOLDER/instructions.jsonl: task, round, issued, start by worker (null: it stays, or starts when its
+    parameters are there). Rounds count from `first`."""
+
+    folder: Path
+    task: str
+    began: float
+    first: int = 0
+    _lines: int = field(default=0, repr=False)
+
+    def write(self, name: str, round: int, **times: Any) -> None:
+        """Append a line in one write: several tasks write to one file."""
+        if self._lines >= MAX_LINES:
+            return
+        self._lines += 1
+        line = {"task": self.task, "round": round - self.first}
+        line |= {key: self._since(value) if key != "worker" else value for key, value in times.items()}
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def _since(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._since(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        return None if value is None or math.isnan(value) else round(value - self.began, 6)
+
+
+@dataclass
+class _Course:
+    """What is known of one round's collectors, by worker."""
+
+    parameters: float
+    sent: dict[int, Sent] = field(default_factory=dict[int, Sent])
+
+
+class Collectors:
+    """When a task's collectors start, and the sums over what they did. `trace` may be replaced before the first
+    round."""
+
+    def __init__(self, starter: StarterProcess, config: PoolConfig, workers: int, trace: Trace) -> None:
+        self.workers, self.trace = workers, trace
+        self.warmth, self.predicted = Warmth(), Warmth()  # of all rounds but the first; of those with an instruction
+        self.cpu_seconds = 0.0  # of collectors that have ended, their start included
+        self._starter, self._mode = starter, config.collectors
+        settings = PrewarmSettings(delay_cost=config.delay_cost)
+        self._history = History(settings)
+        self._instructions: dict[int, Instruction] = {}
+        self._ordered: set[int] = set()
+        self._courses: dict[int, _Course] = {}
+        self._ends: dict[int, float] = {}  # by worker, of its newest process that has ended
+        self._startup = [0.0] * workers  # s, of each worker's newest process
+        self._open: dict[tuple[int, int], Sent] = {}  # sent, their process not ended yet
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def begin(self, round: int, now: float) -> None:
+        """The parameters of a round are about to be published: its collectors act, and orders for the next round go
+        out."""
+        if not self._courses:
+            self.trace.first = round
+        before = self._courses.get(round - 1)
+        if before is not None:
+            self._measure(round - 1, before, now)
+        self._courses = {round - 1: before, round: _Course(now)} if before is not None else {round: _Course(now)}
+        self._starter.say(Begin(round, tuple(range(self.workers))))
+        if self._mode == "prewarm":
+            begin = [now] * self.workers
+            for ahead in range(1, prewarm.best_ahead(self._history) + 1):
+                if round + ahead not in self._ordered:
+                    found = prewarm.instruct(self.trace.task, round + ahead, begin, self._history, ahead)
+                    if found is not None:
+                        self._instruct(found)
+        if round + 1 not in self._ordered:
+            self._order(round + 1, [Plan(stays=self._mode != "cold")] * self.workers)
+        self._ordered = {number for number in self._ordered if number > round}
+        self._instructions = {number: one for number, one in self._instructions.items() if number >= round}
+
+    def start_again(self, round: int, worker: int) -> None:
+        """The worker's collector was killed before it had sent."""
+        self._starter.say(Begin(round, (worker,)))
+
+    def _instruct(self, instruction: Instruction) -> None:
+        self._instructions[instruction.round] = instruction
+        plans: list[Plan] = []
+        for plan, start in zip(instruction.forecast.plans, instruction.start, strict=True):
+            counts_from_data = plan.anchor is prewarm.Anchor.SENT
+            stays = math.isnan(start)
+            plans.append(Plan(stays, None if stays else start, plan.after if counts_from_data else None))
+        self._order(instruction.round, plans)
+
+    def _order(self, round: int, plans: Sequence[Plan]) -> None:
+        self._ordered.add(round)
+        self._starter.say(Order(round, tuple(plans)))
+        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[plan.at for plan in plans])
+
+    # -- what they did -------------------------------------------------------------------------------------------------
+
+    def hear(self) -> list[Sent | Ended]:
+        """What has come since the last call, corrections apart; never waits."""
+        messages = self._starter.hear()
+        for message in messages:
+            self._note(message)
+        return [message for message in messages if not isinstance(message, Corrected)]
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there is something to hear, at most `timeout` [s]."""
+        self._starter.wait(timeout)
+
+    def close(self) -> None:
+        """End them all."""
+        for message in self._starter.stop():
+            self._note(message)
+        for round, worker in sorted(self._open):
+            self._write(self._open[round, worker], None)
+        self._open.clear()
+
+    def figures(self) -> dict[str, float]:
+        """Sums for a summary: counts, and seconds."""
+        sums: dict[str, float] = asdict(self.warmth)
+        for name in ("corrections", "late_corrections"):
+            sums[name] = getattr(self.predicted, name)
+        sums |= {"predicted_collectors": self.predicted.collectors, "predicted_hits": self.predicted.hits}
+        sums |= {f"predicted_{name}": getattr(self.predicted, name) for name in ("idle_seconds", "late_seconds")}
+        return {**sums, "collector_cpu_seconds": self.cpu_seconds}
+
+    def _note(self, message: Up) -> None:
+        if isinstance(message, Corrected):
+            self.predicted.corrections += 1
+            self.predicted.late_corrections += message.late
+        elif isinstance(message, Sent):
+            self._note_sent(message)
+        else:
+            self.cpu_seconds += message.cpu_seconds
+            self._ends[message.worker] = message.end
+            sent = self._open.pop((message.round, message.worker), None)
+            if sent is not None:
+                self._write(sent, message.end)
+
+    def _note_sent(self, sent: Sent) -> None:
+        course = self._courses.get(sent.round)
+        if course is None:
+            return
+        course.sent[sent.worker] = sent
+        before = self._courses.get(sent.round - 1)
+        earlier = None if before is None else before.sent.get(sent.worker)
+        stayed = earlier is not None and earlier.start == sent.start
+        if not stayed:
+            self._startup[sent.worker] = sent.ready - sent.start
+        if before is not None:
+            warmths = [self.warmth]
+            instruction = self._instructions.get(sent.round)
+            if instruction is not None and not math.isnan(instruction.start[sent.worker]):
+                warmths.append(self.predicted)
+            for warmth in warmths:
+                warmth.count(sent.ready, course.parameters)
+                if not stayed:
+                    warmth.absent_seconds += max(0.0, sent.start - self._ends.get(sent.worker, sent.start))
+        if stayed and earlier is not None:  # its line of the round before was not written: the process had not ended
+            self._open.pop((earlier.round, earlier.worker), None)
+            self._write(earlier, None)
+        self._open[sent.round, sent.worker] = sent
+
+    def _write(self, sent: Sent, end: float | None) -> None:
+        course = self._courses.get(sent.round)
+        self.trace.write(
+            "collectors.jsonl",
+            sent.round,
+            worker=sent.worker,
+            start=sent.start,
+            ready=sent.ready,
+            parameters=None if course is None else course.parameters,
+            sent=sent.sent,
+            end=end,
+        )
+
+    def _measure(self, round: int, course: _Course, now: float) -> None:
+        """A round has ended: its times count for the next prediction."""
+        count = range(self.workers)
+        self._history = self._history.add(
+            Round(
+                round,
+                begin=(course.parameters,) * self.workers,
+                sent=tuple(course.sent[worker].sent for worker in count),
+                end=(now,) * self.workers,
+                startup=tuple(self._startup),
+            )
+        )

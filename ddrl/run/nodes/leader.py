@@ -1,0 +1,253 @@
+"""The leader: cuts each batch by the current sizes, deals the parts to gradient nodes, and sums what comes back.
+
+Rank 0 of the communicator, in the trainer's process; ranks 1 to N are nodes 0 to N-1. It takes the place of the learner
+where training asks for a gradient, and computes none itself. Every part of the algorithm has its own collection (which
+gradients count), sizer, and samples to deal again. Nodes are sent the vectors that have changed since they had them
+last, so they hold no optimizer, and equal bits wherever they run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.balance.collection import Verdict
+from ddrl.channels.counters import CounterRow
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.distribution.transport.waits import nothing, rest
+from ddrl.run.nodes.messages import MESSAGE, VECTOR, Reply, Task, arrays_of, cut, join, pack, rows_of, unpack
+from ddrl.run.nodes.sharing import Answer, Sharing
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ddrl.learner.exchange import Exchange, Vector
+    from ddrl.learner.learner import Gradient
+
+LONGEST = 0.01  # [s] between two looks for messages
+END_TIMEOUT = 30.0  # [s] for gradients under way when the run ends
+BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no node needs them
+
+
+@dataclass
+class _Node:
+    """What the leader knows of one node."""
+
+    versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
+    part: str = ""  # that it computes a gradient of
+    rows: Any = None  # these
+    dealt_at: float = 0.0
+    late: int = 0
+    dropped: int = 0
+    seconds: float = math.nan
+
+
+class Leader:
+    """See the module. `look` is called while the leader waits, and raises what ends the job; `note` is told of what the
+    user should know."""
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        exchange: Exchange,
+        config: Config,
+        *,
+        counters: CounterRow | None = None,
+        look: Callable[[], object] = nothing,
+        note: Callable[[str], object] = lambda text: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._comm, self._exchange, self._config = comm, exchange, config
+        self._look, self._note, self._clock = look, note, clock
+        self._counters = counters
+        self.nodes = {node: _Node() for node in range(comm.Get_size() - 1)}
+        self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
+        self._absent = set(self.nodes)  # nodes that have not said who they are
+        self._sending: list[tuple[MPI.Request, Any]] = []
+
+    # ---- a gradient ------------------------------------------------------------------------------------------------
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss over a batch, from the nodes; None where the algorithm passes the part over.
+
+        JobFailed where no node is left."""
+        if not self._exchange.learner.takes(batch, part):
+            return None
+        self._wait(lambda: not self._absent)
+        mine = self.parts[part]
+        mine.again.append(batch)
+        collection, ready = mine.collection, False
+        while not ready:  # once, unless all nodes leave that this was dealt to
+            self._wait(lambda: mine.holds(self._free()) >= min(mine.waiting, mine.holds(list(self.nodes))))
+            self._deal(batch, part, statistics)
+            self._wait(lambda: collection.ready(self._clock()) or not (collection.targets or collection.holds))
+            ready = collection.ready(self._clock())
+        return self._finish(mine, part)
+
+    def _free(self) -> list[int]:
+        return [node for node, state in self.nodes.items() if not state.part]
+
+    def _deal(self, batch: Any, part: str, statistics: bool) -> None:
+        mine, free, learner = self.parts[part], self._free(), self._exchange.learner
+        rows, mine.again = join(mine.again), []
+        whole = rows_of(rows)
+        sizes = mine.cut(whole, free).tolist()
+        versions, updates = self._exchange.versions(), tuple(one.updates for one in learner.parts.values())
+        entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
+        task = Task(part, updates, seed=int(entropy.generate_state(1)[0]), statistics=statistics)
+        # Where not all gradients are awaited, vectors change while they are still being sent: copies are sent.
+        copies = bool(mine.collection.settings.first)
+        vectors: dict[str, Vector] = {}
+        mine.collection.begin(self._clock(), dict(zip(free, sizes, strict=True)))
+        start = 0
+        for node, size in zip(free, sizes, strict=True):
+            state = self.nodes[node]
+            task.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
+            task.place, task.seconds, task.late, task.dropped = (start, whole), state.seconds, state.late, state.dropped
+            state.versions, state.part = versions, part
+            state.rows, state.dealt_at = cut(rows, start, start + size), self._clock()
+            arrays = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
+            self._send(node, pack(task, arrays), MESSAGE)
+            for name in task.vectors:
+                if name not in vectors:
+                    vector = self._exchange.vector(name)
+                    vectors[name] = vector.copy() if copies else vector
+                self._send(node, vectors[name], VECTOR)
+            start += size
+        if start < whole:
+            mine.again.append(cut(rows, start, whole))
+        version = mine.collection.version
+        mine.order = [(node, version) for node in free] if rows is batch and start == whole else []
+
+    def _finish(self, mine: Sharing, part: str) -> Gradient:
+        update = mine.collection.finish(self._clock())
+        keys = sorted(update.weights)
+        answers, weights = [mine.answers.pop(key) for key in keys], [update.weights[key] for key in keys]
+        priorities = [answer.priority for answer in answers if answer.priority is not None]
+        gradient = self._exchange.sum(
+            part,
+            [answer.vector for answer in answers],
+            weights,
+            update.samples,
+            np.concatenate(priorities) if len(priorities) == len(answers) else None,
+            _mean_figures([answer.figures for answer in answers], weights),
+            None if keys == mine.order else join([answer.rows for answer in answers]),
+        )
+        mine.buffers += [answer.vector for answer in answers]
+        mine.propose()
+        return gradient
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def _send(self, node: int, data: NDArray[np.uint8], tag: int) -> None:
+        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+        self._sending.append((self._comm.Isend(data, node + 1, tag), data))
+        self._count("bytes_sent", data)
+
+    def _count(self, name: str, data: NDArray[np.uint8]) -> None:
+        if self._counters is not None:
+            self._counters[name].add(data.nbytes)
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        begun = time.perf_counter()
+        while not holds():
+            if self._receive():
+                begun = time.perf_counter()
+            else:
+                self._look()
+                rest(begun, longest=LONGEST)
+
+    def _receive(self) -> bool:
+        """Take one message, if there is one."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self._comm.Improbe(MPI.ANY_SOURCE, MESSAGE, status)
+        if message is None:
+            return False
+        data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        message.Recv(data)
+        self._count("bytes_received", data)
+        node = status.Get_source() - 1
+        reply, arrays = unpack(data, Reply)
+        if reply.failure:
+            self._lose(node, reply.failure)
+        elif reply.signature:
+            self._greet(node, reply.signature)
+        else:
+            self._arrive(node, reply, arrays.get("priority"))
+        return True
+
+    def _greet(self, node: int, signature: Mapping[str, str]) -> None:
+        self._absent.discard(node)
+        mine = self._exchange.signature
+        for what in sorted(mine.keys() | signature.keys()):
+            if mine.get(what) != signature.get(what):
+                raise ConfigError(
+                    f"node {node} has {what} = {signature.get(what)}, the trainer {mine.get(what)}: nodes must hold "
+                    "the same networks; start every rank with the same code and packages"
+                )
+
+    def _arrive(self, node: int, reply: Reply, priority: NDArray[np.float32] | None) -> None:
+        state = self.nodes[node]
+        mine, rows = self.parts[state.part], state.rows
+        vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
+        self._comm.Recv(vector, node + 1, VECTOR)
+        self._count("bytes_received", vector)
+        now = self._clock()
+        state.seconds, state.part, state.rows = now - state.dealt_at, "", None
+        mine.measured(node, rows_of(rows), state.seconds)
+        version, requeued = mine.collection.computing(node), mine.collection.counts.requeued
+        verdict = mine.collection.arrive(now, node)
+        if verdict is Verdict.ACCEPTED:
+            state.late += version < mine.collection.version
+            mine.answers[node, version] = Answer(rows, vector, priority, reply.figures)
+            return
+        state.dropped += 1
+        mine.buffers.append(vector)
+        if mine.collection.counts.requeued > requeued:
+            mine.again.append(rows)
+
+    def _lose(self, node: int, failure: str) -> None:
+        """A node is gone: what it had is dealt again, and the others share the batch."""
+        state = self.nodes.pop(node)
+        self._absent.discard(node)
+        self._note(f"node {node} has left: {failure}; {len(self.nodes)} go on")
+        if not self.nodes:
+            raise JobFailed(f"no gradient node is left; the last one said: {failure}")
+        for mine in self.parts.values():
+            mine.plan(list(self.nodes))
+        if state.part:
+            mine = self.parts[state.part]
+            mine.collection.leave(self._clock(), node)
+            mine.again.append(state.rows)
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for gradients under way, and let the nodes go. JobFailed for one that does not answer."""
+        deadline, look = time.monotonic() + END_TIMEOUT, self._look
+
+        def look_at_the_clock() -> None:
+            look()
+            if time.monotonic() > deadline:
+                late = [node for node, state in self.nodes.items() if state.part] or sorted(self._absent)
+                raise JobFailed(f"gradient nodes {late} did not answer within {END_TIMEOUT:g} s of the end")
+
+        self._look = look_at_the_clock
+        self._wait(lambda: not self._absent and len(self._free()) == len(self.nodes))
+        for node in self.nodes:
+            self._send(node, pack(Task(), {}), MESSAGE)
+
+
+def _mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """The weighted mean over those that have figures."""
+    known = [(one, weight) for one, weight in zip(figures, weights, strict=True) if one]
+    share = sum(weight for _, weight in known)
+    return {name: sum(one[name] * weight for one, weight in known) / share for name in (known[0][0] if known else ())}

@@ -1,0 +1,145 @@
+"""Parts of a batch and their sum: what data-parallel nodes compute is the gradient of the whole."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ddrl.core.config import Config, LearnerConfig, RunConfig
+from ddrl.core.errors import NetworkError
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import Learner
+from ddrl.learner.exchange import Exchange, weighted_sum
+from ddrl.replay.batches import Sequences
+from ddrl.run.nodes.messages import Rows, arrays_of, cut, join, pack, rows_of, unpack
+from tests.learner import continuous_cases, learner_cases
+
+SIZES = (1, 11, 4)
+DISCRETE, CONTINUOUS = ("dqn", "c51", "qrdqn", "iqn"), ("td3", "d4pg")
+CUE = EnvSpec("Cue", ArraySpec((2,), "float32"), 2)
+SHORT = {"length": 3, "burn_in": 2, "units": 8}
+
+
+def case(algorithm: str, **options):
+    """A learner and a batch of sum(SIZES) rows for it."""
+    size = sum(SIZES)
+    if algorithm in CONTINUOUS:
+        learner = continuous_cases.learner_of(algorithm, **options)
+        return learner, continuous_cases.random_batch(continuous_cases.BOX, size, 3)
+    if algorithm == "r2d2":
+        config = Config(run=RunConfig(seed=5), learner=LearnerConfig(algorithm="r2d2"), tables={"learner.r2d2": SHORT})
+        return Learner.of(config, CUE), sequences(size)
+    table = {"learner.c51": {"sigma": 0.5}} if algorithm == "noisy" else {}
+    settings = LearnerConfig(algorithm="c51" if algorithm == "noisy" else algorithm, hidden=[16, 16], **options)
+    learner = Learner.of(Config(run=RunConfig(seed=1), learner=settings, tables=table), learner_cases.VECTOR)
+    return learner, learner_cases.random_batch(learner_cases.VECTOR, size, 3)
+
+
+def sequences(size: int) -> Sequences:
+    draw = np.random.default_rng(4)
+    length = draw.integers(1, 4, size).astype(np.uint32)
+    return Sequences(
+        draw.standard_normal((size, 8, 2)).astype(np.float32),
+        draw.integers(0, 2, (size, 5)),
+        draw.standard_normal((size, 3)).astype(np.float32),
+        draw.choice([0.0, 0.9], (size, 3)).astype(np.float32),
+        draw.integers(1, 4, (size, 3)).astype(np.uint32),
+        draw.integers(0, 3, size).astype(np.uint32),
+        length,
+        np.arange(size, dtype=np.uint64),
+        np.zeros(size, np.uint32),
+        draw.random(size).astype(np.float32),
+        np.zeros(size, np.uint64),
+        {"memory": draw.standard_normal((size, 16)).astype(np.float32)},
+    )
+
+
+def parts_of(batch, sizes=SIZES):
+    """The batch as nodes get it: cut, sent, and read again."""
+    edges = np.cumsum([0, *sizes])
+    for start, stop in itertools.pairwise(edges):
+        message = pack({}, arrays_of(cut(batch, start, stop)))
+        _, arrays = unpack(message, dict)
+        yield Rows(arrays, (int(start), len(batch.weight)))
+
+
+@pytest.mark.parametrize("algorithm", [*DISCRETE, *CONTINUOUS, "r2d2", "noisy"])
+def test_the_weighted_sum_of_the_parts_is_the_gradient_of_the_whole(algorithm):
+    learner, batch = case(algorithm)
+    exchange = Exchange(learner)
+    for part in learner.parts:
+        learner.seed(7)
+        whole = learner.gradient(batch, part)
+        assert whole is not None
+        expected = torch.cat([piece.flatten().clone() for piece in whole.vectors])
+        priority = None if whole.priority is None else whole.priority.clone()
+        vectors, priorities = [], []
+        for rows in parts_of(batch):
+            learner.seed(7)
+            gradient = learner.gradient(rows, part)
+            vectors.append(exchange.flat(gradient, exchange.buffer(part)).copy())
+            priorities.append(gradient.priority)
+        weights = [size / sum(SIZES) for size in SIZES]
+        total = exchange.sum(part, vectors, weights, sum(SIZES), None, {})
+        found = torch.cat([piece.flatten() for piece in total.vectors])
+        assert torch.linalg.norm(found - expected) <= 1e-6 * torch.linalg.norm(expected)
+        if priority is not None:
+            assert torch.allclose(torch.cat(priorities), priority, rtol=1e-4, atol=1e-5)
+
+
+def test_in_float64_the_sum_is_the_whole_to_twelve_digits():
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 1)).double()
+    inputs, wanted, weight = torch.randn(64, 5).double(), torch.randn(64, 1).double(), torch.rand(64, 1).double()
+
+    def gradient(rows: slice) -> list[torch.Tensor]:
+        loss = (weight[rows] * (network(inputs[rows]) - wanted[rows]).square()).mean()
+        return list(torch.autograd.grad(loss, list(network.parameters())))
+
+    whole = gradient(slice(None))
+    total = weighted_sum(
+        [gradient(slice(0, 3)), gradient(slice(3, 50)), gradient(slice(50, 64))], [3 / 64, 47 / 64, 14 / 64]
+    )
+    error = sum((mine - one).square().sum() for mine, one in zip(total, whole, strict=True)).sqrt()
+    assert error <= 1e-12 * sum(one.square().sum() for one in whole).sqrt()
+
+
+def test_a_batch_that_is_cut_and_joined_is_the_batch():
+    batch = sequences(16)
+    again = join([cut(batch, 0, 5), cut(batch, 5, 6), cut(batch, 6, 16)])
+    assert rows_of(again) == 16
+    for name, array in arrays_of(batch).items():
+        np.testing.assert_array_equal(arrays_of(again)[name], array)
+
+
+def test_vectors_of_one_learner_make_another_equal():
+    learner, batch = case("td3", target_period=2)
+    other = continuous_cases.learner_of("td3", target_period=2)
+    here, there = Exchange(learner), Exchange(other)
+    before = there.versions()
+    for _ in range(5):
+        learner.update(batch)
+    assert all(version > before[name] for name, version in here.versions().items())
+    for name in here.versions():
+        there.set_vector(name, here.vector(name).copy())
+    there.set_updates([part.updates for part in learner.parts.values()])
+    assert there.versions() == here.versions()
+    for one in (learner, other):
+        one.seed(1)
+    first, second = learner.gradient(batch, "critic"), other.gradient(batch, "critic")
+    assert all(torch.equal(a, b) for a, b in zip(first.vectors, second.vectors, strict=True))
+
+
+def test_a_norm_over_the_batch_is_refused_by_name():
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+        def forward(self, observation):
+            return self.layers(observation)
+
+    with pytest.raises(NetworkError, match=r"layers\.1 \(BatchNorm1d\) normalises over the batch"):
+        Exchange(learner_cases.learner_of(LearnerConfig(), module=Normed()))

@@ -1,0 +1,254 @@
+"""A leader and three gradient nodes without environments; rank 0 prints one JSON line with what each case came to.
+
+Node 2 waits at gates, which the leader opens: so who is late is decided by the case, never by speed."""
+
+import json
+import sys
+import time
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from ddrl.core.config import Config, LearnerConfig, RunConfig
+from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.core.nodes import BalanceConfig
+from ddrl.learner import Learner
+from ddrl.learner.exchange import Exchange
+from ddrl.run.nodes.leader import Leader
+from ddrl.run.nodes.worker import serve
+from tests.learner import continuous_cases, learner_cases
+from tests.sources import check_sources
+
+check_sources()
+
+WORLD = MPI.COMM_WORLD
+FOLDER = Path(sys.argv[1])
+NODES = WORLD.size - 1
+SLOW = NODES  # rank of the node that waits
+BATCH = 24
+
+
+def setup(algorithm="dqn", **balance):
+    options = {"algorithm": algorithm, "nodes": NODES, "batch_size": BATCH, "hidden": [16], "target_period": 2}
+    learner = LearnerConfig(max_grad_norm=1e6, **options)
+    return Config(run=RunConfig(seed=2), learner=learner, balance=BalanceConfig(**balance))
+
+
+def spec(config):
+    return continuous_cases.BOX if config.learner.algorithm in ("td3", "d4pg") else learner_cases.VECTOR
+
+
+def batch_of(config, seed, size=BATCH):
+    """A batch whose rows are numbered in pick_pos."""
+    cases = continuous_cases if spec(config) is continuous_cases.BOX else learner_cases
+    batch = cases.random_batch(spec(config), size, seed)
+    return Numbered(*batch, np.arange(seed * BATCH, seed * BATCH + size, dtype=np.uint32))
+
+
+class Numbered(SimpleNamespace):
+    """Transitions with the numbers of their rows."""
+
+    _fields = (*learner_cases.Transitions._fields, "pick_pos")
+
+    def __init__(self, *values):
+        super().__init__(**dict(zip(self._fields, values, strict=True)))
+
+
+def gated(learner, name):
+    """The slow node waits before its gradient at update u until the gate of u is open, or all are."""
+    evaluations = learner.algorithm.evaluations
+
+    def wait(batch, part):
+        here = [FOLDER / f"{name}-{learner.algorithm.updates}", FOLDER / f"{name}-all"]
+        while not any(gate.exists() for gate in here):
+            time.sleep(0.001)
+        return evaluations(batch, part)
+
+    learner.algorithm.evaluations = wait
+
+
+def until(leader, holds):
+    leader._wait(holds)
+
+
+# ---- cases: what rank 0 does with the leader -------------------------------------------------------------------
+
+
+def exact(leader, learner, config, gate):
+    """Updates by nodes beside updates by one learner: relative errors of gradients, priorities, used rows."""
+    alone = Learner.of(config, spec(config))
+    errors, priorities, passed = [], [], []
+    for seed in range(6):
+        batch = batch_of(config, seed)
+        for part in learner.parts:
+            alone.seed(seed), learner.seed(seed)
+            mine = leader.gradient(batch, part)
+            # the same random numbers as the nodes drew
+            if mine is None:
+                passed.append(alone.gradient(batch, part) is None)
+                continue
+            entropy = [2, *(one.updates for one in learner.parts.values()), *part.encode()]
+            alone.seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+            whole = alone.gradient(batch, part)
+            a = torch.cat([piece.flatten() for piece in mine.vectors])
+            b = torch.cat([piece.flatten() for piece in whole.vectors])
+            errors.append(float(torch.linalg.norm(a - b) / torch.linalg.norm(b)))
+            if mine.priority is not None:
+                priorities.append(bool(torch.allclose(mine.priority, whole.priority, rtol=1e-3, atol=1e-4)))
+            assert mine.batch is None
+            alone.apply(whole)
+            leader_norm = learner.apply(mine)
+            assert torch.isfinite(leader_norm)
+            copy(learner, alone)
+    leader.gradient(batch, next(iter(learner.parts)))  # every node now has the newest vectors
+    return {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner)}
+
+
+def copy(source, target):
+    a, b = Exchange(source), Exchange(target)
+    for name in a.versions():
+        b.set_vector(name, a.vector(name).copy())
+
+
+def digests(learner):
+    exchange = Exchange(learner)
+    return {name: zlib.crc32(exchange.vector(name)) for name in exchange.versions()}
+
+
+def counts(leader, part="value"):
+    counts = leader.parts[part].collection.counts
+    leader.parts[part].collection.check()
+    return vars(counts)
+
+
+def first_of(leader, learner, config, gate):
+    """K = 2 of 3: the slow node holds the rows of update 0 through updates 1 and 2, then they come."""
+    used, sizes = [], []
+
+    def update(seed):
+        gradient = leader.gradient(batch_of(config, seed), "value")
+        rows = batch_of(config, seed) if gradient.batch is None else gradient.batch
+        used.append(rows.pick_pos.tolist())
+        sizes.append([gradient.count, len(gradient.priority)])
+        learner.apply(gradient)
+
+    for seed in range(3):
+        update(seed)
+    held = leader.nodes[NODES - 1].rows.pick_pos.tolist()
+    gate("all")
+    until(leader, lambda: len(leader._free()) == NODES)
+    update(3)
+    until(leader, lambda: len(leader._free()) == NODES)
+    update(4)
+    until(leader, lambda: len(leader._free()) == NODES)
+    mine = leader.parts["value"]
+    again = [rows.pick_pos.tolist() for rows in mine.again]
+    kept = [answer.rows.pick_pos.tolist() for answer in mine.answers.values()]  # for the next update
+    return {"used": used, "sizes": sizes, "held": held, "again": again, "kept": kept, "counts": counts(leader)}
+
+
+def left(leader, learner, config, gate):
+    """The slow node fails at update 1: the others go on, and the batch is whole all the same."""
+    used = []
+    for seed in range(4):
+        gradient = leader.gradient(batch_of(config, seed), "value")
+        rows = batch_of(config, seed) if gradient.batch is None else gradient.batch
+        used.append(sorted(rows.pick_pos.tolist()))
+        learner.apply(gradient)
+    return {"used": used, "nodes": sorted(leader.nodes), "counts": counts(leader)}
+
+
+def foreign(leader, learner, config, gate):
+    """A node with another network."""
+    try:
+        leader.gradient(batch_of(config, 0), "value")
+    except ConfigError as error:
+        until(leader, lambda: not leader._absent)
+        return str(error)
+
+
+def nobody(leader, learner, config, gate):
+    """All nodes fail."""
+    try:
+        leader.gradient(batch_of(config, 0), "value")
+    except JobFailed as error:
+        return str(error)
+
+
+def capped(leader, learner, config, gate):
+    """Sizes stay below what a node's memory holds, and every row is used once."""
+    sizes = []
+    for seed in range(3):
+        gradient = leader.gradient(batch_of(config, seed), "value")
+        sizes.append(leader.parts["value"].sizes.tolist())
+        learner.apply(gradient)
+    return sizes
+
+
+K = {"first": 2, "sizer": "equal"}
+CASES = {
+    "exact dqn": (exact, setup(), ""),
+    "exact td3": (exact, setup("td3"), ""),
+    "exact d4pg": (exact, setup("d4pg"), ""),
+    "late is used": (first_of, setup(**K, threshold=3), "gate"),
+    "stale is dealt again": (first_of, setup(**K, threshold=2), "gate"),
+    "stale is lost": (first_of, setup(**K, threshold=2, dropped_samples="lose"), "gate"),
+    "left": (left, setup(), "fail"),
+    "foreign": (foreign, setup(), "foreign"),
+    "nobody": (nobody, setup(), "all fail"),
+    "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),
+}
+
+
+def node_exchange(name, config, kind):
+    settings = config
+    if kind == "foreign" and WORLD.rank == SLOW:
+        settings = Config(run=config.run, learner=LearnerConfig(hidden=[8]))
+    learner = Learner.of(settings, spec(config))
+    if kind == "gate" and WORLD.rank == SLOW:
+        gated(learner, name.replace(" ", "_"))
+    if kind == "all fail" or (kind == "fail" and WORLD.rank == SLOW):
+
+        def fail(batch, part, evaluations=learner.algorithm.evaluations):
+            if learner.algorithm.updates == 1 or kind == "all fail":
+                raise MemoryError("no memory left")
+            return evaluations(batch, part)
+
+        learner.algorithm.evaluations = fail
+    return Exchange(learner)
+
+
+def main():
+    torch.set_num_threads(1)
+    results = {}
+    for name, (case, config, kind) in CASES.items():
+        comm = WORLD.Dup()
+        if WORLD.rank == 0:
+            notes = []
+            learner = Learner.of(config, spec(config))
+            leader = Leader(comm, Exchange(learner), config, note=notes.append)
+            gate = lambda at, name=name: (FOLDER / f"{name.replace(' ', '_')}-{at}").touch()  # noqa: E731
+            found = case(leader, learner, config, gate)
+            leader.close()
+            results[name] = {"found": found, "notes": notes}
+            everyone = comm.gather(None)
+            if case is exact:
+                results[name]["nodes"] = everyone[1:]
+        else:
+            made = []
+
+            def make(name=name, config=config, kind=kind, made=made):
+                made.append(node_exchange(name, config, kind))
+                return made[0]
+
+            serve(comm, make, None, lambda: True)
+            comm.gather(digests(made[0].learner))
+    if WORLD.rank == 0:
+        print(json.dumps(results), flush=True)
+
+
+main()
