@@ -67,6 +67,7 @@ class Root:
             0,
         )  # models to send in place of random bytes [N, nbytes], each case from the first on
         self._left: dict[int, int] = {}
+        self._epoch = self.cut_off = 0  # plan in force; models that a new one cut off
         self._choices: dict[
             str, Choice
         ] = {}  # what auto chose, by case: one choice a group, for its links are measured once
@@ -117,7 +118,17 @@ class Root:
             self._left[self.sender.sent_version] = self.relay.hosts
             self.version += 1
         now = time.perf_counter()
+        if self.sender._epoch != self._epoch:
+            self._epoch = self.sender._epoch
+            for version in [version for version, left in self._left.items() if left]:
+                if version < self.sender.sent_version:  # only the newest leaves again
+                    del self._left[version]
+                    self.cut_off += 1
+                else:
+                    self._left[version] = self.relay.hosts
         for _, confirm in self.sender.confirms:
+            if confirm.version not in self._left:
+                continue
             self._left[confirm.version] -= 1
             if not self._left[confirm.version]:
                 self.ended.append(now)
@@ -172,7 +183,7 @@ def replan(root: Root, request: dict[str, Any]) -> list[dict[str, Any]]:
     root.sender._watch = PaceWatch(request["rest"])
     begun, changed, seen, log = time.perf_counter(), False, 0, list[dict[str, Any]]()
     while (now := time.perf_counter() - begun) < request["seconds"]:
-        root.step(len(root.started) - len(root.ended) < request["versions_in_flight"])
+        root.step(len(root.started) - len(root.ended) - root.cut_off < request["versions_in_flight"])
         for end in root.ended[seen:]:
             choice = root.sender.choice
             log.append(
@@ -188,6 +199,6 @@ def replan(root: Root, request: dict[str, Any]) -> list[dict[str, Any]]:
         if not changed and now > request["change_at"]:
             ask_for_rates(request["rates"], up_only=True)
             changed = True
-    while len(root.ended) < len(root.started):
+    while len(root.ended) + root.cut_off < len(root.started):
         root.step(False)
     return log

@@ -1,12 +1,12 @@
 """Predictions of ddrl.plan beside what runs and pools really did.
 
-    python -m benchmarks.plan --folder FOLDER [--seconds 170]      # again, until all is measured: then it is compared
+    python -m benchmarks.plan --folder FOLDER [--seconds 170]      # again goes on; what is measured so far is compared
 
 Costs are fitted on recordings (jobs.recordings): serial runs at 1 and 8 samples per insert, local runs with 1 and 3
 rollouts, pools of one task. None of the cases is among them: other samples per insert, batch sizes, rollouts, pools of
-2 to 5 tasks on 1 and 2 CPU slots. Each case is measured twice, all cases once before any again; the spread is the
-difference of the two over their mean, the error that of the prediction from the mean. Runs are compared by env steps a
-second over the part that the model counts, pools by makespan, processes' starts included."""
+2 to 5 tasks on 1 and 2 CPU slots. Each case is measured twice, all cases once before any again, as far as time allows;
+the spread is the difference of the two over their mean, the error that of the prediction from the mean. Runs are
+compared by env steps a second over the part that the model counts, pools by makespan, processes' starts included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.plan.jobs import Job, measure_all, pools, recordings, runs, summary
+from benchmarks.plan.jobs import Job, is_measured, measure_all, pools, recordings, runs, summary
 from ddrl.plan import Case, Recording, fit, predict, read_recordings
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.policies.fair import Fair
@@ -33,8 +33,9 @@ def compare(job: Job, folder: Path, known: list[Recording]) -> dict[str, Any]:
     case = Case(len(tasks), devices, rollouts=job.rollouts, cores=len(os.sched_getaffinity(0)))
     found = predict(case, tasks, Fair())
     measured, extra = [], {}
-    for repeat in range(REPEATS):
-        place = folder / f"repeat{repeat}"
+    for place in (folder / f"repeat{repeat}" for repeat in range(REPEATS)):
+        if not is_measured(job, place):
+            continue
         if job.devices:
             document: Any = summary(job, place)
             measured.append(float(document["makespan_seconds"]))
@@ -52,7 +53,7 @@ def compare(job: Job, folder: Path, known: list[Recording]) -> dict[str, Any]:
         "predicted": predicted,
         "measured": measured,
         "error": predicted / mean - 1,
-        "spread": (max(measured) - min(measured)) / mean,
+        "spread": (max(measured) - min(measured)) / mean if len(measured) > 1 else None,
         "binds": found.binds,
     }
     if job.devices:
@@ -74,11 +75,13 @@ def main() -> None:
     for jobs, name in work:
         if not measure_all(jobs, chosen.folder / name, chosen.seconds - (time.monotonic() - begin)):
             print("not all is measured yet: run it again with the same folder")
-            return
+            break
+    if not all(is_measured(job, chosen.folder / "recordings") for job in recordings()):
+        return
     known = [
         *itertools.chain.from_iterable(read_recordings(chosen.folder / "recordings" / j.name) for j in recordings())
     ]
-    rows = [compare(job, chosen.folder, known) for job in cases]
+    rows = [compare(job, chosen.folder, known) for job in cases if is_measured(job, chosen.folder / "repeat0")]
     shown = ("case", "predicted", "error", "spread", "binds")
     print_table(shown, [[row[name] for name in shown] for row in rows])
     within = {

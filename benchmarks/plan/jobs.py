@@ -112,10 +112,15 @@ def pools() -> list[Job]:
     ]
 
 
+def is_measured(job: Job, folder: Path) -> bool:
+    """Whether folder/NAME is whole."""
+    return (folder / job.name / "summary.json").exists()
+
+
 def measure(job: Job, folder: Path) -> None:
     """Run it into folder/NAME, if it is not there yet."""
     place = folder / job.name
-    if (place / "summary.json").exists():
+    if is_measured(job, folder):
         return
     files: list[str] = []
     for index, task in enumerate(job.tasks):
@@ -144,7 +149,7 @@ def measure_all(jobs: Sequence[Job], folder: Path, seconds: float) -> bool:
     begin = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     for job in jobs:
-        if not (folder / job.name / "summary.json").exists():
+        if not is_measured(job, folder):
             if time.monotonic() - begin > seconds:
                 return False
             print(f"{time.monotonic() - begin:5.0f} s  {folder.name}/{job.name}", flush=True)

@@ -20,9 +20,9 @@ def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.En
     CartPole-v1 without velocities: env.kwargs = {id = "CartPole-v1", keep = [0, 2]}. EnvError where it does not fit."""
     env: gymnasium.Env[Any, Any] = gymnasium.make(id, **kwargs)
     kept = np.array(keep, np.int64)
-    if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
-        raise EnvError(f"env.kwargs: {id} observes {env.observation_space}; only entries of a vector can be kept")
-    box = cast(Any, env.observation_space)  # its bounds have no types
+    box = cast(Any, env).observation_space  # the bounds of a Box have no types
+    if type(box) is not spaces.Box or len(box.shape) != 1:
+        raise EnvError(f"env.kwargs: {id} observes {box}; only entries of a vector can be kept")
     if not (len(kept) and ((kept >= 0) & (kept < box.shape[0])).all()):
         raise EnvError(
             f"env.kwargs: keep = {list(keep)} must name entries 0 to {box.shape[0] - 1} of {id}'s observation"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from ddrl.learner.batches import BatchLoader, TensorBatch, rows_of
 from ddrl.learner.declaration import algorithm_class, describe
 from ddrl.learner.export import export_model
 from ddrl.learner.flat import FlatParameters
+from ddrl.learner.gradient_mean import GradientMean
 from ddrl.learner.observations import as_tensors
 from ddrl.learner.part import Part
 from ddrl.learner.passes import Passes, draws_nothing, make_passes
@@ -48,31 +49,6 @@ class Gradient:
     priority: torch.Tensor | None  # [count]
     figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
     batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
-
-
-class GradientMean:
-    """The mean of gradients of one part at the same parameters, weighted by their counts: the gradient of one batch of
-    all their draws (to rounding), where the loss is a mean over them."""
-
-    def __init__(self) -> None:
-        self.gradient: Gradient | None = None  # of those added so far; the priorities [sum of B] in their order
-
-    def add(self, gradient: Gradient) -> None:
-        """Take one more in; its vectors may change afterwards."""
-        before = self.gradient
-        if before is None:
-            priority = None if gradient.priority is None else gradient.priority.clone()
-            vectors = [vector.clone() for vector in gradient.vectors]
-            self.gradient = replace(gradient, vectors=vectors, priority=priority)
-            return
-        count = before.count + gradient.count
-        share = gradient.count / count
-        torch._foreach_lerp_(before.vectors, list(gradient.vectors), share)
-        figures = {name: torch.lerp(value, gradient.figures[name], share) for name, value in before.figures.items()}
-        priority = before.priority
-        if priority is not None and gradient.priority is not None:
-            priority = torch.cat([priority, gradient.priority])
-        self.gradient = replace(before, count=count, priority=priority, figures=figures)
 
 
 class Update(NamedTuple):

@@ -38,7 +38,8 @@ class Costs:
     publish: float  # a version
     judge: float  # an env step, in the evaluator
     start: float  # a process, until it can work
-    switch: float  # a device entered, or left
+    end: float  # a task's end in a pool: saving, closing
+    switch: float  # half of what a lease holds its device without computing: entering, leaving, waiting for a core
     preempted: float  # seconds that the trainer loses for each second of the rollouts' work
     slowed: float  # seconds of the clock for each processor second: what else the machine did
     updates_per_step: float  # [updates/env step]
@@ -81,7 +82,8 @@ def fit(config: Config, recordings: Sequence[Recording], *, serial: bool) -> Cos
         record=record,
         publish=_per(sum(one.publish_work for one in used), sum(one.publishes for one in used)),
         judge=sum(one.judge_work for one in used) / env_steps,
-        start=float(np.median([one.start_work for one in used])),
+        start=float(np.median([one.start_work for one in (pools if serial and pools else used)])),
+        end=float(np.median([one.end_seconds for one in pools])) if pools else 0.0,
         switch=_per(sum(one.switch_seconds for one in pools), 2 * sum(one.switches for one in pools)),
         preempted=_per(sum(one.preempted * one.step_work for one in used), rollout_work),
         slowed=float(np.median(slowed)) if slowed else 1.0,
@@ -99,7 +101,8 @@ def updates_per_step(config: Config, recordings: Sequence[Recording]) -> float:
 
 def _network(config: Config) -> tuple[object, ...]:
     learner = config.learner
-    return (config.env.id, config.env.kwargs, learner.algorithm, learner.network, tuple(learner.hidden), learner.device)
+    device = "cpu" if learner.device == "auto" else learner.device  # a pool's tasks are recorded with the latter
+    return (config.env.id, config.env.kwargs, learner.algorithm, learner.network, tuple(learner.hidden), device)
 
 
 def _per(total: float, count: float) -> float:

@@ -114,7 +114,7 @@ def traces(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> list[TaskTrace]
                 collect=[[seconds] for seconds in collect],
                 gradient=[[seconds] for seconds in gradient],
                 update=[0.0] * count,
-                send=[0.0] * count,
+                send=[0.0] * (count - 1) + [costs.end if case.devices else 0.0],
                 weight=config.pool.weight,
             )
         )

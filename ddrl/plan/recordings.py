@@ -12,9 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +20,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.roles import Role
 from ddrl.pool.devices import Device, parse_devices
-from ddrl.pool.reading import read_leases
+from ddrl.pool.reading import read_pool
 from ddrl.pool.traces import Lease
 from ddrl.telemetry import Run
 from ddrl.telemetry.reading import Processes
@@ -52,11 +50,12 @@ class Recording:
     judge_work: float  # [s] of the evaluator
     wait_share: float  # of the trainer's time, without data
     preempted: float  # seconds without a core of the trainer for each second of the rollouts' work
-    start_work: float  # [s] until a process can work
+    start_work: float  # [s] until a process can work; of a pool's only task, until it asks for a device
+    end_seconds: float  # of a pool's only task, from its last lease to the pool's end: saving, closing
     slowed: float  # seconds of the clock for each processor second of a process that waits for nothing; nan: not known
     vector_nbytes: int  # parameter vector
     switches: float = 0.0  # leases of a pool
-    switch_seconds: float = 0.0  # entering and leaving the device, all of them
+    switch_seconds: float = 0.0  # of all leases, in which the device did not compute
     device: Device | None = None  # of the pool
 
 
@@ -71,28 +70,20 @@ def read_recordings(path: Path) -> list[Recording]:
         tasks = [(str(task["name"]), Path(task["directory"])) for task in document["tasks"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirError(f"{plan} cannot be read ({error})") from None
-    leases = read_leases(path)
+    record = read_pool(path)
     found: list[Recording] = []
     for name, directory in tasks:
         home = directory if directory.is_dir() else path / name  # the pool's directory may have been moved
         if (home / "telemetry.sqlite").exists():
-            of_task = [lease for lease in leases if lease.task == name]
-            found.append(_read_run(home, of_task, devices, _switch_seconds(path, name)))
+            of_task = [lease for lease in record.leases if lease.task == name]
+            found.append(_read_run(home, of_task, devices, makespan=record.seconds if len(tasks) == 1 else 0.0))
     if not found:
         raise RunDirError(f"no task of the pool {path} has recorded anything")
     return found
 
 
-def _switch_seconds(pool: Path, task: str) -> float:
-    try:
-        end: dict[str, Any] = msgspec.json.decode((pool / "pool" / f"{task}.json").read_bytes())
-        return float(end["figures"]["switch_seconds"])
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError):
-        return 0.0  # it was killed
-
-
 def _read_run(
-    path: Path, leases: Sequence[Lease] = (), devices: tuple[Device, ...] = (), switch_seconds: float = 0.0
+    path: Path, leases: Sequence[Lease] = (), devices: tuple[Device, ...] = (), *, makespan: float = 0.0
 ) -> Recording:
     with Run(path) as run:
         config, processes = run.config, run.processes()
@@ -123,6 +114,8 @@ def _read_run(
     steps = gained("env_steps", trainer)
     taken = sum(gained("env_steps", row) for row in rollouts)
     vectors = taken / config.env.num_envs
+    if not steps or not vectors:
+        raise RunDirError(f"{path} is too short to plan from: no environment step was recorded while it learned")
     if serial:
         work, preempted = acting * ratio, 0.0
     else:
@@ -147,11 +140,12 @@ def _read_run(
         judge_work=0.0 if serial else sum(gained("cpu_seconds", row) for row in window.rows(Role.EVALUATOR)),
         wait_share=waited / seconds,
         preempted=preempted,
-        start_work=window.start_work(trainer),
+        start_work=leases[0].asked if leases and makespan else window.start_work(trainer),
+        end_seconds=max(0.0, makespan - leases[-1].released) if leases and makespan else 0.0,
         slowed=max(1.0, seconds / used) if serial and not apart and not leases and window.is_sampled else math.nan,
         vector_nbytes=int(window.last("model_nbytes", trainer)),
         switches=float(len(leases)),
-        switch_seconds=switch_seconds,
+        switch_seconds=sum(max(0.0, one.released - one.granted - one.busy) for one in leases),
         device=devices[0] if devices else None,
     )
 

@@ -15,7 +15,6 @@ from ddrl.replay.rate_limiter import RateLimiter
 from ddrl.run.training import MAX_UPDATES
 
 STEADY = 400  # rounds looked at for the steady state
-MAX_ROUNDS = 3_000  # of a trace; more are put together
 
 
 @dataclass(frozen=True)

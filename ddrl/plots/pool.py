@@ -186,7 +186,7 @@ def predicted_beside_measured(document: Mapping[str, Any], *, height: int = 380)
     for index, kind in enumerate(dict.fromkeys(str(row["figure"]) for row in rows)):
         places = [place for place, row in enumerate(rows) if row["figure"] == kind]
         errors: NDArray[np.float64] = np.array([rows[place]["error"] for place in places])
-        spreads = [rows[place]["spread"] / 2 for place in places]
+        spreads = [(rows[place]["spread"] or 0.0) / 2 for place in places]
         figure.add_scatter(
             x=places,
             y=errors,

@@ -4,6 +4,7 @@ POOL/pool/plan.json, leases.jsonl and collectors.jsonl (where collectors run), a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -57,8 +58,11 @@ class PoolRecord:
 
 def find_pools(root: Path) -> list[Path]:
     """Pool directories under `root`, or `root` itself, the newest first."""
-    found = [path for path in (root, *root.glob("*")) if (path / "pool" / "plan.json").is_file()]
-    return sorted(found, key=lambda path: (path / "pool" / "plan.json").stat().st_mtime, reverse=True)
+    found: list[tuple[float, Path]] = []
+    for path in (root, *root.glob("*")):
+        with contextlib.suppress(OSError):  # it is no pool, or is being deleted
+            found.append(((path / "pool" / "plan.json").stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def read_pool(path: Path) -> PoolRecord:
@@ -88,11 +92,6 @@ def read_pool(path: Path) -> PoolRecord:
         collectors=tuple(_lines(path / "pool" / "collectors.jsonl", Collector)),
         summary=summary,
     )
-
-
-def read_leases(path: Path) -> tuple[Lease, ...]:
-    """The leases of a pool's directory, in order of their ends."""
-    return read_pool(path).leases
 
 
 def waits_for(record: PoolRecord) -> dict[tuple[str, str], float]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ddrl.pool.devices import Device
 from ddrl.pool.leases import LeaseHolder
 from ddrl.pool.slots import CpuSlot, make_group
-from ddrl.run.training import Move, Training
+from ddrl.run.moves import Move
+from ddrl.run.training import Training
 
 if TYPE_CHECKING:
     from ddrl.core.config import RunConfig

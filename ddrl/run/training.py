@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from ddrl.core.rows import RowKind
 from ddrl.rollout.exploration import epsilon_at
 from ddrl.run.lag import LagMeter
 from ddrl.run.lag_bound import LagBound
+from ddrl.run.moves import DeviceLender, GradientSource, Move, RoundCycle
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner
@@ -49,16 +49,6 @@ COUNTERS = (
     *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds"),
     *("lag_p50", "lag_p99", "arrival_lag_p50", "arrival_lag_p99", "rollout_wait", "epsilon", "heartbeat"),
 )
-
-
-class Move(StrEnum):
-    """What training does next."""
-
-    DRAIN = "drain"  # record what waits in the lanes, and draw
-    GRADIENT = "gradient"  # needs the device
-    APPLY = "apply"  # needs the device
-    RECORD = "record"  # in a round: record another worker's data, once they are there
-    PUBLISH = "publish"
 
 
 @dataclass
@@ -92,45 +82,6 @@ class TrainerEnds:
     board: Board
     counters: CounterRow
     row_dtype: np.dtype[Any]
-
-
-class DeviceLender(Protocol):
-    """Where training gets its device from, in a pool."""
-
-    def take(self) -> None:
-        """Called before each move that needs the device; returns once the learner has one."""
-
-    def give_back(self, move: Move) -> None:
-        """Called after each move with the next one, before which the device may go."""
-
-    def pause(self) -> None:
-        """Called in a round that waits for what may take long: the device goes, and is taken anew."""
-
-
-class RoundCycle(Protocol):
-    """The moves of a training whose collectors come and go (ddrl.run.rounds)."""
-
-    number: int  # of the round: the version that it acts with
-
-    def moves(self) -> Iterator[Move]:
-        """In place of the endless cycle of draws."""
-        ...
-
-    def begin(self, version: int) -> None:
-        """Called before a version is published."""
-        ...
-
-    def wait(self, timeout: float) -> None:
-        """Sleep until there may be something to do, at most `timeout` [s]."""
-        ...
-
-
-class GradientSource(Protocol):
-    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
-
-    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
-        """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
-        ...
 
 
 class Training:

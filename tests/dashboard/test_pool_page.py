@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
-from tests.dashboard.test_dashboard import browser, dashboard, driver, go_to  # noqa: F401
+from tests.dashboard.test_dashboard import browser, dashboard, driver, go_to, server  # noqa: F401
 from tests.dashboard.webdriver import Browser, missing_browser, until
 from tests.pool.recorded import write_pool
 
@@ -17,9 +17,16 @@ FIGURES = (
 )
 
 
+def open_page(window, url):
+    """Go to the page as a reader does who has no run yet."""
+    window.open(url)
+    window.wait_for("No run yet")
+    go_to(window, "Pool")
+
+
 def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, browser):  # noqa: F811
     write_pool(tmp_path / "runs" / "morning", tasks=3)
-    browser.open(f"{dashboard}/pool")
+    open_page(browser, dashboard)
     browser.wait_for(
         "morning", "3 tasks on cpu:0, cpu:1", "60 leases", *FIGURES, "recorded no collectors", "Duty cycle"
     )
@@ -28,7 +35,7 @@ def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, 
 
 def test_collectors_are_drawn_where_a_pool_has_recorded_them(tmp_path, dashboard, browser):  # noqa: F811
     write_pool(tmp_path / "runs" / "warm", collectors=True)
-    browser.open(f"{dashboard}/pool")
+    open_page(browser, dashboard)
     browser.wait_for("warm", "collector acts", "collector starts")
     assert "recorded no collectors" not in browser.text
 
@@ -39,11 +46,11 @@ def test_without_a_pool_the_page_says_how_to_start_one_and_damage_is_told_in_wor
     browser,  # noqa: F811
 ):
     (tmp_path / "runs").mkdir()
-    browser.open(f"{dashboard}/pool")
+    open_page(browser, dashboard)
     browser.wait_for("There is no pool in", "--tasks a.toml b.toml c.toml")
     write_pool(tmp_path / "runs" / "torn")
     (tmp_path / "runs" / "torn" / "pool" / "leases.jsonl").write_text("{}\n{}\n")
-    browser.open(f"{dashboard}/pool")
+    open_page(browser, dashboard)
     browser.wait_for("leases.jsonl cannot be read", "damaged")
 
 

@@ -1,5 +1,7 @@
 """Categorical DQN: its projection, its two ways of passing, and what it learns."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,21 @@ def test_known_distributions_project_to_known_ones() -> None:
     torch.testing.assert_close(beyond, torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]]))
     shifted = support.project(p, one, one)
     torch.testing.assert_close(shifted, torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.4]]))
+
+
+@pytest.mark.parametrize(("double", "atom"), [(True, 2), (False, 10)])
+def test_the_next_action_is_the_online_networks_choice_where_learning_is_double(double: bool, atom: int) -> None:
+    shape = (1, VECTOR.num_actions, 11)
+    logits_tm1, logits_t, selector = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    logits_t[0, 0, 10] = logits_t[0, 1, 2] = selector[0, 1, 10] = 30.0  # the target network would take action 0
+    batch = SimpleNamespace(
+        r_t=torch.zeros(1), discount_t=torch.ones(1), a_tm1=torch.zeros(1, dtype=torch.int64), weight=torch.ones(1)
+    )
+    outputs = {"logits_tm1": logits_tm1, "logits_t": logits_t, "logits_t_selector": selector}
+    loss = learner_of(double=double).algorithm.loss(outputs, batch, "value")
+    target = 1 / 11 - loss.slopes["logits_tm1"][0, 0]  # the slope is p - target
+    assert target.argmax() == atom
+    assert target[atom] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_divergence_is_zero_at_the_target_itself() -> None:

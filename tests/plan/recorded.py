@@ -21,8 +21,10 @@ def task(*overrides):
     return apply_overrides(Config(), [*settings, "replay.samples_per_insert=4", "evaluation.period=0", *overrides])
 
 
-def write_run(path, config=None, *, rollouts=0, seconds=12.0, slowed=1.0, learn=LEARN, start=START):
-    """Write a run; slowed: seconds of the clock for each processor second, as on a busy machine."""
+def write_run(path, config=None, *, rollouts=0, seconds=12.0, slowed=1.0, learn=LEARN, start=START, stands=False):
+    """Write a run; slowed: seconds of the clock for each processor second, as on a busy machine.
+
+    stands: the environments have stopped, and the learner goes on."""
     config = config or task()
     path.mkdir(parents=True)
     (path / "config.toml").write_text(config_to_toml(config))
@@ -53,6 +55,8 @@ def write_run(path, config=None, *, rollouts=0, seconds=12.0, slowed=1.0, learn=
         table[1:, COLUMN["env_seconds"]] = 0.7 * STEP * slowed * steps * share
         table[1:, COLUMN["act_seconds"]] = 0.3 * STEP * slowed * steps * share
         table[1:, COLUMN["cpu_seconds"]] = 0.2 + STEP * sampled * share
+        if stands:
+            table[:, COLUMN["env_steps"]] = 3_000
         store.record(Record(tick, now, now, {}, table))
     store.close()
     return path

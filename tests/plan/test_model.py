@@ -25,6 +25,7 @@ COSTS = Costs(
     publish=0.0,
     judge=0.0,
     start=1.0,
+    end=0.0,
     switch=0.0,
     preempted=0.0,
     slowed=1.0,

@@ -63,6 +63,11 @@ def test_a_run_that_has_not_learned_for_long_enough_is_refused(tmp_path):
         read_recordings(write_run(tmp_path / "run", seconds=1.0))
 
 
+def test_a_run_whose_environments_stood_still_is_refused(tmp_path):
+    with pytest.raises(RunDirError, match="no environment step was recorded while it learned"):
+        read_recordings(write_run(tmp_path / "run", stands=True))
+
+
 def test_factors_are_not_negative_and_the_fewest_that_explain_the_values():
     terms = np.array([[1.0, 1.0, 0.0], [1.0, 4.0, 0.0], [1.0, 2.0, 0.0]])
     assert least_squares(terms, np.array([3.0, 9.0, 5.0])) == pytest.approx([1.0, 2.0, 0.0])

@@ -100,7 +100,7 @@ class StateWriter:
         """A new array of states [n]; `due` [n, C] impressions, `value` [n, C] of a click on a contract [eCPM]."""
         state, count = self._state, self.contracts.count
         state["queue_mask"] = mask
-        bids_shown = state["queue_mask"].shape[1] > count
+        bids_shown = mask.shape[1] > count
         if self._ids and bids_shown:
             state["ad_id"][:, count:] = request["bid_ad"]
         if self._slots:
