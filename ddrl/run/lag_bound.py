@@ -30,6 +30,11 @@ class LagBound:
         self._num_envs = config.env.num_envs
         self._acted = np.full(rollouts, newest + 1, np.int64)  # the newest version seen in each rollout's rows
 
+    @classmethod
+    def of(cls, config: Config, rollouts: int, newest: int) -> LagBound | None:
+        """None where the lag is not bounded."""
+        return cls(config, rollouts, newest) if math.isfinite(config.rollout.max_policy_lag) else None
+
     def admit(self, rows: NDArray[Any], newest: int) -> NDArray[Any]:
         """The rows that may be recorded, of those that arrived while version `newest` was the newest. O(rows)."""
         if self._waits:

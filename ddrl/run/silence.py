@@ -26,13 +26,13 @@ MEMBERS = [list(Role).index(role) for role in (Role.ROLLOUT, Role.EVALUATOR)]
 
 
 class Silence:
-    """Watches the heartbeats of one task. `say(words, rank)` takes what is to be known; `restart(rank)` starts a
+    """Watches the heartbeats of one task. `say(words, rank=)` takes what is to be known; `restart(rank)` starts a
     process again, or says that it cannot."""
 
     def __init__(
         self,
         limit: float,
-        say: Callable[[str, int], object],
+        say: Callable[..., object],
         restart: Callable[[int], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,7 +73,9 @@ class Silence:
         if seconds < self._limits[row]:
             if row not in self._noted:
                 self._noted.add(row)
-                self._say(f"{words}: does its environment hang? Something is done at {self._limits[row]:g} s", rank)
+                self._say(
+                    f"{words}: does its environment hang? Something is done at {self._limits[row]:g} s", rank=rank
+                )
             return
         self._restarts[row] = self._restarts.get(row, 0) + 1
         if self._restarts[row] > MAX_RESTARTS or not self._restart(rank):
@@ -81,7 +83,7 @@ class Silence:
                 f"{words} (run.silence_limit): its environment hangs, or its host; what was learned is saved. Longer "
                 "environment steps need a higher limit"
             )
-        self._say(f"{words}: it was started again ({self._restarts[row]} of {MAX_RESTARTS} times)", rank)
+        self._say(f"{words}: it was started again ({self._restarts[row]} of {MAX_RESTARTS} times)", rank=rank)
         self._changed[row] = self._clock()
         self._limits[row] = max(self._limit, START_LIMIT)
         self._noted.discard(row)

@@ -8,12 +8,12 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from ddrl.core.errors import DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.run.best_policy import BestPolicy
+from ddrl.run.building import build_learner, build_source
 from ddrl.run.checkpoint import Checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, write_json
 from ddrl.run.disk import Disk
@@ -38,9 +39,6 @@ from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import summarize
 
 if TYPE_CHECKING:
-    from ddrl.acting.model import ActingModel
-    from ddrl.learner.learner import Learner
-    from ddrl.replay.sources import Source
     from ddrl.run.members import Evaluator
 
 LEARNER = "learner.safetensors"
@@ -94,10 +92,10 @@ class Task:
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = self.save  # what a due checkpoint calls
         self._watch = watch
-        learner, self.model = _build_learner(topology)
+        learner, self.model = build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
-        source = _build_source(topology, channels)
+        source = build_source(topology, channels)
         self.disk = Disk()
         self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
@@ -117,8 +115,7 @@ class Task:
             LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters, topology.schema.dtype
         )
         self.training = Training(config, learner, source, ends, state, live)
-        if math.isfinite(config.rollout.max_policy_lag):
-            self.training.lag_bound = LagBound(config, topology.rollouts, state.policy_version)
+        self.training.lag_bound = LagBound.of(config, topology.rollouts, state.policy_version)
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._newest_result = -1
         self._next_checkpoint = self._checkpoint_after(state.env_steps)
@@ -128,7 +125,8 @@ class Task:
         self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
         self.disk.record_event = self._record_event
         self._next_look = 0.0
-        self._silence = Silence(config.run.silence_limit, self._say_silence, restart) if restart else None
+        say = partial(self._record_event, "alarm")
+        self._silence = Silence(config.run.silence_limit, say, restart) if restart else None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -195,9 +193,6 @@ class Task:
         if state.env_steps >= run.max_env_steps:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
-
-    def _say_silence(self, words: str, rank: int) -> None:
-        self._record_event("alarm", words, rank=rank)
 
     # -- evaluation and the policy -------------------------------------------------------------------------------------
 
@@ -342,17 +337,3 @@ class Task:
         self._record_event("error", text, rank=0)
         self.observers.close()
         self.directory.release()
-
-
-def _build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
-    """The learner and its acting model; the only place where a run loads torch."""
-    from ddrl.learner import Learner
-
-    learner = Learner.of(topology.config, topology.spec)
-    return learner, learner.acting_model()
-
-
-def _build_source(topology: Topology, channels: HostChannels) -> Source:
-    from ddrl.replay.sources import make_source
-
-    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)

@@ -32,7 +32,7 @@ PLACES = [
     (TRAINER, "HostChannels.create", 1),
     (RELAY, "HostChannels._create", 1),
     (RELAY, "Lane.create", 2),
-    (TRAINER, "_build_learner", 1),
+    (TRAINER, "build_learner", 1),
     (TRAINER, "Task.__init__", 1),
     (TRAINER, "BestPolicy.__init__", 1),
     (TRAINER, "HostChannels.create_policy", 1),

@@ -1,0 +1,28 @@
+"""What a task is made of, from its topology: the learner, which loads torch, and the source of its experience."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddrl.run.host import HostChannels
+from ddrl.run.topology import Topology
+
+if TYPE_CHECKING:
+    from ddrl.acting.model import ActingModel
+    from ddrl.learner.learner import Learner
+    from ddrl.replay.sources import Source
+
+
+def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
+    """The learner and its acting model; the only place where a run loads torch."""
+    from ddrl.learner import Learner
+
+    learner = Learner.of(topology.config, topology.spec)
+    return learner, learner.acting_model()
+
+
+def build_source(topology: Topology, channels: HostChannels) -> Source:
+    """The source that the algorithm declares."""
+    from ddrl.replay.sources import make_source
+
+    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)
