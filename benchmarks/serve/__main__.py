@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import safetensors.numpy
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
@@ -69,15 +70,15 @@ def inprocess(folder: Path, short: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def server(command: Sequence[str], core: int) -> Iterator[str]:
-    """A server pinned to a core; its URL."""
+def server(command: Sequence[str], core: int) -> Iterator[tuple[str, psutil.Process]]:
+    """A server pinned to a core: its URL and process."""
     process = subprocess.Popen(
         ["taskset", "-c", str(core), sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         words = process.stdout.readline().split()
-        yield words[words.index("on") + 1].rstrip(",")
+        yield words[words.index("on") + 1].rstrip(","), psutil.Process(process.pid)
     finally:
         process.terminate()
         try:
@@ -99,22 +100,38 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
         for kind in ("path", "empty"):
             commands[f"{name} {kind}"] = ["benchmarks.serve.bare", str(folder), name, kind]
     rates: dict[str, list[float]] = {name: [] for name in commands}
+    processor: dict[str, list[float]] = {name: [] for name in commands}
     with ExitStack() as stack:
         urls = {name: stack.enter_context(server(command, cores[0])) for name, command in commands.items()}
         os.sched_setaffinity(0, cores[-1:])
         for turn in range(3 if short else 6):
-            for name, url in urls.items():
+            for name, (url, process) in urls.items():
+                before = sum(process.cpu_times()[:2])
                 generator = Generator(url, given, CONNECTIONS)
                 result = run(generator, 1000 if not turn else 4000 if short else 15_000, None, None)
                 if turn:
                     rates[name].append(result.answered / result.seconds)
+                    processor[name].append(1e6 * (sum(process.cpu_times()[:2]) - before) / result.answered)
         os.sched_setaffinity(0, cores)
     rows = {name: Timing.of(values) for name, values in rates.items()}
+    micro = {name: Timing.of(values) for name, values in processor.items()}
     shares = {name: ratios(rates["ours"], values) for name, values in rates.items() if name != "ours"}
+    processor_shares = {name: ratios(values, processor["ours"]) for name, values in processor.items() if name != "ours"}
     print_table(["server", "requests/s", "low", "high", "ours / it"], [
         [name, t.median, t.low, t.high, shares[name].median if name in shares else 1.0] for name, t in rows.items()
     ])  # fmt: skip
-    return {"requests_per_second": rows, "share_of": shares, "goal": 0.6, "connections": CONNECTIONS}
+    print_table(["server", "processor us a request", "low", "high", "it / ours"], [
+        [name, t.median, t.low, t.high, processor_shares[name].median if name in processor_shares else 1.0]
+        for name, t in micro.items()
+    ])  # fmt: skip
+    return {
+        "requests_per_second": rows,
+        "share_of": shares,
+        "processor_us_a_request": micro,
+        "share_of_by_processor": processor_shares,
+        "goal": 0.6,
+        "connections": CONNECTIONS,
+    }
 
 
 def latency(folder: Path, short: bool, capacity: float) -> dict[str, Any]:
@@ -129,7 +146,7 @@ def latency(folder: Path, short: bool, capacity: float) -> dict[str, Any]:
                 return
             save_policy(folder, saved.model, vector, env=saved.env)
 
-    with server(ours(folder, "--reload-period", "0.2"), cores[0]) as url:
+    with server(ours(folder, "--reload-period", "0.2"), cores[0]) as (url, _):
         os.sched_setaffinity(0, cores[-1:])
         run(Generator(url, given, CONNECTIONS), 5000, None, None)
         writer = threading.Thread(target=change)
@@ -202,7 +219,7 @@ class Changing(Generator):
 def wire(folder: Path, seconds: float) -> dict[str, Any]:
     """Over HTTP: nothing lost, nothing twice, every version known."""
     given, cores = bodies(), sorted(os.sched_getaffinity(0))
-    with server(ours(folder, "--reload-period", "0"), cores[0]) as url:
+    with server(ours(folder, "--reload-period", "0"), cores[0]) as (url, _):
         os.sched_setaffinity(0, cores[-1:])
         generator = Changing(url, given, folder)
         result: Result = run(generator, 1_000_000, seconds, None)

@@ -6,6 +6,7 @@ What serving shares with the environment (contracts, forecast, the state's field
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import signal
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from ddrl.envs.admix.contracts import GENDERS
 from ddrl.envs.admix.making import Morning, morning
 from ddrl.envs.admix.settings import OVERALL_FIELDS
 from ddrl.envs.admix.state import StateWriter
-from ddrl.envs.admix.vector import AdmixVectorEnv, Days, prior_of
+from ddrl.envs.admix.vector import AdmixVectorEnv, prior_of
 from ddrl.run.lock import RunLock
 from ddrl.serve import snapshot
 from ddrl.serve.book import Book, Play
@@ -57,8 +58,11 @@ def book_of(day: Morning) -> Book:
     required = day.inventory.split()
     theta = {"off": np.ones(contracts.count), "split": required, "water": None}[play.theta]
     theta = day.inventory.water() if theta is None else theta
-    day_of = cast(Days, lambda seed, episode: day)
-    spec = AdmixVectorEnv(day_of, 1, play, day.click_value, day.bids).spec
+
+    def always(seed: int, episode: int) -> Any:
+        return day
+
+    spec = AdmixVectorEnv(always, 1, play, day.click_value, day.bids).spec
     prior = prior_of(play, day)
     writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
     rows, bid_row = np.zeros((contracts.count, 0), np.float32), np.zeros(0, np.float32)
@@ -126,9 +130,14 @@ def _serve(mixer: Mixer, options: argparse.Namespace, config: ServeConfig) -> No
         gc.collect()
         gc.freeze()  # what stands now is never looked at again
         signal.signal(signal.SIGTERM, _pass_over)  # the server's own handler stands while it serves
-        serve(mixer, options.run, config, state, lambda words: print(words, flush=True))
+        serve(mixer, options.run, config, state, _say)
     finally:
         lock.release()
+
+
+def _say(words: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # whoever read it has gone
+        print(words, flush=True)
 
 
 def _pass_over(number: int, frame: FrameType | None) -> None:

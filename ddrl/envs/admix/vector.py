@@ -18,7 +18,7 @@ rewards of a day add up to V of `optimum` (billed impressions as drawn).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
     """The bonuses [C] (eCPM) from which a policy departs on this day; 0 without a prior."""
     contracts = day.contracts
     if play.prior == "yesterday":
-        return 1000 * contracts.billed_rate * day.yesterday_alpha
+        return 1000 * contracts.billed_rate * cast(Any, day).yesterday_alpha  # a log has none, which is refused before
     return 1000 * day.inventory.split() * contracts.penalty * (play.prior == "demand")
 
 
