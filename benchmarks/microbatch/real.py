@@ -23,7 +23,7 @@ from ddrl.balance.sizes import balanced_sizes
 
 ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 SHARES = [0.4, 0.4, 0.4, 0.1]
-NETWORK = {"rows": 512, "hidden": [512, 512]}
+NETWORK = {"rows": 2048, "hidden": [512, 512]}
 MEAN = 0.2  # [s] of the exponential times
 PORT = 29517
 
