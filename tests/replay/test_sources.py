@@ -44,6 +44,18 @@ def trajectories(length: int = 4, lag: int | None = None) -> TrajectorySource:
     return source
 
 
+def test_rows_are_taken_until_a_window_is_whole_whatever_samples_per_insert_says() -> None:
+    source = make_source(config(samples_per_insert=0.5, samples_tolerance=32.0, n_step=3), SCHEMA, Experience())
+    streams = np.stack([episode(SCHEMA, stream, 4, None) for stream in range(100)])
+    for step in range(3):  # a window has four rows
+        assert not source.ready()
+        assert source.insertable() >= 100
+        source.record(streams[:, step], 0)
+    source.record(streams[:, 3], 0)
+    assert source.ready()
+    assert source.insertable() == 0, "the learner is behind"
+
+
 def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last() -> None:
     source = trajectories()
     for stream in range(3):

@@ -43,6 +43,9 @@ class FakeSource:
         self.recorded += len(rows)
         return len(rows)
 
+    def arrived(self) -> int:
+        return 0
+
     def ready(self) -> bool:
         return self.drawn < self.recorded
 
@@ -93,7 +96,7 @@ class FakeLearner:
     def outcome(self, steps: list[tuple[Any, float]]) -> Any:
         first = steps[0][0]
         figures = {"loss": 0.5, "entropy": 0.25, "actor_loss": 9.0} if first.statistics else {}
-        return SimpleNamespace(priority=first.priority, figures=figures)
+        return SimpleNamespace(priority=first.priority, figures=figures, batch=None)
 
     def anneal(self, progress: float) -> None:
         self.progress.append(progress)

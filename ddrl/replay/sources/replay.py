@@ -15,7 +15,7 @@ from ddrl.core.rows import RowSchema
 from ddrl.replay.batches import Sequences, Transitions
 from ddrl.replay.evictions import make_eviction
 from ddrl.replay.experience import ExperienceReplay
-from ddrl.replay.rate_limiter import RateLimiter
+from ddrl.replay.rate_limiter import UNLIMITED, RateLimiter
 from ddrl.replay.selectors import make_selector
 
 SNAPSHOT = "replay.snapshot"
@@ -51,8 +51,9 @@ class ReplaySource:
         self.limiter = RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance)
 
     def insertable(self) -> int:
-        """Rows that may be recorded now; a large number where nothing limits."""
-        return self.limiter.insertable()
+        """Rows that may be recorded now; a large number where nothing limits: while nothing can be drawn yet, because
+        no stream holds a whole window, the learner could never catch up."""
+        return self.limiter.insertable() if self.replay.num_picks else UNLIMITED
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Record rows; the steps recorded. O(rows)."""
