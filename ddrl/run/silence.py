@@ -56,7 +56,7 @@ class Silence:
         beats[np.isnan(table[:, ROLE])] = -2.0  # not here yet: to come is a sign of life
         if len(beats) != len(self._beats):
             self._beats, self._changed = beats, np.full(len(beats), now)
-            self._limits = np.full(len(beats), max(self._limit, START_LIMIT))
+            self._limits = np.where(beats >= 0.0, self._limit, max(self._limit, START_LIMIT))
         changed = beats != self._beats
         self._changed[changed] = now
         self._limits[changed & (beats >= 0.0)] = self._limit

@@ -172,6 +172,7 @@ def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_
     assert left == {"cold": {0}, "alive": {1}}
 
 
+@pytest.mark.long  # where a round is shorter than a collector's start, nothing can be predicted
 def test_collectors_start_when_the_history_of_the_rounds_says_so_and_no_later_than_their_parameters(tmp_path):
     """Lateness costs next to nothing here and all rounds count as alike, so that a start is predicted at any speed."""
     made: list[Collectors] = []

@@ -224,7 +224,10 @@ def test_ctrl_c_while_the_members_still_start_saves_without_a_traceback(tmp_path
     log = tmp_path / "log"
     with log.open("wb") as output:
         run = subprocess.Popen(
-            [sys.executable, "-m", "ddrl.run", *TINY, "--set", f"run.dir={tmp_path / 'run'}"],
+            [
+                *(sys.executable, "-m", "ddrl.run", *TINY),
+                *settings(f"run.dir={tmp_path / 'run'}", "run.max_env_steps=100_000_000"),
+            ],
             stderr=output,
             stdout=output,
             env=environment(),

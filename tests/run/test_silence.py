@@ -84,6 +84,13 @@ def test_a_rank_that_comes_late_counts_from_when_it_came() -> None:
     assert [rank for _, rank in watched.said] == [4]  # a tenth of the minutes that a start may take
 
 
+def test_who_fell_silent_before_the_first_look_is_known_to_have_lived() -> None:
+    watched = Watched()
+    watched.after(0, slice(None))
+    watched.after(101, [0, 1, 2, 3])
+    assert watched.restarted == [4]
+
+
 def test_the_run_ends_where_a_process_cannot_be_started_again_or_hangs_again_and_again() -> None:
     watched = Watched(restarts=False)
     watched.after(0, slice(None))
