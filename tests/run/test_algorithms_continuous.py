@@ -25,7 +25,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["serial", "local"])
+@pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.long), "local"])
 @pytest.mark.parametrize("case", list(CASES))
 def test_it_runs_is_evaluated_and_goes_on(case: str, mode: str, tmp_path: Path) -> None:
     how = ["--serial"] if mode == "serial" else settings("run.processes=2")
@@ -47,7 +47,7 @@ def test_it_runs_is_evaluated_and_goes_on(case: str, mode: str, tmp_path: Path) 
     assert again["updates"] > first["updates"]
 
 
-@pytest.mark.parametrize("case", ["td3", "pqn"])
+@pytest.mark.parametrize("case", ["td3", pytest.param("pqn", marks=pytest.mark.long)])
 def test_a_serial_run_has_the_same_bits_with_the_same_seed(case: str, tmp_path: Path) -> None:
     """The same run twice: the last evaluation and the final policy."""
     results = []

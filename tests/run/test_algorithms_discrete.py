@@ -21,7 +21,7 @@ CHOSEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["serial", "local"])
+@pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.long), "local"])
 @pytest.mark.parametrize("name", sorted(CHOSEN))
 def test_it_runs_is_evaluated_and_goes_on(name: str, mode: str, tmp_path: Path) -> None:
     run, how = tmp_path / "run", ["--serial"] if mode == "serial" else []
@@ -42,7 +42,7 @@ def test_it_runs_is_evaluated_and_goes_on(name: str, mode: str, tmp_path: Path) 
     assert summary(run)["updates"] > first["updates"]
 
 
-@pytest.mark.parametrize("name", ["iqn", "rainbow"])
+@pytest.mark.parametrize("name", ["iqn", pytest.param("rainbow", marks=pytest.mark.long)])
 def test_serial_runs_with_noise_are_the_same_bits_by_seed(name: str, tmp_path: Path) -> None:
     vectors = []
     for directory, seed in (("one", 5), ("same", 5), ("other", 6)):
