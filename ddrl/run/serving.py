@@ -23,10 +23,11 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, DdrlError
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.envs.admix.contracts import GENDERS
+from ddrl.envs.admix.feed import prior_of
 from ddrl.envs.admix.making import Morning, morning
 from ddrl.envs.admix.settings import OVERALL_FIELDS
 from ddrl.envs.admix.state import StateWriter
-from ddrl.envs.admix.vector import AdmixVectorEnv, prior_of
+from ddrl.envs.admix.vector import AdmixVectorEnv
 from ddrl.run.lock import RunLock
 from ddrl.serve import snapshot
 from ddrl.serve.book import Book, Play

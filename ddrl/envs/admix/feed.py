@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ddrl.core.errors import EnvError
 from ddrl.envs.admix.contracts import Contracts, Requests
 from ddrl.envs.admix.inventory import Inventory
+from ddrl.envs.admix.settings import PlayConfig
 
 PIECE = 256  # requests that are copied at once
 _FIELDS = tuple(item.name for item in fields(Requests))
@@ -47,6 +48,14 @@ class Day(Protocol):
     def __iter__(self) -> Iterator[Requests]:
         """The day's requests, in the order of time, in parts that lie within one window each."""
         ...
+
+
+def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
+    """The bonuses [C] (eCPM) from which a policy departs on this day; 0 without a prior."""
+    contracts = day.contracts
+    if play.prior == "yesterday":
+        return 1000 * contracts.billed_rate * cast(Any, day).yesterday_alpha  # a log has none, which is refused before
+    return 1000 * day.inventory.split() * contracts.penalty * (play.prior == "demand")
 
 
 class Feed:

@@ -18,7 +18,7 @@ rewards of a day add up to V of `optimum` (billed impressions as drawn).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,12 @@ from numpy.typing import NDArray
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep
 from ddrl.envs.admix.delivery import Delivery
-from ddrl.envs.admix.feed import Day, Feed
+from ddrl.envs.admix.feed import Day, Feed, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
 
 Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
-
-
-def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
-    """The bonuses [C] (eCPM) from which a policy departs on this day; 0 without a prior."""
-    contracts = day.contracts
-    if play.prior == "yesterday":
-        return 1000 * contracts.billed_rate * cast(Any, day).yesterday_alpha  # a log has none, which is refused before
-    return 1000 * day.inventory.split() * contracts.penalty * (play.prior == "demand")
 
 
 class AdmixVectorEnv:
