@@ -30,7 +30,8 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path):
     assert len(whole) == len(first) + len(later)
     assert later["wall_seconds"][0] >= 100
     for series in SERIES:
-        if series.kind == "total" and series.name != "rows_dropped":
+        recorded = np.isfinite(first[series.name]).any()  # nobody reports those of nodes here
+        if series.kind == "total" and series.name != "rows_dropped" and recorded:
             assert np.all(np.diff(whole[series.name]) >= 0), series.name
             assert whole[series.name][-1] > first[series.name][-1] or series.name == "checksum_failures", series.name
 

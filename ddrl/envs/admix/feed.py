@@ -6,9 +6,9 @@ that one indexed read gives the present requests of all environments as arrays [
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,9 @@ class Day(Protocol):
     def __iter__(self) -> Iterator[Requests]:
         """The day's requests, in the order of time, in parts that lie within one window each."""
         ...
+
+
+Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
 
 
 def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:

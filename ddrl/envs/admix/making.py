@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
 from ddrl.envs.admix.contracts import Contracts, Requests
+from ddrl.envs.admix.feed import Days
 from ddrl.envs.admix.inventory import Inventory
 from ddrl.envs.admix.joint import arrays_of
 from ddrl.envs.admix.logs.day import open_log
 from ddrl.envs.admix.market import Market
 from ddrl.envs.admix.optimum import Problem, descend
 from ddrl.envs.admix.settings import MarketConfig, PlayConfig
-from ddrl.envs.admix.vector import AdmixVectorEnv, Days
+from ddrl.envs.admix.vector import AdmixVectorEnv
 
 
 def generated(num_envs: int = 1, **settings: Any) -> AdmixVectorEnv:

@@ -17,7 +17,6 @@ rewards of a day add up to V of `optimum` (billed impressions as drawn).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,10 @@ from numpy.typing import NDArray
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep
 from ddrl.envs.admix.delivery import Delivery
-from ddrl.envs.admix.feed import Day, Feed, prior_of
+from ddrl.envs.admix.feed import Days, Feed, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
-
-Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
 
 
 class AdmixVectorEnv:
