@@ -29,6 +29,7 @@ print(curve.count("<polyline"), state)"""
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_three_cells_lead_from_an_empty_environment_to_a_live_learning_curve(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the tests' own, which would find ddrl in any environment
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "ddrl")], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
@@ -52,7 +53,6 @@ def test_three_cells_lead_from_an_empty_environment_to_a_live_learning_curve(tmp
     )
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
     notebook = nbformat.read(tmp_path / "ddrl" / "notebooks" / "00_quickstart.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"][:3]
     notebook.cells = [*code, new_code_cell(LIVE)]
