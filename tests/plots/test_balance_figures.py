@@ -7,6 +7,7 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
 from ddrl.balance.kinds import make_scenario
+from ddrl.balance.rhythm import values_in_a_rhythm
 from notebooks import unequal_nodes
 
 DOCUMENT = {
@@ -70,7 +71,7 @@ def test_sizers_share_one_noise_and_the_oracle_has_no_regret():
 
 
 def test_the_agent_sees_a_regular_slow_down_coming():
-    found = unequal_nodes.values_in_a_rhythm()
+    found = values_in_a_rhythm()
     slow, switch = found["slow"], found["values"][:, list(found["actions"]).index("switch")]
     begins = np.flatnonzero(~slow[:-1] & slow[1:]) + 1
     quiet = np.flatnonzero(slow[:-1] == slow[1:]) + 1
