@@ -41,6 +41,17 @@ def test_a_slow_down_injected_into_a_live_cluster_is_answered_by_smaller_sizes()
     assert len(live.sizes) == 80
 
 
+def test_a_process_that_is_slowed_down_live_gets_fewer_samples():
+    cluster = unequal_nodes.ProcessCluster(nodes=2, total=60)
+    try:
+        sizes = cluster.run(3).slow_down(1, 50.0).run(12).sizes
+    finally:
+        cluster.close()
+    assert sizes.shape == cluster.seconds.shape == (15, 2)
+    np.testing.assert_array_equal(sizes.sum(1), 60)
+    assert np.median(sizes[-6:, 1]) < np.median(sizes[-6:, 0])
+
+
 def test_regrets_are_drawn_by_kind_with_their_intervals():
     figure = plots.measured_regrets(DOCUMENT, ("affine", "ddqn"))
     assert list(figure.data[0].x) == ["static", "capped*"]
