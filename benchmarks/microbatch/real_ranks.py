@@ -4,6 +4,7 @@ python -m benchmarks.microbatch.real_ranks CASE; each node runs within its share
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -237,9 +238,12 @@ def main() -> None:
             leader.close()
             print(json.dumps(found), flush=True)
     finally:
+        if groups:
+            groups[-1].leave()  # before the last message: the kernel needs a moment until a group is empty
         WORLD.barrier()
         for group in groups:
-            group.remove()
+            with contextlib.suppress(OSError):  # one that the kernel still holds: it is empty, and costs nothing
+                group.remove()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import UnionType
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -52,6 +51,9 @@ class Order(msgspec.Struct, tag=True):
 
     action: str  # save, load, cut
     folder: str = ""
+
+
+TO_NODE = cast("type[Task | Record | Order]", Task | Record | Order)  # what a node is sent
 
 
 class Reply(msgspec.Struct):
@@ -140,7 +142,7 @@ def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
     return message
 
 
-def unpack(message: NDArray[np.uint8], kind: type[Header] | UnionType) -> tuple[Header, dict[str, NDArray[Any]]]:
+def unpack(message: NDArray[np.uint8], kind: type[Header]) -> tuple[Header, Fields]:
     """Header and arrays (views) of what `pack` made; MessageError for anything else."""
     try:
         first, second = (int(size) for size in message[:8].view(np.uint32))

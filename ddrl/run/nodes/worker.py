@@ -19,7 +19,20 @@ from ddrl.distribution.transport.waits import rest
 from ddrl.run.failure import describe
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.nodes.messages import MESSAGE, VECTOR, Fields, Order, Record, Reply, Rows, Task, arrays_of, pack, unpack
+from ddrl.run.nodes.messages import (
+    MESSAGE,
+    TO_NODE,
+    VECTOR,
+    Fields,
+    Order,
+    Record,
+    Reply,
+    Rows,
+    Task,
+    arrays_of,
+    pack,
+    unpack,
+)
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import Topology
 
@@ -76,11 +89,11 @@ def serve(
         _send(comm, Reply(signature=exchange.signature))
         node = Node(comm, exchange, counters, replay)
         while (message := _await_message(comm, going)) is not None:
-            task, arrays = unpack(message, Task | Record | Order)
-            if not isinstance(task, Task):
-                node.keep(task, arrays)
-            elif task.part:
-                node.answer(task, arrays, message.nbytes)
+            header, arrays = unpack(message, TO_NODE)
+            if not isinstance(header, Task):
+                node.keep(header, arrays)
+            elif header.part:
+                node.answer(header, arrays, message.nbytes)
             else:
                 return
     except DdrlError as error:
