@@ -247,9 +247,9 @@ RANKS = tuple(assign_roles([0] * 9, evaluator=True, nodes=4))
         (["balance.ema.wrong=1", "balance.sizer=ema"], "balance.ema.wrong"),
         (["learner.algorithm=pqn"], "learns from trajectories"),
         (["learner.node_replay=own", "learner.nodes=6"], "there are 2 for 6 nodes"),
-        (["learner.node_replay=own", "balance.first=2"], r"set balance.first = 0"),
-        (["learner.node_replay=own", "balance.sizer=ddqn", "balance.ddqn.choose_first=true"], "choose_first"),
-        (["learner.node_replay=own", "replay.source=pool"], r"set replay.source = auto"),
+        (["learner.node_replay=own", "learner.nodes=2", "balance.first=2"], r"set balance.first = 0"),
+        (["learner.node_replay=own", "learner.nodes=2", "balance.ddqn.choose_first=true"], "choose_first"),
+        (["learner.node_replay=own", "learner.nodes=2", "replay.source=pool"], r"set replay.source = auto"),
     ],
 )
 def test_what_needs_more_than_the_settings_is_refused_before_anything_stands(assignments, words):
