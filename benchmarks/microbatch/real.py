@@ -26,7 +26,7 @@ from ddrl.balance.sizes import balanced_sizes
 ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 SHARES = [0.4, 0.4, 0.4, 0.1]
 HIDDEN = [512, 512]
-MEAN = 0.15  # [s] of the exponential times
+MEAN = 0.12  # [s] of the exponential times
 PORT = 29517
 
 

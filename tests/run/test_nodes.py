@@ -184,7 +184,7 @@ def test_what_a_node_cannot_save_or_load_is_said_with_its_number(tmp_path):
 def test_a_run_whose_nodes_have_replays_counts_once_and_goes_on_with_the_same_number_alone(tmp_path):
     run = tmp_path / "run"
     own = settings("learner.nodes=2", "learner.node_replay=own", "run.max_env_steps=1200", f"run.dir={run}")
-    done = mpirun(6, *TINY, *own)
+    done = mpirun(7, *TINY, *own)
     assert done.returncode == 0, done.stderr
     before = summary(run)
     assert before["updates"] > 50
@@ -198,7 +198,7 @@ def test_a_run_whose_nodes_have_replays_counts_once_and_goes_on_with_the_same_nu
         "replay-0.snapshot",
         "replay-1.snapshot",
     ]
-    again = mpirun(6, "--resume", str(run), *settings("run.max_env_steps=2000"))
+    again = mpirun(7, "--resume", str(run), *settings("run.max_env_steps=2000"))
     assert again.returncode == 0, again.stderr
     assert summary(run)["env_steps"] == 2000
     assert config.learner.node_replay == "own"
