@@ -22,6 +22,14 @@ from ddrl.plots.distribution import (
     version_flow,
 )
 from ddrl.plots.frame import set_up_notebook
+from ddrl.plots.nodes import (
+    NodeCourse,
+    causal_regret,
+    clairvoyant_regret,
+    node_course,
+    node_table,
+    regret_over_updates,
+)
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
 from ddrl.plots.pool import (
@@ -50,8 +58,11 @@ from ddrl.plots.settings import differing_labels, settings_table
 from ddrl.plots.sketch import sketch
 
 __all__ = [
+    "NodeCourse",
     "busy_against_tasks",
     "bytes_against_bound",
+    "causal_regret",
+    "clairvoyant_regret",
     "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
@@ -68,6 +79,8 @@ __all__ = [
     "measured_regrets",
     "measured_schemes",
     "memory_by_role",
+    "node_course",
+    "node_table",
     "operations_beside_peers",
     "pool_bounds",
     "pool_gantt",
@@ -78,6 +91,7 @@ __all__ = [
     "rank_table",
     "recording_rates",
     "regret_by_kind",
+    "regret_over_updates",
     "relay_bandwidth",
     "replay_fill",
     "sample_balance",
