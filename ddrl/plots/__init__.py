@@ -32,6 +32,14 @@ from ddrl.plots.distribution import (
     version_flow,
 )
 from ddrl.plots.frame import set_up_notebook
+from ddrl.plots.nodes import (
+    NodeCourse,
+    causal_regret,
+    clairvoyant_regret,
+    node_course,
+    node_table,
+    regret_over_updates,
+)
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
 from ddrl.plots.pool import (
@@ -61,8 +69,11 @@ from ddrl.plots.sketch import sketch
 from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [
+    "NodeCourse",
     "busy_against_tasks",
     "bytes_against_bound",
+    "causal_regret",
+    "clairvoyant_regret",
     "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
@@ -82,6 +93,8 @@ __all__ = [
     "measured_regrets",
     "measured_schemes",
     "memory_by_role",
+    "node_course",
+    "node_table",
     "operations_beside_peers",
     "oscillation",
     "pool_bounds",
@@ -94,6 +107,7 @@ __all__ = [
     "rank_table",
     "recording_rates",
     "regret_by_kind",
+    "regret_over_updates",
     "relay_bandwidth",
     "replay_fill",
     "revenue_left",

@@ -140,22 +140,24 @@ class Relay(ABC):
             self.step()
 
     def step(self) -> None:
-        """One `progress`; where nothing moved, sleep until MPI or the bell has something.
+        """One `progress`, then sleep until MPI or the bell has something; where something moved, only those sleep whom
+        MPI wakes.
 
-        Where MPI wakes nobody (`Events`), look again after about half the time that lately lay between two moves."""
+        Where MPI wakes nobody (`Events`), look again after about half the time that lately lay between two moves. The
+        root looks again at once: a model may leave now."""
         bell = self._board.relay_bell
         seen = bell.value
-        if not self.progress():
-            woken = self._events.wait(seen, self._sleep)
-            self._slept, self._woken = True, woken
-            self._sleep = min(self._sleep * 1.5, self._longest())
-            return
-        now = time.monotonic()
-        self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
-        self._moved_at = now
-        if self._slept:  # how much of what moves announces itself
-            self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
-        self._sleep = SHORT_SLEEP if self._share > TOLD else max(BUSY_SLEEP, 0.5 * self._pace)
+        if self.progress():
+            now = time.monotonic()
+            self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
+            self._moved_at = now
+            if self._slept:  # how much of what moves announces itself
+                self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
+            self._sleep = SHORT_SLEEP if self._share > TOLD else max(BUSY_SLEEP, 0.5 * self._pace)
+            if self._share <= TOLD or not self.rank:
+                return
+        self._slept, self._woken = True, self._events.wait(seen, self._sleep)
+        self._sleep = min(self._sleep * 1.5, self._longest())
 
     def _longest(self) -> float:
         return IDLE_SLEEP if self._share > TOLD or self.models.resting else BUSY_MAX_SLEEP
