@@ -76,7 +76,7 @@ class Executor:
         addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in CALLS]
         self._transfers = Transfers.make(
             addresses,
-            MPI._sizeof(MPI.Request),
+            MPI._sizeof(MPI.Request),  # pyright: ignore[reportPrivateUsage] (a handle's)
             comm.handle,
             self._source,
             plan.target.tolist(),

@@ -65,8 +65,8 @@ class Packing:
             sizes.append(flight.lengths[chunk])
             places.append(address + flight.at[chunk])
         self._free_varying()
-        self._varying = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
-        return self._varying
+        made = self._varying = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
+        return made
 
     def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
         found = self._known.get((address, first, count))
