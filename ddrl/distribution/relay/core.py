@@ -153,14 +153,24 @@ class Relay(ABC):
             self._moved_at = now
             if self._slept:  # how much of what moves announces itself
                 self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
-            self._sleep = SHORT_SLEEP if self._share > TOLD else max(BUSY_SLEEP, 0.5 * self._pace)
-            if self._share <= TOLD or not self.rank:
+            self._sleep = SHORT_SLEEP if self._told else max(BUSY_SLEEP, 0.5 * self._pace)
+            if not (self._told and self.rank):
                 return
-        self._slept, self._woken = True, self._events.wait(seen, self._sleep)
+        executor = self.models.executor
+        if executor is None or not self.rank:
+            woken = self._events.wait(seen, self._sleep)
+        else:
+            woken = self._events.wait(seen, self._longest(), executor.wait)
+        self._slept, self._woken = True, woken
         self._sleep = min(self._sleep * 1.5, self._longest())
 
+    @property
+    def _told(self) -> bool:
+        """Whether MPI wakes this relay."""
+        return self._share > TOLD
+
     def _longest(self) -> float:
-        return IDLE_SLEEP if self._share > TOLD or self.models.resting else BUSY_MAX_SLEEP
+        return IDLE_SLEEP if self._told or self.models.resting else BUSY_MAX_SLEEP
 
     def _count(self) -> None:
         """Bring the counters up to date."""
