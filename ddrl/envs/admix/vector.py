@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep
+from ddrl.envs.admix.block import play_block
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Days, Feed, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
@@ -97,7 +98,13 @@ class AdmixVectorEnv:
         chosen, score, logged = np.full(self.num_envs, -1), np.zeros(self.num_envs), self._logged
         moving = playing
         self._gain = np.zeros((self.num_envs, self._contracts))
-        for turn in range(self.play.repeat):
+        whole = (
+            self._bonuses and self.play.support == "off" and bool((self.rate >= 1).all() and (self.theta >= 1).all())
+        )
+        if whole:  # nothing is drawn by chance: many requests at once
+            self._start_days(starting)
+            logged = self._show_blocks(action, playing, chosen, score, revenue, value)
+        for turn in range(0 if whole else self.play.repeat):
             if turn:
                 moving = playing & self._feed.has_request
                 self._read(with_news=False)
@@ -161,7 +168,8 @@ class AdmixVectorEnv:
         known = (slot == self._logged) & (self._request["logged_billed"] >= 0)
         billed = np.where(known, self._request["logged_billed"] == 1, self._request["billing"] < rate) & (contract >= 0)
         self.delivery.show(contract, billed, moving)
-        self._count(slot, contract, billed, moving)
+        now = {name: self._request[name][:, None] for name in ("ctr", "bid_ctr", "ecpm")}
+        self._count(slot[:, None], contract[:, None], billed[:, None], moving, now)
         chosen[moving], score[moving] = slot[moving], best[moving]
         revenue += worth
         weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
@@ -171,6 +179,42 @@ class AdmixVectorEnv:
         if self.play.relative and self.bids:
             weighted -= np.where(moving, self.play.bid_weight * self._request["ecpm"].max(1) / 1000.0, 0.0)
         value[self._all, contract] += weighted
+
+    def _show_blocks(
+        self,
+        action: NDArray[Any],
+        playing: NDArray[np.bool_],
+        chosen: NDArray[np.int64],
+        score: NDArray[np.float64],
+        revenue: NDArray[np.float64],
+        value: NDArray[np.float64],
+    ) -> NDArray[np.int64]:
+        """As `_show`, the next `repeat` requests of the environments `playing`; the slot logged last [N]."""
+        logged, left, rows = np.full(self.num_envs, -1), self.play.repeat, self._all[:, None]
+        while left and (moving := playing & self._feed.has_request).any():
+            request = self._feed.block(moving, min(left, self._delay or left))
+            room = self.contracts.cap - self.delivery.shown
+            block = play_block(request, action.astype(np.float32), room, moving, self.click_value)
+            count, contract = block.slot.shape[1], block.contract
+            request = {name: values[:, :count] for name, values in request.items()}
+            rate = self._billed_rate[rows, request["window"], contract]
+            known = (block.slot == request["logged"]) & (request["logged_billed"] >= 0)
+            billed = np.where(known, request["logged_billed"] == 1, request["billing"] < rate) & (contract >= 0)
+            self.delivery.show_block(contract, billed, moving)
+            self._count(block.slot, contract, billed, moving, request)
+            last = block.slot[:, -1]
+            chosen[moving], score[moving] = last[moving], block.score[moving, -1]
+            logged[moving] = request["logged"][moving, -1]
+            revenue += block.worth.sum(1)
+            weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * block.worth
+            self._gain += block.by_contract(weighted - block.other / 1000)
+            if self.play.relative and self.bids:
+                weighted -= self.play.bid_weight * request["ecpm"].max(2) * moving[:, None] / 1000.0
+            value[:, :-1] += block.by_contract(weighted)
+            value[:, -1] += (weighted * (contract < 0)).sum(1)
+            self._feed.advance(moving, count)
+            left -= count
+        return logged
 
     def _start_days(self, starting: NDArray[np.bool_]) -> None:
         self._continues[:] = False
@@ -301,23 +345,25 @@ class AdmixVectorEnv:
         contract: NDArray[np.int64],
         billed: NDArray[np.bool_],
         playing: NDArray[np.bool_],
+        request: dict[str, NDArray[Any]],
     ) -> None:
+        """Count requests [N, k, ...] and what was shown at them [N, k]."""
         is_contract = contract >= 0
         is_bid = chosen >= self._contracts
         bid = np.where(is_bid, chosen - self._contracts, 0)
-        sums, request = self._sums, self._request
-        sums[:, 0] += is_contract
-        sums[:, 1] += np.where(is_contract, request["ctr"][self._all, contract], 0)
+        sums, rows, columns = self._sums, self._all[:, None], np.arange(chosen.shape[1])
+        sums[:, 0] += is_contract.sum(1)
+        sums[:, 1] += np.where(is_contract, request["ctr"][rows, columns, contract], 0).sum(1)
         if self.bids:
-            sums[:, 2] += is_bid
-            sums[:, 3] += np.where(is_bid, request["bid_ctr"][self._all, bid], 0)
-            sums[:, 4] += np.where(is_bid, request["ecpm"][self._all, bid], 0)
+            sums[:, 2] += is_bid.sum(1)
+            sums[:, 3] += np.where(is_bid, request["bid_ctr"][rows, columns, bid], 0).sum(1)
+            sums[:, 4] += np.where(is_bid, request["ecpm"][rows, columns, bid], 0).sum(1)
         events = self.events
-        events["requests"] += int(playing.sum())
+        events["requests"] += int(playing.sum()) * chosen.shape[1]
         events["contract_shown"] += int(is_contract.sum())
         events["bid_shown"] += int(is_bid.sum())
         events["billed"] += int(billed.sum())
-        events["empty_queues"] += int((playing & (chosen < 0)).sum())
+        events["empty_queues"] += int((playing[:, None] & (chosen < 0)).sum())
 
     def _limit_reached(self) -> NDArray[np.bool_]:
         length = self.play.episode_windows
