@@ -16,6 +16,7 @@ from torch import nn
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithms.td3 import QUEUE as AXIS
 
+MARGIN = 0.02  # how far the range of the sigmoid reaches beyond the bounds, as a share of their distance
 PRIOR = "prior"  # the array [queue] of actions that a policy departs from
 
 
@@ -77,16 +78,24 @@ class Bounds(nn.Module):
         return (action - self.low) / self.width
 
     def prior(self, observation: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The prior's share [B, actions], at least 0.02 from either bound; 1/2 where there is no prior."""
+        """The prior's share [B, actions]; 1/2 where there is no prior."""
         size = self.low.shape[0]
         if not self._has_prior:
             return 0.5 * torch.ones_like(observation[f"{AXIS}_mask"][:, :size], dtype=torch.float32)
-        return self.share(observation[PRIOR][:, :size]).clamp(0.02, 0.98)
+        return self.share(observation[PRIOR][:, :size]).clamp(0.0, 1.0)
 
 
 def logit(share: torch.Tensor) -> torch.Tensor:
-    """log(share / (1 - share))."""
-    return torch.log(share) - torch.log1p(-share)
+    """log(p / (1 - p)) of p = (share + MARGIN) / (1 + 2 MARGIN): finite at both bounds."""
+    p = (share + MARGIN) / (1 + 2 * MARGIN)
+    return torch.log(p) - torch.log1p(-p)
+
+
+def share_of(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of `logit`, within [0, 1]. The gradient is that of the sigmoid beyond the bounds too, so that an
+    action at a bound can leave it."""
+    share = (1 + 2 * MARGIN) * torch.sigmoid(x) - MARGIN
+    return share + (share.clamp(0.0, 1.0) - share).detach()
 
 
 def by_place(mask: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -97,8 +106,8 @@ def by_place(mask: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 class QueueActor(nn.Module):
-    """The action of the first places of the queue: low + (high - low) sigmoid(f + logit of the prior's share). f begins
-    as 0, so that an actor begins as the prior."""
+    """The action of the first places of the queue: low + (high - low) share_of(f + logit of the prior). f
+    begins as 0, so that an actor begins as the prior."""
 
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
@@ -112,7 +121,7 @@ class QueueActor(nn.Module):
         bounds = self.bounds
         begin = logit(bounds.prior(observation))
         x, _ = self.queue(observation, by_place(observation[f"{AXIS}_mask"], 0.5 * begin))
-        action = bounds.low + bounds.width * torch.sigmoid(self.head(x)[:, : begin.shape[1], 0] + begin)
+        action = bounds.low + bounds.width * share_of(self.head(x)[:, : begin.shape[1], 0] + begin)
         if noise is not None:
             moved = action + 0.5 * bounds.width * noise
             action = torch.minimum(torch.maximum(moved, bounds.low), bounds.low + bounds.width)

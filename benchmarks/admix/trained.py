@@ -1,0 +1,149 @@
+"""A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
+
+    python -m benchmarks.admix.trained [--short] [--cell TEXT] [--days N] [--json FILE]
+
+Days of 4000 requests and 12 contracts, own counts known. In each cell the task admix is trained as it stands
+(`python -m ddrl.run admix --serial`, with the cell's drift, delay and billed rate), and the policy that the run exports
+is frozen. It plays the same held-out days as the baselines, which are tuned in the cell on days of their own and decide
+anew every 10 requests, the policy every 100. The difference to the best baseline is paired by days, with Student's 95 %
+interval; `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix; a cell that the JSON
+holds with the same setup is not run again, so a run that was cut goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERTAIN, cases, interval
+from benchmarks.admix.learned import Learned
+from benchmarks.harness import arguments, print_table, save
+from ddrl.core import plugins
+from ddrl.core.settings import load_config
+from ddrl.envs.admix import MarketConfig
+from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
+from ddrl.run.cli import tasks
+
+RUNS = Path("build/admix")
+PERIOD = 10  # requests between decisions of baselines
+ORACLE = "hindsight"
+PRIOR = "yesterday_duals"
+
+
+def train(name: str, market: MarketConfig, delay: float, further: list[str]) -> tuple[Path, float]:
+    """The directory of a finished run of the task admix on this market, and the seconds it took."""
+    run = RUNS / name.replace(" ", "_")
+    finished = run / "finished.json"
+    if finished.exists():
+        return run, float(json.loads(finished.read_text())["seconds"])
+    shutil.rmtree(run, ignore_errors=True)  # of a run that was cut
+    changed = {item: getattr(market, item) for item in ("drift", "billed", "billed_spread", "billed_drift")}
+    settings = [f"env.kwargs.{item}={value}" for item, value in (changed | {"delay": delay}).items()]
+    words = [word for each in [*settings, f"run.dir={run}", *further] for word in ("--set", each)]
+    begin = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-m", "ddrl.run", "admix", "--serial", *words], stdout=subprocess.DEVNULL)
+    if ended.returncode:
+        raise SystemExit(f"{run}: the run ended with status {ended.returncode}")
+    seconds = time.perf_counter() - begin
+    finished.write_text(json.dumps({"seconds": seconds}))
+    return run, seconds
+
+
+def compare(scores: dict[str, list[float]]) -> dict[str, Any]:
+    """The policy beside the best rule and beside its prior, paired by days."""
+    rules = {name: float(np.mean(each)) for name, each in scores.items() if name not in ("learned", ORACLE)}
+    best = max(rules, key=lambda name: rules[name])
+    over_best = np.subtract(scores["learned"], scores[best])
+    over_prior = np.subtract(scores["learned"], scores[PRIOR])
+    return {
+        "best_baseline": best,
+        "best": rules[best],
+        "learned": float(np.mean(scores["learned"])),
+        "over_best": float(over_best.mean()),
+        "over_best_interval": interval(over_best.tolist()),
+        "over_prior": float(over_prior.mean()),
+        "over_prior_interval": interval(over_prior.tolist()),
+        "share_of_rest_closed": float(over_best.mean() / max(1 - rules[best], 1e-9)),
+    }
+
+
+def play(case: Case, learned: Path, delay: float, tuned: dict[str, Any]) -> dict[str, list[float]]:
+    """The score of each day, by rule."""
+    rules = {name: (load(name), settings) for name, settings in tuned.items()}
+    rules["learned"] = Learned, Learned.Settings(str(learned))
+    return {
+        name: case.normalised(case.play(rule, settings, delay, True, PERIOD)).tolist()
+        for name, (rule, settings) in rules.items()
+    }
+
+
+def main() -> None:
+    parser = arguments("admix_grid", __doc__ or "")
+    parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
+    parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s)")
+    parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
+    options = parser.parse_args()
+    further = ["run.max_env_steps=1000"] if options.short else []
+    task = load_config(tasks()["admix"], further)
+    setup = {
+        "days": options.days,
+        "tuning_days": options.tuning_days,
+        "period": PERIOD,
+        "steps": task.run.max_env_steps,
+    }
+    figures: dict[str, Any] = {"setup": setup, "cells": {}}
+    if options.json.exists():
+        known = json.loads(options.json.read_text())
+        if known.get("setup") == setup:
+            figures["cells"] = known["cells"]
+    names = list(plugins.names(PACKAGE))
+    ready: tuple[MarketConfig, Case, list[Case]] | None = None
+    for drift, billed, delay in itertools.product(DRIFTS, ("certain", "uncertain"), DELAYS):
+        cell = f"drift {drift} delay {delay} billed {billed}"
+        if options.cell not in cell or cell in figures["cells"]:
+            continue
+        market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
+        run, seconds = train(cell, market, delay, further)
+        if ready is None or ready[0] != market:
+            (tuning,) = cases(market, TUNING_SEED, options.tuning_days)
+            ready = market, tuning, cases(market, 0, options.days)
+        tuned = {name: tune(load(name), ready[1], delay, True, PERIOD) for name in names}
+        scores: dict[str, list[float]] = {}
+        for case in ready[2]:
+            for name, each in play(case, run, delay, tuned).items():
+                scores.setdefault(name, []).extend(each)
+        figures["cells"][cell] = {
+            **compare(scores),
+            "training_seconds": seconds,
+            "settings": {name: asdict(settings) for name, settings in tuned.items()},
+            "scores": scores,
+        }
+        save(options.json, figures)
+        means = sorted(
+            ((name, float(np.mean(each)), interval(each)) for name, each in scores.items()), key=lambda row: -row[1]
+        )
+        print(f"\n{cell} ({options.days} days)")
+        print_table(["rule", "score", "+-"], means)
+    columns = (
+        "learned",
+        "best",
+        "best_baseline",
+        "over_best",
+        "over_best_interval",
+        "over_prior",
+        "share_of_rest_closed",
+    )
+    rows = [(name, *(row[column] for column in columns)) for name, row in figures["cells"].items()]
+    print_table(["cell", *columns], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
