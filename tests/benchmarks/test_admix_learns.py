@@ -1,0 +1,73 @@
+"""The task on ad mixing learns: on a day whose answer is known, and (long) on days that training never saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.admix.__main__ import SMALL, cases, interval
+from benchmarks.admix.inside import Explorer, Inside
+from benchmarks.admix.learned import Learned
+from ddrl.core.settings import load_config
+from ddrl.envs.admix import AdmixVectorEnv
+from ddrl.envs.admix.scoring import load
+from ddrl.run.cli import tasks
+from tests.envs.admix.days import HandDay, contracts, hand_env, requests
+from tests.run.launch import ddrl, settings
+
+BIDS = 1 + 8 * (np.arange(400) * 0.618 % 1)  # evenly spread over 1 to 9, in no order
+ANSWER = np.array([7.0, 3.0])  # the bids below which lie 3/4 and 1/4 of them
+
+
+def two_contracts(num_envs: int, **play) -> AdmixVectorEnv:
+    """A day on which one contract needs 150 of the 200 requests that it may use and the other 50 of its own 200, the
+    bids alone decide the price, and what is known beforehand says 3.75 and 6.25."""
+    mine = np.arange(400) % 2 == np.arange(2)[:, None]
+    book = contracts([150, 50])
+    book.penalty[:] = 0.010, 0.050
+    day = HandDay(book, requests(BIDS[:, None], np.zeros((400, 2)), eligible=mine.T), windows=8)
+    return hand_env(day, num_envs, **play)
+
+
+def test_the_actor_moves_each_dual_towards_its_answer() -> None:
+    torch.set_num_threads(1)
+    task = load_config(tasks()["admix"], []).env.kwargs
+    market = ("requests", "contracts", "regions", "ages", "breadth", "drift")
+    play = {name: value for name, value in task.items() if name not in market}
+    wanted = ["env.id=tests.benchmarks.test_admix_learns:two_contracts", "replay.source=areas", "areas.block=40"]
+    wanted += ["rollout.refresh=write", "env.num_envs=8", "learner.hidden=[32,32]", "learner.d4pg.actor_start=500"]
+    wanted += ["replay.min_size=400", "learner.d4pg.actor_lr_factor=0.2", "rollout.epsilon_end=1.0"]
+    config = load_config(tasks()["admix"], wanted)
+    object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "repeat": 20, "delay": 0.0})
+    run = Inside(config, [Explorer({})])
+    env = run.env(1)
+    state = env.reset(0)
+    first, before = run.act(env, state)[0], run.play(env, 0)[0]
+    np.testing.assert_allclose(first, [3.75, 6.25], rtol=1e-5)
+    while run.updates < 1000:
+        run.explore()
+        run.learn(1000 - run.updates)
+    learned = run.act(env, env.reset(0))[0]
+    print(learned, before, run.play(env, 0)[0])
+    assert (np.abs(learned - ANSWER) < 0.7 * np.abs(first - ANSWER)).all()
+    assert run.play(env, 0)[0] > before
+
+
+@pytest.mark.long
+def test_the_task_beats_its_prior_on_days_that_it_never_saw(tmp_path: Path) -> None:
+    """The exported policy scores more than yesterday's duals; at 95 %, over 20 days, paired."""
+    run = tmp_path / "run"
+    ended = ddrl("admix", "--serial", *settings(f"run.dir={run}"), limit=1500)
+    assert ended.returncode == 0, ended.stderr
+    prior, gains = load("yesterday_duals"), []
+    for case in cases(replace(SMALL, drift=0.3), 0, 20):
+        scores = [
+            case.normalised(case.play(rule, of, 0.05, True, 20))
+            for rule, of in ((Learned, Learned.Settings(str(run))), (prior, prior.Settings()))
+        ]
+        gains += (scores[0] - scores[1]).tolist()
+    assert np.mean(gains) > interval(gains)
