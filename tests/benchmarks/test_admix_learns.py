@@ -20,12 +20,11 @@ from tests.envs.admix.days import HandDay, contracts, hand_env, requests
 from tests.run.launch import ddrl, settings
 
 BIDS = 1 + 8 * (np.arange(400) * 0.618 % 1)  # evenly spread over 1 to 9, in no order
-ANSWER = np.array([7.0, 3.0])  # the bids below which lie 3/4 and 1/4 of them
 
 
 def two_contracts(num_envs: int, **play) -> AdmixVectorEnv:
-    """A day on which one contract needs 150 of the 200 requests that it may use and the other 50 of its own 200, the
-    bids alone decide the price, and what is known beforehand says 3.75 and 6.25."""
+    """A day on which one contract needs 150 of the 200 requests that it may use, the other 50 of its own 200: the bids
+    below 7 and below 3. What is known beforehand says 3.75 and 6.25."""
     mine = np.arange(400) % 2 == np.arange(2)[:, None]
     book = contracts([150, 50])
     book.penalty[:] = 0.010, 0.050
@@ -33,7 +32,7 @@ def two_contracts(num_envs: int, **play) -> AdmixVectorEnv:
     return hand_env(day, num_envs, **play)
 
 
-def test_the_actor_moves_each_dual_towards_its_answer() -> None:
+def test_the_actor_moves_each_bonus_towards_its_answer() -> None:
     torch.set_num_threads(1)
     task = load_config(tasks()["admix"], []).env.kwargs
     market = ("requests", "contracts", "regions", "ages", "breadth", "drift")
@@ -44,17 +43,26 @@ def test_the_actor_moves_each_dual_towards_its_answer() -> None:
     config = load_config(tasks()["admix"], wanted)
     object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "repeat": 20, "delay": 0.0})
     run = Inside(config, [Explorer({})])
-    env = run.env(1)
-    state = env.reset(0)
-    first, before = run.act(env, state)[0], run.play(env, 0)[0]
-    np.testing.assert_allclose(first, [3.75, 6.25], rtol=1e-5)
+    before, returned = served(run)
+    np.testing.assert_allclose(before, [3.75, 6.25], rtol=1e-5)
     while run.updates < 1000:
         run.explore()
         run.learn(1000 - run.updates)
-    learned = run.act(env, env.reset(0))[0]
-    print(learned, before, run.play(env, 0)[0])
-    assert (np.abs(learned - ANSWER) < 0.7 * np.abs(first - ANSWER)).all()
-    assert run.play(env, 0)[0] > before
+    after, better = served(run)
+    assert after[0] > before[0] + 0.3
+    assert after[1] < before[1] - 0.3
+    assert better > returned
+
+
+def served(run: Inside) -> tuple[np.ndarray, float]:
+    """The mean of the greedy bonuses of a day [2], and the day's return."""
+    env = run.env(1)
+    state, taken, total, over = env.reset(0), [], 0.0, False
+    while not over:
+        taken.append(run.act(env, state)[0])
+        step = env.step(taken[-1][None])
+        state, total, over = step.observation, total + float(step.raw_reward[0]), bool(step.terminated[0])
+    return np.mean(taken, 0), total
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ from ddrl.envs.admix.feed import Days, Feed, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
+from ddrl.envs.admix.tally import Tally
 
 
 class AdmixVectorEnv:
@@ -59,8 +60,13 @@ class AdmixVectorEnv:
         self._all = np.arange(count)
         self.rate = np.full((count, self._contracts), play.rate)
         self.theta = np.ones((count, self._contracts))
-        self.events = {"requests": 0, "empty_queues": 0, "contract_shown": 0, "bid_shown": 0, "billed": 0}
+        self._tally = Tally(count, self._contracts)
         self._started = False
+
+    @property
+    def events(self) -> dict[str, int]:
+        """How often things happened since this object was made, in all environments together."""
+        return self._tally.events
 
     def reset(self, seed: int) -> NDArray[Any]:
         """New days everywhere. Returns states [N]; the same seed gives the same run for the same scores."""
@@ -73,7 +79,6 @@ class AdmixVectorEnv:
         self._curve = np.zeros((n, self._windows + 1, contracts))
         self._billed_rate = np.zeros((n, self._windows, contracts))
         self._required, self._prior = np.zeros((n, contracts)), np.zeros((n, contracts))
-        self._sums = np.zeros((n, 5))  # contract ads shown, their ctr, bids shown, their ctr, their eCPM
         self._charged = np.zeros((n, contracts))  # penalties that rewards have counted so far
         self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
         for env in range(n):
@@ -169,7 +174,7 @@ class AdmixVectorEnv:
         billed = np.where(known, self._request["logged_billed"] == 1, self._request["billing"] < rate) & (contract >= 0)
         self.delivery.show(contract, billed, moving)
         now = {name: self._request[name][:, None] for name in ("ctr", "bid_ctr", "ecpm")}
-        self._count(slot[:, None], contract[:, None], billed[:, None], moving, now)
+        self._tally.count(slot[:, None], billed[:, None], moving, now)
         chosen[moving], score[moving] = slot[moving], best[moving]
         revenue += worth
         weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
@@ -201,7 +206,7 @@ class AdmixVectorEnv:
             known = (block.slot == request["logged"]) & (request["logged_billed"] >= 0)
             billed = np.where(known, request["logged_billed"] == 1, request["billing"] < rate) & (contract >= 0)
             self.delivery.show_block(contract, billed, moving)
-            self._count(block.slot, contract, billed, moving, request)
+            self._tally.count(block.slot, billed, moving, request)
             last = block.slot[:, -1]
             chosen[moving], score[moving] = last[moving], block.score[moving, -1]
             logged[moving] = request["logged"][moving, -1]
@@ -233,7 +238,8 @@ class AdmixVectorEnv:
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
         self._prior[env] = prior_of(self.play, day)
         self.delivery.reset(env)
-        self._sums[env], self._charged[env] = 0, 0
+        self._tally.begin_day(env)
+        self._charged[env] = 0
         self._feed.begin(env, day, self.play.first_window)
 
     def _read(self, *, with_news: bool = True) -> None:
@@ -339,46 +345,17 @@ class AdmixVectorEnv:
         worth = np.concatenate([self._value, self._request["ecpm"]], 1)[self._all, best] / 1000.0
         return np.where(shows, best, -1), np.where(shows, score, 0.0), np.where(shows, worth, 0.0)
 
-    def _count(
-        self,
-        chosen: NDArray[np.int64],
-        contract: NDArray[np.int64],
-        billed: NDArray[np.bool_],
-        playing: NDArray[np.bool_],
-        request: dict[str, NDArray[Any]],
-    ) -> None:
-        """Count requests [N, k, ...] and what was shown at them [N, k]."""
-        is_contract = contract >= 0
-        is_bid = chosen >= self._contracts
-        bid = np.where(is_bid, chosen - self._contracts, 0)
-        sums, rows, columns = self._sums, self._all[:, None], np.arange(chosen.shape[1])
-        sums[:, 0] += is_contract.sum(1)
-        sums[:, 1] += np.where(is_contract, request["ctr"][rows, columns, contract], 0).sum(1)
-        if self.bids:
-            sums[:, 2] += is_bid.sum(1)
-            sums[:, 3] += np.where(is_bid, request["bid_ctr"][rows, columns, bid], 0).sum(1)
-            sums[:, 4] += np.where(is_bid, request["ecpm"][rows, columns, bid], 0).sum(1)
-        events = self.events
-        events["requests"] += int(playing.sum()) * chosen.shape[1]
-        events["contract_shown"] += int(is_contract.sum())
-        events["bid_shown"] += int(is_bid.sum())
-        events["billed"] += int(billed.sum())
-        events["empty_queues"] += int((playing[:, None] & (chosen < 0)).sum())
-
     def _limit_reached(self) -> NDArray[np.bool_]:
         length = self.play.episode_windows
         return (self._window - self._first_window >= length) & (length > 0)
 
     def _observe(self) -> NDArray[Any]:
-        sums = self._sums
         due = self._due.sum(1)
         late = np.maximum(self._due - self._estimate, 0).sum(1)
         overall = {
             "shortfall": np.divide(late, due, out=np.zeros_like(due), where=due > 0),
-            "contract_ctr": sums[:, 1] / np.maximum(sums[:, 0], 1),
-            "bidding_ctr": sums[:, 3] / np.maximum(sums[:, 2], 1),
-            "payment": sums[:, 4] / np.maximum(sums[:, 2], 1),
             "time": self._time,
+            **self._tally.means(),
         }
         mask = self._mask
         if self._bonuses:
