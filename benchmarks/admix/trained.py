@@ -1,11 +1,12 @@
 """A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
 
-    python -m benchmarks.admix.trained [--short] [--cell TEXT] [--days N] [--json FILE]
+    python -m benchmarks.admix.trained [--short] [--train cell|billed] [--cell TEXT] [--days N] [--json FILE]
 
-Days of 4000 requests and 12 contracts, own counts known. In each cell the task admix is trained as it stands
-(`python -m ddrl.run admix --serial`, with the cell's drift, delay and billed rate), and the policy that the run exports
-is frozen. It plays the same held-out days as the baselines, which are tuned in the cell on days of their own and decide
-anew every 10 requests, the policy every 100. The difference to the best baseline is paired by days, with Student's 95 %
+Days of 4000 requests and 12 contracts, own counts known. The task admix is trained as it stands (`python -m ddrl.run
+admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay of 5 % once for certain and once for
+uncertain billed rates. The policy that the run exports is frozen. It plays the same held-out days as the baselines,
+which are tuned in each cell on days of their own and decide anew every 20 requests, the policy every 100.
+The difference to the best baseline is paired by days, with Student's 95 %
 interval; `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix; a cell that the JSON
 holds with the same setup is not run again, so a run that was cut goes on."""
 
@@ -33,7 +34,7 @@ from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
 from ddrl.run.cli import tasks
 
 RUNS = Path("build/admix")
-PERIOD = 10  # requests between decisions of baselines
+PERIOD = 20  # requests between decisions of baselines
 ORACLE = "hindsight"
 PRIOR = "yesterday_duals"
 
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
     parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s)")
     parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
+    parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
     options = parser.parse_args()
     further = ["run.max_env_steps=1000"] if options.short else []
     task = load_config(tasks()["admix"], further)
@@ -97,6 +99,7 @@ def main() -> None:
         "days": options.days,
         "tuning_days": options.tuning_days,
         "period": PERIOD,
+        "train": options.train,
         "steps": task.run.max_env_steps,
     }
     figures: dict[str, Any] = {"setup": setup, "cells": {}}
@@ -111,7 +114,10 @@ def main() -> None:
         if options.cell not in cell or cell in figures["cells"]:
             continue
         market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
-        run, seconds = train(cell, market, delay, further)
+        if options.train == "cell":
+            run, seconds = train(cell, market, delay, further)
+        else:
+            run, seconds = train(f"billed {billed}", replace(market, drift=0.3), 0.05, further)
         if ready is None or ready[0] != market:
             (tuning,) = cases(market, TUNING_SEED, options.tuning_days)
             ready = market, tuning, cases(market, 0, options.days)
