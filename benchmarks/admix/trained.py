@@ -7,11 +7,13 @@ admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay
 uncertain billed rates. The policy that the run exports is frozen. It plays the same held-out days as the baselines,
 which are tuned in each cell on days of their own and decide anew every 20 requests, the policy every 100.
 The difference to the best baseline is paired by days, with Student's 95 %
-interval; `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix; a cell that the JSON
-holds with the same setup is not run again, so a run that was cut goes on."""
+interval; `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix. What the JSON holds
+of a cell is not run again with the same setup and the same policy, so a run that was cut goes on; delete a run's folder
+to train it anew."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shutil
@@ -28,10 +30,9 @@ from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERT
 from benchmarks.admix.learned import Learned
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core import plugins
-from ddrl.core.settings import load_config
 from ddrl.envs.admix import MarketConfig
+from ddrl.envs.admix.replay import Baseline
 from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
-from ddrl.run.cli import tasks
 
 RUNS = Path("build/admix")
 PERIOD = 20  # requests between decisions of baselines
@@ -76,14 +77,9 @@ def compare(scores: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def play(case: Case, learned: Path, delay: float, tuned: dict[str, Any]) -> dict[str, list[float]]:
-    """The score of each day, by rule."""
-    rules = {name: (load(name), settings) for name, settings in tuned.items()}
-    rules["learned"] = Learned, Learned.Settings(str(learned))
-    return {
-        name: case.normalised(case.play(rule, settings, delay, True, PERIOD)).tolist()
-        for name, (rule, settings) in rules.items()
-    }
+def play(rule: type[Baseline], settings: Any, days: list[Case], delay: float) -> list[float]:
+    """The score of each day."""
+    return [float(x) for case in days for x in case.normalised(case.play(rule, settings, delay, True, PERIOD))]
 
 
 def main() -> None:
@@ -94,49 +90,47 @@ def main() -> None:
     parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
     options = parser.parse_args()
     further = ["run.max_env_steps=1000"] if options.short else []
-    task = load_config(tasks()["admix"], further)
     setup = {
         "days": options.days,
         "tuning_days": options.tuning_days,
         "period": PERIOD,
-        "train": options.train,
-        "steps": task.run.max_env_steps,
     }
     figures: dict[str, Any] = {"setup": setup, "cells": {}}
     if options.json.exists():
         known = json.loads(options.json.read_text())
         if known.get("setup") == setup:
             figures["cells"] = known["cells"]
-    names = list(plugins.names(PACKAGE))
-    ready: tuple[MarketConfig, Case, list[Case]] | None = None
+    ready: tuple[MarketConfig, Case | None, list[Case]] | None = None
     for drift, billed, delay in itertools.product(DRIFTS, ("certain", "uncertain"), DELAYS):
-        cell = f"drift {drift} delay {delay} billed {billed}"
-        if options.cell not in cell or cell in figures["cells"]:
+        name = f"drift {drift} delay {delay} billed {billed}"
+        if options.cell not in name:
             continue
         market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
         if options.train == "cell":
-            run, seconds = train(cell, market, delay, further)
+            run, seconds = train(name, market, delay, further)
         else:
             run, seconds = train(f"billed {billed}", replace(market, drift=0.3), 0.05, further)
-        if ready is None or ready[0] != market:
-            (tuning,) = cases(market, TUNING_SEED, options.tuning_days)
+        policy = hashlib.sha256((run / "policy.safetensors").read_bytes()).hexdigest()
+        cell = figures["cells"].setdefault(name, {"scores": {}, "settings": {}})
+        missing = [each for each in plugins.names(PACKAGE) if each not in cell["scores"]]
+        if not missing and cell.get("policy") == policy:
+            continue
+        if ready is None or ready[0] != market or (missing and ready[1] is None):
+            (tuning,) = cases(market, TUNING_SEED, options.tuning_days) if missing else (None,)
             ready = market, tuning, cases(market, 0, options.days)
-        tuned = {name: tune(load(name), ready[1], delay, True, PERIOD) for name in names}
-        scores: dict[str, list[float]] = {}
-        for case in ready[2]:
-            for name, each in play(case, run, delay, tuned).items():
-                scores.setdefault(name, []).extend(each)
-        figures["cells"][cell] = {
-            **compare(scores),
-            "training_seconds": seconds,
-            "settings": {name: asdict(settings) for name, settings in tuned.items()},
-            "scores": scores,
-        }
+        scores = cell["scores"]
+        for each in missing:
+            assert ready[1] is not None
+            settings = tune(load(each), ready[1], delay, True, PERIOD)
+            scores[each] = play(load(each), settings, ready[2], delay)
+            cell["settings"][each] = asdict(settings)
+        scores["learned"] = play(Learned, Learned.Settings(str(run)), ready[2], delay)
+        cell |= {"policy": policy, "train": options.train, "training_seconds": seconds, **compare(scores)}
         save(options.json, figures)
         means = sorted(
             ((name, float(np.mean(each)), interval(each)) for name, each in scores.items()), key=lambda row: -row[1]
         )
-        print(f"\n{cell} ({options.days} days)")
+        print(f"\n{name} ({options.days} days)")
         print_table(["rule", "score", "+-"], means)
     columns = (
         "learned",
