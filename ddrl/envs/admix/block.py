@@ -34,12 +34,18 @@ class Block:
         rows, columns = np.nonzero(self.contract >= 0)
         count = len(self.slot) * self.contracts
         places = rows * self.contracts + self.slot[rows, columns]
-        return np.bincount(places, weights[rows, columns], count).reshape(-1, self.contracts)
+        sums = np.bincount(places, weights[rows, columns], count)
+        return sums.astype(np.float64).reshape(-1, self.contracts)
 
     def first(self, count: int) -> Block:
         """The first `count` requests."""
-        parts = (values[:, :count] for values in (self.slot, self.score, self.worth, self.other))
-        return Block(*parts, self.contracts)
+        slot, score, worth, other = (
+            self.slot[:, :count],
+            self.score[:, :count],
+            self.worth[:, :count],
+            self.other[:, :count],
+        )
+        return Block(slot, score, worth, other, self.contracts)
 
 
 def play_block(
