@@ -380,3 +380,67 @@ class ReplayCore:
     def save(self, path: str, configuration: str, increment: bool, progress: object | None) -> None: ...
 
     def load(self, paths: Sequence[str], configuration: str, progress: object | None) -> None: ...
+
+class Outbox:
+    """Which of a host's ready messages goes next, within a window of bytes."""
+
+    def __init__(self, window: int, share: int) -> None: ...
+
+    def add(self, entry: tuple[int, int], target: int) -> None:
+        """A message (sequence, place) may go."""
+
+    def take(self) -> tuple[int, int] | None:
+        """The next message that has room."""
+
+    def asks(self, target: int, nbytes: int) -> bool:
+        """Whether this message must end only when it has been taken."""
+
+    def copied(self, target: int, nbytes: int) -> None:
+        """A message has gone, and nothing will say when it has been taken."""
+
+    def sent(self, target: int, nbytes: int) -> int:
+        """
+        A message has gone whose end will be known; the bytes that will have been taken then.
+        """
+
+    def taken(self, target: int, nbytes: int) -> None:
+        """Those bytes have been taken."""
+
+class Transfers:
+    """
+    Moves the messages of one plan on one host; ddrl.distribution.transport.executor is its face.
+    """
+
+    @staticmethod
+    def make(calls: Sequence[int], handle_bytes: int, comm: int, source: Sequence[int], target: Sequence[int], first: Sequence[int], count: Sequence[int], mine: Sequence[int], incoming: Sequence[int], chunks: int, nbytes: Sequence[int], window: int, share: int, tags: int, posted: int, asks_all: bool, noted: bool) -> Transfers:
+        """
+        Addresses of MPI_Isend, MPI_Issend, MPI_Irecv and MPI_Testsome; the plan; bytes of each message.
+        """
+
+    def open(self, sequence: int, sends: Sequence[int], receives: Sequence[int], holds: bool, prepare: Callable[[int], tuple[int, int]] | None = None, arrived: Callable[[int], int] | None = None) -> None:
+        """A version may move from now on, by these datatypes."""
+
+    def move(self) -> tuple[bool, list[tuple[int, int]], list[int]]:
+        """
+        Move whatever can be moved: whether anything moved, what has arrived (sequence, message), and versions all sent.
+        """
+
+    def wait(self, bell: int, mpi: Sequence[int], seconds: float) -> bool:
+        """
+        Sleep and move in turn until there is something to hear of, the bell's descriptor can be read, or `seconds` have passed; whether MPI's descriptors ended a sleep.
+        """
+
+    def give_up(self, receives: bool) -> list[int]:
+        """Hand over the requests that stand, receives or sends."""
+
+    def forget(self, sequence: int) -> None:
+        """Nothing of the version is needed any more."""
+
+    def take_notes(self) -> list[tuple[int, int, int, int, int]]:
+        """
+        (ns, 0 handed to MPI, 1 left, 2 arrived, sequence, message, peer) since the last call.
+        """
+
+    @property
+    def totals(self) -> tuple[int, int, int, int]:
+        """Bytes sent and received, messages sent and received."""

@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from queue import Empty
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -19,6 +21,38 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
 from notebooks.photograph import add_pictures
+
+LOOK_AGAIN = 1.0  # [s]
+
+
+class Client(NotebookClient):
+    """Executes cells; looks again every LOOK_AGAIN seconds for a reply that has arrived.
+
+    An Output widget makes nbclient send on the socket on which it waits for the cell's reply. jupyter_client sends past
+    asyncio, which then misses a reply that arrives in the same moment: the cell has ended, and the wait goes on."""
+
+    async def async_start_new_kernel_client(self) -> Any:
+        """See `NotebookClient`."""
+        client = await super().async_start_new_kernel_client()
+        look(client.shell_channel)
+        return client
+
+
+def look(channel: Any) -> None:
+    """Let `channel.get_msg(timeout)` wait in parts of LOOK_AGAIN seconds."""
+    get_part = channel.get_msg
+
+    async def get_msg(timeout: float | None = None) -> Any:
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                return await get_part(timeout=min(LOOK_AGAIN, left))
+            except Empty:
+                if left <= LOOK_AGAIN:
+                    raise
+
+    channel.get_msg = get_msg
 
 
 def notebooks() -> list[Path]:
@@ -32,7 +66,7 @@ def execute(path: Path, folder: Path, *, timeout: float = 300.0) -> nbformat.Not
     A cell may take `timeout` seconds; then it is interrupted, so that the traceback says where it hung. The limit is above
     all waits of a cell together: one starts a run (up to 120 s) and waits for its end (up to 120 s)."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(
+    client = Client(
         notebook,
         timeout=timeout,
         interrupt_on_timeout=True,

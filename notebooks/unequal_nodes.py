@@ -1,25 +1,21 @@
-"""Small experiments for notebooks: sizers beside each other on one noise, a cluster to interfere with, and what the
-DDQN has learned of a regular slow-down. Arrays out, figures by `ddrl.plots`. Used by the notebook beside it alone."""
+"""Small experiments for notebooks: sizers beside each other on one noise, and clusters to interfere with, a simulated one
+and one of processes. Arrays out, figures by `ddrl.plots`. Used by the notebook beside it alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.balance.affine_filter import FilterSettings
+from ddrl.balance import Balancer
 from ddrl.balance.kinds import Scenario, make_scenario, slow_down
-from ddrl.balance.node_state import FACTORS, REGIMES, NodeState
 from ddrl.balance.simulator import Course, Simulation, regret, simulate, times
 from ddrl.balance.sizer import make_sizer
-from ddrl.balance.sizers.ddqn import apply_actions
-from ddrl.balance.value_network import SHIPPED, ValueNetwork
-
-ACTIONS = (*(f"x {factor:g}" for factor in FACTORS), *REGIMES)
-_TIME_ALONE = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
 
 
 def courses(scenario: Scenario, sizers: Sequence[str]) -> dict[str, Course]:
@@ -77,22 +73,71 @@ class LiveCluster:
         return np.array(self._seconds)
 
 
-def values_in_a_rhythm(
-    slow_for: int = 5, fast_for: int = 12, *, factor: float = 3.0, nodes: int = 8, iterations: int = 120
-) -> Mapping[str, NDArray[Any]]:
-    """What the shipped network expects of each action for a node that is slowed in a fixed rhythm, over the last
-    iterations: `values` [K, actions] of time beside keeping the filter's size, `slow` [K] whether it is slow in the
-    coming iteration."""
-    scenario = make_scenario("static", 1, nodes, iterations, 2)
-    slow = np.arange(iterations) % (slow_for + fast_for) >= fast_for
-    stretch = np.where(slow[:, None, None] & (np.arange(nodes) == 0), factor, 1.0)
-    simulation = Simulation(replace(scenario, slow=scenario.slow * stretch))
-    state, network = NodeState(scenario.cluster, FilterSettings()), ValueNetwork.load(SHIPPED)
-    observation, keep, values = simulation.blank(), np.zeros((1, nodes), np.int64), []
-    for _ in range(iterations):
-        state.update(observation)
-        node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, 0, :, 0]
-        values.append(node - node[0])
-        _, observation = simulation.step(apply_actions(state, keep, "regimes"))
-    last = 2 * (slow_for + fast_for)
-    return {"values": np.array(values)[-last:], "slow": slow[-last:], "actions": np.array(ACTIONS)}
+class ProcessCluster:
+    """The same with processes of this machine, which compute as many samples as they are given.
+
+    Times are those that the notebook measures, from the sending of a size to the answer. A node that is slowed down
+    computes each sample `factor` times. `close` ends the processes; they also end with the notebook."""
+
+    def __init__(self, sizer: str = "affine", nodes: int = 3, *, total: int = 900) -> None:
+        self._balancer, self._factors = Balancer(total, nodes, sizer), [1.0] * nodes
+        self._sizes: list[NDArray[np.int64]] = []
+        self._seconds: list[list[float]] = []
+        context = multiprocessing.get_context("spawn")
+        ends = [context.Pipe() for _ in range(nodes)]
+        self._nodes: list[Connection] = [mine for mine, _ in ends]
+        self._processes = [context.Process(target=compute, args=(theirs,), daemon=True) for _, theirs in ends]
+        for process in self._processes:
+            process.start()
+        for node in self._nodes:
+            node.recv()  # it has started
+
+    def run(self, iterations: int) -> ProcessCluster:
+        """Go on for so many iterations."""
+        for _ in range(iterations):
+            sizes, seconds = self._balancer.sizes, [0.0] * len(self._nodes)
+            begin = time.perf_counter()
+            for node, size, factor in zip(self._nodes, sizes, self._factors, strict=True):
+                node.send(round(size * factor))
+            while waiting := [node for node, taken in zip(self._nodes, seconds, strict=True) if not taken]:
+                for node in wait(waiting):
+                    node.recv()
+                    seconds[self._nodes.index(node)] = time.perf_counter() - begin
+            self._sizes.append(sizes)
+            self._seconds.append(seconds)
+            self._balancer.update(seconds)
+        return self
+
+    def slow_down(self, node: int, factor: float) -> ProcessCluster:
+        """From now on `node` takes `factor` times as long for a sample; below 1 it is freed again."""
+        self._factors[node] *= factor
+        return self
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each node [K, N]."""
+        return np.array(self._sizes)
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Seconds of each node [K, N]."""
+        return np.array(self._seconds)
+
+    def close(self) -> None:
+        """End the processes."""
+        for node, process in zip(self._nodes, self._processes, strict=True):
+            node.close()
+            process.join()
+
+
+def compute(notebook: Connection) -> None:
+    """A node: computes as many made-up samples as it is told, until the other end is closed."""
+    sample = np.linspace(0.0, 1.0, 5000)
+    notebook.send(None)
+    try:
+        while True:
+            for _ in range(notebook.recv()):
+                np.sin(sample).sum()
+            notebook.send(None)
+    except (EOFError, OSError):
+        return

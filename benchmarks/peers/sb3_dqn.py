@@ -54,6 +54,7 @@ class StopAtTarget(BaseCallback):
 
 seed = int(sys.argv[1])
 torch.set_num_threads(1)
+torch.set_flush_denormal(True)  # as ddrl's trainer does
 model = DQN(
     "MlpPolicy",
     "CartPole-v1",

@@ -12,7 +12,8 @@ ROLES = tuple(Role)
 
 
 class FakeCluster:
-    """`processes` ranks on `hosts` hosts; `advance(seconds)` moves the clock, `table()` is what `Recorder` reads."""
+    """`processes` ranks on `hosts` hosts, the last `nodes` of them gradient nodes of unequal speed; `advance(seconds)`
+    moves the clock, `table()` is what `Recorder` reads."""
 
     def __init__(
         self,
@@ -23,6 +24,7 @@ class FakeCluster:
         began: float = 1_700_000_000.0,
         model_nbytes: float = 4e5,
         figures: tuple[Metric, ...] = FIGURES,
+        nodes: int = 0,
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.now = began
@@ -39,6 +41,10 @@ class FakeCluster:
             if rank:
                 seen.add(host)
             self.set(rank, rank=rank, role=ROLES.index(role), host=host, pid=1000 + rank, heartbeat=began)
+        last = np.arange(processes - nodes, processes)
+        self.gauge(last, role=ROLES.index(Role.NODE))
+        self.speed = np.linspace(1.0, 0.25, nodes) * 1e4  # [samples/s] of each node
+        self.nodes = last
         codes = self.values[:, self.column["role"]]
         self.rollouts, self.relays = np.flatnonzero(codes == 3), np.flatnonzero(codes == 1)
 
@@ -112,6 +118,11 @@ class FakeCluster:
         )
         if "td_error" in self.column:
             self.gauge(0, td_error=0.2 + 0.5 * (1 - progress), q_mean=90 * progress)
+        if len(self.nodes):
+            sizes = np.round(256 * self.speed / self.speed.sum())
+            took = sizes / self.speed * self.random.lognormal(0.0, 0.05, len(self.nodes))
+            self.gauge(self.nodes, node_size=sizes, node_seconds=took, gradients_late=0.0, gradients_dropped=0.0)
+            self.add(self.nodes, gradients=200 * seconds, gradient_seconds=0.5 * seconds)
         versions = 20 * seconds * self.model_nbytes
         others = self.relays[1:]
         self.gauge(self.relays, policy_version=np.maximum(published - 1, 0), seal_seconds=0.004)

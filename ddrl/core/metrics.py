@@ -188,7 +188,7 @@ METRICS: tuple[Metric, ...] = (
         )
     ),
     # gradient node
-    Metric("node_size", "gauge", "samples", "Samples of a gradient node's newest part of a batch."),
+    Metric("node_size", "gauge", "samples", "Samples of the part that node_seconds is of."),
     Metric(
         "node_seconds",
         "gauge",

@@ -7,6 +7,7 @@ void bind_ad_queue(nb::module_& module);
 void bind_channels(nb::module_& module);
 void bind_codecs(nb::module_& module);
 void bind_replay(nb::module_& module);
+void bind_transfers(nb::module_& module);
 
 NB_MODULE(_kernel, module) {
     nb::set_leak_warnings(
@@ -17,4 +18,5 @@ NB_MODULE(_kernel, module) {
     bind_channels(module);
     bind_codecs(module);
     bind_replay(module);
+    bind_transfers(module);
 }

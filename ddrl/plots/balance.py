@@ -11,23 +11,42 @@ from numpy.typing import NDArray
 
 from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet
 
+MOST_NAMED = 12  # nodes whose names fit below a figure
 NOT_MEASURED = "not measured yet: python -m benchmarks.microbatch"
 
 
-def sizes_by_node(sizes: NDArray[np.int64], title: str = "Micro-batch of each node", *, height: int = 300) -> go.Figure:
-    """Samples a node over iterations, `sizes` [K, N]."""
-    return _by_node(np.asarray(sizes, np.float64), title, "samples", height)
+def sizes_by_node(
+    sizes: NDArray[Any],
+    title: str = "Micro-batch of each node",
+    *,
+    updates: NDArray[np.float64] | None = None,
+    height: int = 300,
+) -> go.Figure:
+    """Samples a node, `sizes` [K, N], over `updates` [K] of a run, or over iterations."""
+    return _by_node(np.asarray(sizes, np.float64), title, "samples", updates, height)
 
 
-def seconds_by_node(seconds: NDArray[np.float64], title: str = "Time of each node", *, height: int = 300) -> go.Figure:
-    """Milliseconds a node over iterations, `seconds` [K, N]: balanced where the lines lie together."""
-    return _by_node(np.asarray(seconds) * 1e3, title, "ms", height)
+def seconds_by_node(
+    seconds: NDArray[np.float64],
+    title: str = "Time of each node",
+    *,
+    updates: NDArray[np.float64] | None = None,
+    height: int = 300,
+) -> go.Figure:
+    """Milliseconds a node, `seconds` [K, N], over `updates` [K] of a run, or over iterations: balanced where the lines
+    lie together."""
+    return _by_node(np.asarray(seconds) * 1e3, title, "ms", updates, height)
 
 
-def _by_node(values: NDArray[np.float64], title: str, unit: str, height: int) -> go.Figure:
-    figure = new_figure(title, "iteration", unit, height=height)
-    for node in range(values.shape[1]):
-        add_line(figure, np.arange(len(values)), values[:, node], f"node {node}", node)
+def _by_node(
+    values: NDArray[np.float64], title: str, unit: str, updates: NDArray[np.float64] | None, height: int
+) -> go.Figure:
+    count, nodes = values.shape
+    figure = new_figure(title, "iteration" if updates is None else "updates", unit, height=height)
+    for node in range(nodes):
+        add_line(figure, np.arange(count) if updates is None else updates, values[:, node], f"node {node}", node)
+    if nodes > MOST_NAMED:
+        figure.update_layout(showlegend=False, hovermode="closest", margin_b=48)
     return figure
 
 
@@ -73,11 +92,11 @@ def measured_regrets(
         for part in ("mean", "half_width")
     ]
     figure = regret_by_kind(names, columns[0], columns[1], height=height)
-    figure.update_layout(title_text="Regret to the causal oracle, measured (*: a kind unseen in training)")
+    figure.update_layout(title_text="Measured regret (*: unseen kinds)")
     return figure
 
 
-def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropped", *, height: int = 360) -> go.Figure:
+def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropped", *, height: int = 400) -> go.Figure:
     """Two objectives of each point of benchmarks/results/microbatch.json's fronts; both are better upward and to the
     right."""
     found = document.get("pareto", {})
@@ -96,13 +115,13 @@ def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropp
             hovertext=text,
             marker={"size": 10, "color": COLORS[index], "symbol": ("circle", "star", "square", "diamond")[index % 4]},
         )
-    figure.update_layout(hovermode="closest")
+    figure.update_layout(hovermode="closest", margin_b=130)  # its legend has four lines where the figure is narrow
     return figure
 
 
-def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 340) -> go.Figure:
+def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 400) -> go.Figure:
     """What an agent expects of each action beside keeping the filter's size, over iterations. Marks below say where
-    the node is slow in the coming iteration (notebooks/unequal_nodes.py)."""
+    the node is slow in the coming iteration (`ddrl.balance.rhythm`)."""
     figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=height)
     values, steps = found["values"], np.arange(len(found["values"]))
     for index, name in enumerate(found["actions"][1:], 1):
@@ -116,4 +135,5 @@ def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 340) -
         name="slow next",
         marker={"symbol": "square", "size": 8, "color": "#808080"},
     )
+    figure.update_layout(margin_b=150)  # as above: five lines
     return figure

@@ -34,7 +34,7 @@ class DeviceLender(Protocol):
 
 
 class RoundCycle(Protocol):
-    """The moves of a training whose collectors come and go (ddrl.run.rounds)."""
+    """The moves of a training whose collectors come and go (ddrl.run.rounds.cycle)."""
 
     number: int  # of the round: the version that it acts with
 

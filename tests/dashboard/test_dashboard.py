@@ -39,13 +39,14 @@ PAGES = {
     "Replay": ("Who waits for whom", "Samples per insert"),
     "Ranks": ("ranks are alive", "Events"),
     "Settings": ("Only what differs",),
+    "Nodes": ("there are no sizes to compare", "What the agent expects of each action"),
 }
 
 
 class LiveRun:
     """A fake cluster recorded in real time into a run directory until it is closed."""
 
-    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.2):
+    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.2, nodes=0):
         path.mkdir(parents=True)
         config = Config(
             telemetry=TelemetryConfig(period=period),
@@ -54,7 +55,7 @@ class LiveRun:
         )
         (path / "config.toml").write_text(config_to_toml(config))
         self.path, self.config = path, config
-        self.cluster = FakeCluster(processes, hosts, began=time.time())
+        self.cluster = FakeCluster(processes, hosts, began=time.time(), nodes=nodes)
         self.recorder = Recorder(path, self.tables, config)
         self.recorder.record_event("start", "began")
 

@@ -131,7 +131,7 @@ def lost():
 
 
 def flipped():
-    """A byte of the coded form flips on a forwarding host between arrival and sending on."""
+    """A byte of the coded form flips on the root after its checksum was taken."""
     codec = sys.argv[2]
     host = CodedHost(codec, "chain", 1)
     ill = {"left": 1}
@@ -140,16 +140,16 @@ def flipped():
     while not host.relay.finished:
         host.turn()
         executor = host.relay.models.executor
-        if RANK == 1 and executor is not None and not hasattr(executor, "spoiled"):
-            executor.spoiled, inner = True, executor._received
+        if RANK == 0 and executor is not None and not hasattr(executor, "spoiled"):
+            executor.spoiled, inner = True, executor._packing.datatype
 
-            def received(flight, message, inner=inner, executor=executor):
+            def datatype(flight, message, inner=inner, executor=executor):
                 if ill["left"] and executor._first[message] == 2:
                     ill["left"] = 0
                     flight.data[executor._edges[2] + 100] ^= 1
-                inner(flight, message)
+                return inner(flight, message)
 
-            executor._received = received
+            executor._packing.datatype = datatype
         if RANK == 0 and host.relay.sender.settled and len(host.relay.sender.confirms) == 2 * (SIZE - 1):
             host.stop()
     report(**host.findings(codec))

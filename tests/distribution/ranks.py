@@ -1,6 +1,7 @@
 """Programs that tests run under mpirun, one rank a host: `python ranks.py NAME`. Rank 0 prints one JSON line of
 findings."""
 
+import ctypes
 import json
 import sys
 
@@ -192,27 +193,35 @@ def replanned():
 
 
 def flipped():
-    """A byte flips on a forwarding host between arrival and sending on: its children refuse, the root sends the version
-    again."""
+    """A byte flips on the root after its checksum was taken: all hosts refuse it, and
+    the root sends the version again."""
     nbytes = 100_000
     host = Host(nbytes, ClusterConfig(scheme="chain", chunk_bytes=8192, versions_in_flight=1))
-    ill = {"left": 1}
+    starts = []
     if RANK == 0:
         host.publish(0)
     sealed = []
     while not host.relay.finished:
         host.relay.progress()
         executor = host.relay.models.executor
-        if RANK == 1 and executor is not None and not hasattr(executor, "spoiled"):
-            executor.spoiled, inner = True, executor._received
+        if RANK == 0 and executor is not None and not hasattr(executor, "spoiled"):
+            executor.spoiled, start, handles = True, executor.start, executor._packing.handles
 
-            def received(flight, message, inner=inner, executor=executor):
-                if ill["left"] and executor._first[message] == 5:  # bytes 38592..46272
-                    ill["left"] = 0
-                    flight.data[40_000] ^= 1
-                inner(flight, message)
+            def flip(data):  # in chunk 5, bytes 38592..46272
+                ctypes.c_uint8.from_address(data.ctypes.data + 40_000).value ^= 1
 
-            executor._received = received
+            def started(held, base=None, start=start):
+                starts.append(held.version)
+                if len(starts) == 2:
+                    flip(held.data)
+                return start(held, base)
+
+            def handled(flight, messages, handles=handles):  # headers are written by now
+                if len(starts) == 1:
+                    flip(flight.data)
+                return handles(flight, messages)
+
+            executor.start, executor._packing.handles = started, handled
         if host.mailbox.newest >= 0 and not sealed:
             sealed.append(bool(np.array_equal(host.reader.pin().data, model(0, nbytes))))
         if RANK == 0 and host.relay.sender.settled and len(host.relay.sender.confirms) == 2 * (SIZE - 1):

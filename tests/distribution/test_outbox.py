@@ -1,6 +1,6 @@
 """Which message goes next, and how much may be under way."""
 
-from ddrl.distribution.transport.outbox import Outbox
+from ddrl._kernel import Outbox
 
 
 def taken(outbox):

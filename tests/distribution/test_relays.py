@@ -106,7 +106,7 @@ def test_relays_forward_before_the_root_has_sent_everything():
 
 def test_a_flipped_byte_is_reported_and_never_sealed():
     root, spoiled, child = run(3, "flipped")
-    assert spoiled["failures"] == child["failures"] == 1
+    assert spoiled["failures"] == child["failures"] == 1  # passed on before it was verified, and refused by both
     assert spoiled["sealed"] == child["sealed"] == [True]  # of the second sending
     assert len(root["problems"]) == 2
     assert (

@@ -1,12 +1,15 @@
 """The simulator on equal links against the closed forms, and its laws on unequal ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddrl.distribution.plans import costs
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.plans.planner import choose_best
+from ddrl.distribution.plans.scheme import Situation, make_plan
 from ddrl.distribution.plans.simulator import Network, simulate
 
 RATE, MODEL = 1e6, 64 * 4000
@@ -73,3 +76,13 @@ def test_no_plan_beats_the_bound_and_every_message_is_sent_once_a_model(hosts, s
     result = simulate(plan, network, models=3, versions_in_flight=2, trace=True)
     assert result.finished.min() >= network.bound(30_000)
     assert sorted(result.trace[:, 5].astype(int)) == list(range(3 * plan.messages))
+
+
+def test_chunks_within_the_burst_of_idle_links_pass_a_chain_at_once():
+    plan = make_plan("chain", 20, MODEL, chunk_bytes=6400)
+    links = Network.equal(20, RATE)
+    at_once = simulate(plan, replace(links, burst=6400.0)).seconds
+    assert at_once == pytest.approx((MODEL - 6400) / RATE)
+    assert simulate(plan, replace(links, burst=3200.0)).seconds > at_once + 19 * 3200 / RATE - 6400 / RATE
+    choice = choose_best(Situation(replace(links, burst=6400.0), MODEL))
+    assert choice.seconds <= 1.01 * at_once

@@ -1,3 +1,6 @@
+import asyncio
+from queue import Empty
+
 import pytest
 
 pytest.importorskip("nbclient", reason="needs the extra [test]")
@@ -6,7 +9,7 @@ import nbformat
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from notebooks.execute import execute, notebooks
+from notebooks.execute import execute, look, notebooks
 from notebooks.photograph import draw
 
 FOLDER = notebooks()
@@ -31,6 +34,30 @@ def test_a_cell_that_hangs_is_interrupted_and_its_traceback_says_where(tmp_path)
     nbformat.write(new_notebook(cells=[new_code_cell(hangs)]), tmp_path / "hangs.ipynb")
     with pytest.raises(CellExecutionError, match=r"(?s)event\.wait\(\).*KeyboardInterrupt"):
         execute(tmp_path / "hangs.ipynb", tmp_path, timeout=1.0)
+
+
+class Deaf:
+    """A channel whose first wait misses the message that is there."""
+
+    def __init__(self):
+        self.waits = []
+
+    async def get_msg(self, timeout):
+        self.waits.append(timeout)
+        if len(self.waits) == 1:
+            raise Empty
+        return "reply"
+
+
+def test_a_reply_whose_arrival_was_missed_is_found_long_before_the_time_limit():
+    channel, alone = Deaf(), Deaf()
+    look(channel)
+    assert asyncio.run(channel.get_msg(timeout=300.0)) == "reply"
+    assert channel.waits == [1.0, 1.0]
+    look(alone)
+    with pytest.raises(Empty):
+        asyncio.run(alone.get_msg(timeout=0.5))
+    assert alone.waits == [pytest.approx(0.5, abs=0.1)]
 
 
 @pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])

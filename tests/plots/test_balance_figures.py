@@ -7,6 +7,7 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
 from ddrl.balance.kinds import make_scenario
+from ddrl.balance.rhythm import values_in_a_rhythm
 from notebooks import unequal_nodes
 
 DOCUMENT = {
@@ -40,6 +41,17 @@ def test_a_slow_down_injected_into_a_live_cluster_is_answered_by_smaller_sizes()
     assert len(live.sizes) == 80
 
 
+def test_a_process_that_is_slowed_down_live_gets_fewer_samples():
+    cluster = unequal_nodes.ProcessCluster(nodes=2, total=60)
+    try:
+        sizes = cluster.run(3).slow_down(1, 50.0).run(12).sizes
+    finally:
+        cluster.close()
+    assert sizes.shape == cluster.seconds.shape == (15, 2)
+    np.testing.assert_array_equal(sizes.sum(1), 60)
+    assert np.median(sizes[-6:, 1]) < np.median(sizes[-6:, 0])
+
+
 def test_regrets_are_drawn_by_kind_with_their_intervals():
     figure = plots.measured_regrets(DOCUMENT, ("affine", "ddqn"))
     assert list(figure.data[0].x) == ["static", "capped*"]
@@ -70,7 +82,7 @@ def test_sizers_share_one_noise_and_the_oracle_has_no_regret():
 
 
 def test_the_agent_sees_a_regular_slow_down_coming():
-    found = unequal_nodes.values_in_a_rhythm()
+    found = values_in_a_rhythm()
     slow, switch = found["slow"], found["values"][:, list(found["actions"]).index("switch")]
     begins = np.flatnonzero(~slow[:-1] & slow[1:]) + 1
     quiet = np.flatnonzero(slow[:-1] == slow[1:]) + 1

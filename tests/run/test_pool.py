@@ -24,9 +24,9 @@ from ddrl.pool.policies.between_gradients import BetweenGradients
 from ddrl.pool.policies.fifo import Fifo
 from ddrl.pool.policy import Policy
 from ddrl.run.cli import parse
-from ddrl.run.lending import Lender
 from ddrl.run.modes.serial import SerialRun, run_serial
 from ddrl.run.moves import Move
+from ddrl.run.pool.lending import Lender
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary, wait_until

@@ -11,7 +11,7 @@ from ddrl.core.errors import RunDirError
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.evaluate import main
 from ddrl.run.cli import parse
-from ddrl.run.pool_plan import new_plan, resumed_plan
+from ddrl.run.pool.plan import new_plan, resumed_plan
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Reason
 from tests.run.test_resume import go_on, start

@@ -48,9 +48,10 @@ def ring_seconds(n: int, S: float, B: float, a: float) -> float:
     return (math.log2(p) + p - 1) * a + 2 * (p - 1) / p * S / B
 
 
-def chain_seconds(n: int, S: float, B: float, a: float, chunks: int) -> float:
-    """(n + k - 1)(a + S/(kB)) with k chunks."""
-    return (n + chunks - 1) * (a + S / (chunks * B))
+def chain_seconds(n: int, S: float, B: float, a: float, chunks: int, b: float = 0.0) -> float:
+    """k (a + S/(kB)) + (n - 1)(a + max(0, S/k - b)/B) with k chunks, of which an idle link lets b bytes through at
+    once; (n + k - 1)(a + S/(kB)) without."""
+    return chunks * (a + S / (chunks * B)) + (n - 1) * (a + max(0.0, S / chunks - b) / B)
 
 
 def best_chunks(n: int, S: float, B: float, a: float) -> int:

@@ -2,13 +2,15 @@
 
 A host's link serves one message at a time each way. Sending occupies the sender's way up for `message_seconds` + bytes
 / up; the message then crosses in `latency` and passes the receiver's way down, in order of arrival and no faster than
-it comes in. Each host's relay spends `send_cpu` and `receive_cpu` (+ `cpu_byte` a byte) on a message, one at a time,
-and where hosts are emulated on one machine all relays share its `cores`. Which message goes next is the executor's
-rule: the ready one that stands earliest, old models first. Pure; O(messages log)."""
+it comes in. A link that was idle lets `burst` bytes through at once, as shapers with a token bucket do. Each host's
+relay spends `send_cpu` and `receive_cpu` (+ `cpu_byte` a byte) on a message, one at a time, and where hosts are
+emulated on one machine all relays share its `cores`. Which message goes next is the executor's rule: the ready one that
+stands earliest, old models first. Pure; O(messages log)."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +34,7 @@ class Network:
     cpu_byte: float = 0.0  # s/byte, at each end
     cores: int = 0  # shared by all relays; 0: each has its own
     header_bytes: int = HEADER_BYTES  # a message bears, its share of frames included
+    burst: float = 0.0  # bytes that an idle link lets through at once, each way
 
     @classmethod
     def equal(
@@ -99,7 +102,8 @@ class _Run:
                 self.waiters.setdefault(host * plan.chunks + chunk, []).append(message)
         self.ready: list[list[int]] = [[] for _ in range(hosts)]
         self.sending = [False] * hosts
-        self.down_free = [0.0] * hosts
+        # When a link's rate makes up for what it has carried; all have been idle before.
+        self.up_free, self.down_free = [-math.inf] * hosts, [-math.inf] * hosts
         self.cpu_free = [0.0] * hosts
         self.core_free: list[float] = [0.0] * network.cores
         self.missing: list[list[int]] = []
@@ -147,10 +151,13 @@ class _Run:
             if network.send_cpu or network.cpu_byte
             else now
         )
-        end = begin + network.message_seconds + size / network.up[host]
+        ahead = network.burst / network.up[host]
+        self.up_free[host] = max(self.up_free[host], begin - ahead) + network.message_seconds + size / network.up[host]
+        end = max(begin, self.up_free[host])
         first_byte = begin + network.message_seconds + network.latency
-        arrival = max(end + network.latency, max(first_byte, self.down_free[target]) + size / network.down[target])
-        self.down_free[target] = arrival
+        ahead = network.burst / network.down[target]
+        self.down_free[target] = max(first_byte - ahead, self.down_free[target]) + size / network.down[target]
+        arrival = max(end + network.latency, self.down_free[target])
         self.sending[host] = True
         heapq.heappush(self.events, (end, 0, host, key))
         heapq.heappush(self.events, (arrival, 1, target, key))

@@ -140,25 +140,37 @@ class Relay(ABC):
             self.step()
 
     def step(self) -> None:
-        """One `progress`; where nothing moved, sleep until MPI or the bell has something.
+        """One `progress`, then sleep until MPI or the bell has something; where something moved, only those sleep whom
+        MPI wakes.
 
-        Where MPI wakes nobody (`Events`), look again after about half the time that lately lay between two moves."""
+        Where MPI wakes nobody (`Events`), look again after about half the time that lately lay between two moves. The
+        root looks again at once: a model may leave now."""
         bell = self._board.relay_bell
         seen = bell.value
-        if not self.progress():
+        if self.progress():
+            now = time.monotonic()
+            self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
+            self._moved_at = now
+            if self._slept:  # how much of what moves announces itself
+                self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
+            self._sleep = SHORT_SLEEP if self._told else max(BUSY_SLEEP, 0.5 * self._pace)
+            if not (self._told and self.rank):
+                return
+        executor = self.models.executor
+        if executor is None or not self.rank:
             woken = self._events.wait(seen, self._sleep)
-            self._slept, self._woken = True, woken
-            self._sleep = min(self._sleep * 1.5, self._longest())
-            return
-        now = time.monotonic()
-        self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
-        self._moved_at = now
-        if self._slept:  # how much of what moves announces itself
-            self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
-        self._sleep = SHORT_SLEEP if self._share > TOLD else max(BUSY_SLEEP, 0.5 * self._pace)
+        else:
+            woken = self._events.wait(seen, self._longest(), executor.wait)
+        self._slept, self._woken = True, woken
+        self._sleep = min(self._sleep * 1.5, self._longest())
+
+    @property
+    def _told(self) -> bool:
+        """Whether MPI wakes this relay."""
+        return self._share > TOLD
 
     def _longest(self) -> float:
-        return IDLE_SLEEP if self._share > TOLD or self.models.resting else BUSY_MAX_SLEEP
+        return IDLE_SLEEP if self._told or self.models.resting else BUSY_MAX_SLEEP
 
     def _count(self) -> None:
         """Bring the counters up to date."""

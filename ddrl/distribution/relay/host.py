@@ -12,7 +12,7 @@ from ddrl.channels.counters import Counters
 from ddrl.channels.lane import LaneSet
 from ddrl.core.config import Config
 from ddrl.distribution.relay.control import MAX_TEXT, Finished, Goodbye, Measure, MemberFailed, Message, NewPlan, State
-from ddrl.distribution.relay.core import SHORT_SLEEP, LocalHost, Relay
+from ddrl.distribution.relay.core import COUNT_PERIOD, SHORT_SLEEP, LocalHost, Relay
 from ddrl.distribution.relay.membership import TAG_BLOCK, TAG_TABLE, Membership
 from ddrl.distribution.relay.receiving import ModelReceiver
 from ddrl.distribution.transport.codec import make_codec
@@ -86,6 +86,10 @@ class HostRelay(Relay):
         self._send_failure()
         self._finish_up()
         return moved
+
+    def _longest(self) -> float:
+        waits = self._stopping or (self._blocks is not None and self._blocks.pending)
+        return COUNT_PERIOD if self._told and not waits else super()._longest()
 
     def _send_failure(self) -> None:
         if not self._failure_at_root and self._board.command == Command.FAIL:

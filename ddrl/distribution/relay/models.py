@@ -67,7 +67,7 @@ class Models(ABC):
 
     def totals(self) -> Traffic:
         """Traffic since the start, over all plans."""
-        now = self.executor.traffic if self.executor is not None else Traffic()
+        now = self.executor.traffic if self.executor is not None and self._kept is not None else Traffic()
         return Traffic(
             self.past.bytes_sent + now.bytes_sent,
             self.past.bytes_received + now.bytes_received,
@@ -79,13 +79,10 @@ class Models(ABC):
 
     def close(self) -> None:
         """Withdraw the executor; every model has ended everywhere."""
-        if self.executor is not None:
-            self.executor.close()
-            if self._kept is not None:
-                self._membership.drop(self._kept)
-                self._kept = None
-            self.past = self.totals()
-            self.executor.traffic = Traffic(trace=self.executor.traffic.trace)
+        if self._kept is not None:
+            self._kept.close()
+            self._membership.drop(self._kept)
+            self.past, self._kept = self.totals(), None
 
     def remeasure(self) -> None:
         """Measure the links together with all others. What is under way does not arrive any more."""

@@ -8,10 +8,12 @@ there every sleep must be short."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import select
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,15 @@ def _mapped() -> list[str]:
     return Path("/proc/self/maps").read_text().splitlines()
 
 
+Sleep = Callable[[int, Sequence[int], float], bool]  # (bell, MPI's descriptors, s): whether MPI's ended it
+
+
+def select_sleep(bell: int, descriptors: Sequence[int], seconds: float) -> bool:
+    """Until one of them can be read."""
+    ready = select.select([bell, *descriptors], [], [], seconds)[0]
+    return any(one != bell for one in ready)
+
+
 class Events:
     """Waits for `bell` and for MPI at once.
 
@@ -64,9 +75,9 @@ class Events:
             self._thread.start()
             atexit.register(self.close)  # no thread may wait in the kernel's module when the interpreter ends
 
-    def wait(self, seen: int, seconds: float) -> bool:
+    def wait(self, seen: int, seconds: float, sleep: Sleep = select_sleep) -> bool:
         """Sleep at most `seconds`, or until the bell's value is no longer `seen` or MPI has something to do; whether it
-        was MPI."""
+        was MPI. Where MPI has descriptors, by `sleep`, which may move messages meanwhile."""
         if not self._epolls:
             self._bell.wait(seen, seconds)
             return False
@@ -75,11 +86,11 @@ class Events:
         if not self._asking:
             self._asking, self._seen = True, seen
             self._asked.release()
-        ready = select.select([self._rung, *self._epolls], [], [], seconds)[0]
-        if self._rung in ready:
+        woken = sleep(self._rung, self._epolls, seconds)
+        with contextlib.suppress(BlockingIOError):  # not rung
             os.eventfd_read(self._rung)
             self._asking = False
-        return any(one != self._rung for one in ready)
+        return woken
 
     def close(self) -> None:
         """End the thread."""

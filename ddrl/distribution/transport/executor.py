@@ -1,24 +1,25 @@
 """Running a plan over MPI, version after version, straight out of and into mailbox slots.
 
-One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Nothing
-here blocks: `progress` starts what can be started and returns. Memory for the next versions is there ahead, and some
-receives from each host stand posted, so data does not wait. A host sends what its `outbox` says is next. A relay
-forwards a chunk as soon as it is there, but acts on a version only when all its chunks are verified. Written by the
-relay alone; must not import tensors. mpi4py objects are handed in."""
+One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Messages
+move in the kernel (`Transfers`): it posts some receives from each host ahead, passes a chunk on as soon as it is there,
+and sends what its outbox says is next. Here versions begin and end: memory for the next ones is there ahead, and a
+version is acted on only when all its chunks are verified. Nothing here blocks but `wait`. Written by the relay alone;
+must not import tensors. mpi4py objects are handed in."""
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddrl._kernel import Transfers
 from ddrl.core.errors import PlanError
 from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
 from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
 from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Terms, Traffic
-from ddrl.distribution.transport.outbox import Outbox
 from ddrl.distribution.transport.packing import Packing
 from ddrl.distribution.transport.requests import Posted
 from ddrl.distribution.transport.shards import Assembly, Checksum, fill_headers, write_headers
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 WINDOW = 1 << 19  # bytes
 MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
 POSTED = 16  # receives that stand posted from each host: more only make MPI look through more
+CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome")  # of MPI, made by the kernel
+NOTED = ("send", "sent", "received")
 
 
 class Executor:
@@ -51,42 +54,53 @@ class Executor:
             raise PlanError(
                 f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
             )
-        self.plan, self.traffic = plan, Traffic()
+        self.plan = plan
         self.epoch, self.versions_in_flight = terms.epoch, terms.versions_in_flight
         self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
-        self._comm, self._mpi, self._inbox, self._checksum, self._tracing = comm, MPI, inbox, checksum, terms.trace
+        self._mpi, self._inbox, self._checksum, self._tracing = MPI, inbox, checksum, terms.trace
         self._host = comm.rank
         self._coding, self._variable = coding, coding is not None and not coding.codec.fixed
         edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
-        payload = edges[plan.first + plan.count] - edges[plan.first]  # at most, where sizes vary
-        largest = int(payload.max(initial=0)) + HEADER_BYTES
+        self._packing = Packing(plan, self._edges)
+        largest = max([*self._packing.sizes, HEADER_BYTES])
         window = terms.window_bytes or max(largest, WINDOW)
-        self._outbox = Outbox(window, max(largest, window // 4))
         self._source: list[int] = plan.source.tolist()
-        self._target: list[int] = plan.target.tolist()
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
         self._mine: list[int] = plan.sent_by(self._host).tolist()
-        # Where a host serves very many, a little to each would already be its whole turn in their sockets at once, and
-        # acknowledgements of what it receives behind it.
-        self._asks_all = len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
-        self._waiters: list[list[int]] = [[] for _ in range(plan.chunks)]  # of each chunk: places in `_mine`
-        for place, message in enumerate(self._mine):
-            for chunk in range(self._first[message], self._first[message] + self._count[message]):
-                self._waiters[chunk].append(place)
-        self._flights: dict[int, Flight] = {}
-        self._ahead = 0  # versions opened and not yet over
-        self._standing: dict[int, int] = {}  # receives posted, by source
-        self._due: dict[int, deque[tuple[Flight, int]]] = {}  # receives to post, by source, in the plan's order
-        self._requests: list[Any] = []
-        # Beside `_requests`: (flight, message, bytes of a send that it ends, 0 for a receive).
-        self._what: list[tuple[Flight, int, int]] = []
-        self._packing = Packing(plan, self._edges, terms.versions_in_flight)
-        self._next = 0
         if self._host and not self._incoming:
             raise PlanError(f"plan {plan.scheme} sends nothing to host {self._host}")
+        library = ctypes.CDLL(MPI.__file__)  # finds what mpi4py is linked with
+        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in CALLS]
+        self._transfers = Transfers.make(
+            addresses,
+            MPI._sizeof(MPI.Request),  # pyright: ignore[reportPrivateUsage] (a handle's)
+            comm.handle,
+            self._source,
+            plan.target.tolist(),
+            self._first,
+            self._count,
+            self._mine,
+            self._incoming,
+            plan.chunks,
+            self._packing.sizes,
+            window,
+            max(largest, window // 4),
+            2 * terms.versions_in_flight,
+            POSTED,
+            # Where a host serves very many, a little to each would already be its whole turn in their sockets at once,
+            # and acknowledgements of what it receives behind it.
+            len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT,
+            terms.trace,
+        )
+        self._flights: dict[int, Flight] = {}
+        self._ahead = 0  # versions opened and not yet over
+        self._next = 0
+        self._sealed = self._refused = 0
+        self._trace: list[tuple[int, str, int, int, int]] = []
+        self._posted: Posted | None = None
 
     def open(self) -> None:
         """Post the first receives. From here on requests stand, so the caller gives the executor to its guard first."""
@@ -107,6 +121,13 @@ class Executor:
             for flight in self._flights.values()
         )
 
+    @property
+    def traffic(self) -> Traffic:
+        """What has gone over the wire so far."""
+        sent, received, messages_sent, messages_received = self._transfers.totals
+        self._take_notes()
+        return Traffic(sent, received, messages_sent, messages_received, self._sealed, self._refused, self._trace)
+
     def start(self, held: Held, base: tuple[int, Held] | None = None) -> int:
         """Root: begin to send a version; returns its sequence number. The version is released when its last byte has
         left.
@@ -116,7 +137,7 @@ class Executor:
         sequence, self._next = self._next, self._next + 1
         data = held.data if self._coding is None else self._coding.take()
         headers = self._packing.headers(data)
-        flight = Flight(sequence, data, headers, None, [], held=held, unsent=len(self._mine), done=True)
+        flight = Flight(sequence, data, headers, None, held=held, unsent=bool(self._mine), done=True)
         fields: dict[str, Any] = {
             "epoch": self.epoch,
             "sequence": sequence,
@@ -125,6 +146,7 @@ class Executor:
             "time_ns": held.time_ns,
             "values": held.values,
         }
+        prepare = None
         if self._coding is None:
             write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
         else:
@@ -134,32 +156,38 @@ class Executor:
             )
             if self._variable:
                 flight.lengths, flight.at = flight.encoder.lengths, self._edges
+            prepare = self._prepare(flight)
         self._flights[sequence] = flight
-        for place, message in enumerate(self._mine):
-            self._outbox.add((sequence, place), self._target[message])
-        self._issue()
+        self._transfers.open(sequence, self._packing.handles(flight, self._mine), [], True, prepare)
         self._retire(flight)
         return sequence
 
     def progress(self) -> bool:
         """Move whatever can be moved, without waiting; True if anything moved."""
-        moved = self._open_ahead()
-        while self._requests:
-            # The first call that finds nothing lets MPI work, the second one sees what came of it.
-            indices = self._mpi.Request.Testsome(self._requests) or self._mpi.Request.Testsome(self._requests)
-            if not indices:
-                break
-            self._complete(indices)
-            moved = True
-        return self._issue() or moved
+        opened = self._open_ahead()
+        moved, arrivals, sent = self._transfers.move()
+        for sequence in sent:
+            self._flights[sequence].unsent = False
+            self._retire(self._flights[sequence])
+        for sequence, message in arrivals:
+            flight = self._flights[sequence]
+            self._received(flight, message)
+            self._retire(flight)
+        return moved or opened or bool(arrivals)
+
+    def wait(self, bell: int, descriptors: Sequence[int], seconds: float) -> bool:
+        """Sleep and move in turn, until there is something to act on, or the descriptor `bell` can be read; whether MPI
+        ended a sleep by one of `descriptors`."""
+        return self._transfers.wait(bell, descriptors, seconds)
 
     def close(self) -> None:
         """Withdraw the receives posted ahead and give all memory back; call it only when all versions started by the
         root have ended everywhere, or when all hosts have withdrawn together."""
-        for request in self.posted().receives:
+        posted = self.posted()
+        for request in posted.receives:
             if request:
                 request.Cancel()
-        self._mpi.Request.Waitall(self._requests)
+        self._mpi.Request.Waitall([*posted.receives, *posted.sends])
         for flight in self._flights.values():
             if flight.encoder is not None:
                 flight.encoder.release()
@@ -170,13 +198,17 @@ class Executor:
         if self._coding is not None and self._coding.bases is not None:
             self._coding.bases.clear()
         self._packing.free()
-        self._requests, self._what, self._flights = [], [], {}
+        self._flights = {}
 
     def posted(self) -> Posted:
-        """Requests that stand."""
-        receives = [request for request, what in zip(self._requests, self._what, strict=True) if not what[2]]
-        sends = [request for request, what in zip(self._requests, self._what, strict=True) if what[2]]
-        return Posted(receives, sends, [self, *self._flights.values()])
+        """Requests that stand; the kernel moves nothing any more."""
+        if self._posted is None:
+            receives, sends = (
+                [self._mpi.Request.fromhandle(handle) for handle in self._transfers.give_up(receives)]
+                for receives in (True, False)
+            )
+            self._posted = Posted(receives, sends, [self, *self._flights.values()])
+        return self._posted
 
     # -- receiving
 
@@ -193,15 +225,9 @@ class Executor:
             data = opened.data if self._coding is None else self._coding.take()
             headers = self._packing.headers(data)
             flight = Flight(
-                sequence,
-                data,
-                headers,
-                None,
-                [self._count[message] for message in self._mine],
-                opened,
-                unsent=len(self._mine),
-                unreceived=len(self._incoming),
+                sequence, data, headers, None, opened, unsent=bool(self._mine), unreceived=len(self._incoming)
             )
+            prepare = arrived = None
             if self._coding is None:
                 flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
             else:
@@ -209,56 +235,29 @@ class Executor:
                 flight.assembly = coded
                 if self._variable:
                     flight.lengths, flight.at = coded.lengths, coded.at
+                    prepare, arrived = self._prepare(flight), self._locate(flight, coded)
             self._flights[sequence] = flight
             self._ahead += 1
-            for message in self._incoming:
-                self._due.setdefault(self._source[message], deque()).append((flight, message))
-            for source in self._due:
-                for _ in range(POSTED - self._standing.get(source, 0)):
-                    self._post(source)
+            handles = self._packing.handles
+            self._transfers.open(
+                sequence, handles(flight, self._mine), handles(flight, self._incoming), False, prepare, arrived
+            )
             opened_any = True
         return opened_any
 
-    def _post(self, source: int) -> None:
-        """Post the next receive from `source`."""
-        if self._due[source]:
-            flight, message = self._due[source].popleft()
-            tag = self._packing.tag(flight.sequence, message)
-            self._requests.append(self._comm.Irecv(self._packing.memory(flight, message), source, tag))
-            self._what.append((flight, message, 0))
-            self._standing[source] = self._standing.get(source, 0) + 1
+    def _locate(self, flight: Flight, assembly: CodedAssembly) -> Callable[[int], int]:
+        """What the kernel calls when a message of varying size has arrived: its bytes."""
 
-    def _complete(self, indices: list[int]) -> None:
-        finished = [self._what[index] for index in indices]
-        for index in sorted(indices, reverse=True):
-            last_request, last_what = self._requests.pop(), self._what.pop()
-            if index < len(self._requests):
-                self._requests[index], self._what[index] = last_request, last_what
-        for flight, message, sent in finished:
-            if sent:
-                self._outbox.taken(self._target[message], sent)
-                self._sent(flight, message)
-            else:
-                source = self._source[message]
-                self._standing[source] -= 1
-                self._post(source)
-                self._received(flight, message)
-                self._retire(flight)
+        def arrived(message: int) -> int:
+            assembly.locate(self._first[message], self._count[message])
+            return self._packing.nbytes(flight, message)
+
+        return arrived
 
     def _received(self, flight: Flight, message: int) -> None:
+        """A message has arrived, and has been passed on: verify it."""
         assembly = flight.assembly
         assert assembly is not None
-        if isinstance(assembly, CodedAssembly):
-            assembly.locate(self._first[message], self._count[message])
-        self.traffic.bytes_received += self._packing.nbytes(flight, message)
-        self.traffic.messages_received += 1
-        self._note("received", flight, message, self._source[message])
-        for chunk in range(self._first[message], self._first[message] + self._count[message]):
-            for place in self._waiters[chunk]:  # first pass on, then verify
-                flight.missing[place] -= 1
-                if not flight.missing[place]:
-                    self._outbox.add((flight.sequence, place), self._target[self._mine[place]])
-        self._issue()
         for chunk in range(self._first[message], self._first[message] + self._count[message]):
             healthy = not assembly.problem
             assembly.arrived(chunk)
@@ -278,12 +277,12 @@ class Executor:
         if not assembly.problem:
             decoded = assembly.model_checksum()
         if assembly.problem:
-            self.traffic.refused += 1
+            self._refused += 1
         else:
-            hold = bases is not None or (self._coding is None and flight.unsent > 0)
+            hold = bases is not None or (self._coding is None and flight.unsent)
             flight.held = opened.seal(assembly.version, header["values"].copy(), decoded, int(header["time_ns"]), hold)
             flight.opened = opened if hold and flight.held is None else None
-            self.traffic.sealed += 1
+            self._sealed += 1
             seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
         if bases is not None and isinstance(assembly, CodedAssembly):
             if not assembly.problem:
@@ -293,43 +292,25 @@ class Executor:
                 flight.held = flight.opened = None
             bases.ended(flight.sequence, assembly.back)
         self.reports.append(Report(flight.sequence, assembly.version, assembly.problem, seconds))
-        self._note("refused" if assembly.problem else "sealed", flight, 0, self._host)
+        self._note("refused" if assembly.problem else "sealed", flight)
 
     # -- sending
 
-    def _issue(self) -> bool:
-        """Hand ready messages to MPI while they have room; True if any went."""
-        issued = False
-        while (entry := self._outbox.take()) is not None:
-            sequence, place = entry
-            flight, message = self._flights[sequence], self._mine[place]
-            target = self._target[message]
+    def _prepare(self, flight: Flight) -> Callable[[int], tuple[int, int]]:
+        """What the kernel calls before it sends a message of a coded version: its datatype, and its bytes."""
+
+        def prepare(message: int) -> tuple[int, int]:
             if flight.encoder is not None:
                 flight.encoder.code(self._first[message], self._count[message])
-            nbytes = self._packing.nbytes(flight, message)
-            asks = self._asks_all or self._outbox.asks(target, nbytes)
-            request = self._packing.send(self._comm.Issend if asks else self._comm.Isend, flight, message, target)
-            self.traffic.bytes_sent += nbytes
-            self.traffic.messages_sent += 1
-            self._note("send", flight, message, target)
-            if asks or not request.Test():
-                self._requests.append(request)
-                self._what.append((flight, message, self._outbox.sent(target, nbytes)))
-            else:
-                self._outbox.copied(target, nbytes)
-                self._sent(flight, message)
-            issued = True
-        return issued
+            return self._packing.datatype(flight, message).handle, self._packing.nbytes(flight, message)
 
-    def _sent(self, flight: Flight, message: int) -> None:
-        flight.unsent -= 1
-        self._note("sent", flight, message, self._target[message])
-        self._retire(flight)
+        return prepare
 
     def _retire(self, flight: Flight) -> None:
         """Give a version's memory back once it has ended here and its last byte has left."""
         if not flight.done or flight.unsent or self._flights.pop(flight.sequence, None) is None:
             return
+        self._transfers.forget(flight.sequence)
         if flight.encoder is not None:
             flight.encoder.release()
         elif flight.held is not None:
@@ -339,6 +320,13 @@ class Executor:
         if self._coding is not None:
             self._coding.give(flight.data)
 
-    def _note(self, what: str, flight: Flight, message: int, peer: int) -> None:
+    def _note(self, what: str, flight: Flight) -> None:
         if self._tracing:
-            self.traffic.trace.append((time.perf_counter_ns(), what, flight.sequence, message, peer))
+            self._take_notes()
+            self._trace.append((time.perf_counter_ns(), what, flight.sequence, 0, self._host))
+
+    def _take_notes(self) -> None:
+        """What the kernel has noted."""
+        if self._tracing:
+            for moment, what, sequence, message, peer in self._transfers.take_notes():
+                self._trace.append((moment, NOTED[what], sequence, message, peer))

@@ -87,9 +87,6 @@ class Report:
     seconds: float
 
 
-Memory = dict[tuple[int, int], list[Any]]  # by first chunk and number of chunks: what MPI sends from or receives into
-
-
 @dataclass
 class Flight:
     """One version on its way through this host."""
@@ -98,16 +95,14 @@ class Flight:
     data: Bytes  # what travels: the slot itself, or the coded form
     headers: NDArray[Any]
     assembly: Assembly | None  # None at the root, which holds everything
-    missing: list[int]  # chunks each own message still waits for
     opened: Opened | None = None
     held: Held | None = None
-    unsent: int = 0
+    unsent: bool = False  # some of its messages have yet to leave
     unreceived: int = 0
     done: bool = False  # sealed or refused
     encoder: Encoder | None = None  # root, with a codec
     lengths: list[int] | None = None  # of the coded chunks in `data`, where they differ from version to version
     at: list[int] | None = None  # and where they begin
-    memory: Memory = field(default_factory=Memory)  # of `packing`, the same for all versions in this place
 
 
 @dataclass

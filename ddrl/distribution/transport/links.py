@@ -42,6 +42,7 @@ PACKET_BYTES = 1448
 RECENT = 5  # models
 SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
+LEAST_BURST, MOST_BURST = 1 << 10, 1 << 18  # bytes
 TAG = COLLECTIVE_TAG + 1
 
 
@@ -50,7 +51,8 @@ class Links:
     """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct
     machines below the hosts.
 
-    `message_seconds`, `byte_seconds`: of the processor, at both ends together.
+    `message_seconds`, `byte_seconds`: of the processor, at both ends together. `burst`: bytes that an idle link lets
+    through at once.
     """
 
     up: list[float]
@@ -60,6 +62,7 @@ class Links:
     machines: int
     cores: int
     byte_seconds: float
+    burst: float = 0.0
 
     def network(self) -> Network:
         """For the simulator. Hosts that stand on one machine share its cores."""
@@ -79,6 +82,7 @@ class Links:
             receive_cpu=message,
             cpu_byte=0.5 * self.byte_seconds,
             cores=shared,
+            burst=self.burst,
         )
 
 
@@ -114,9 +118,11 @@ def measure_links(comm: MPI.Comm, guard: Guard | None = None) -> Links:
     up, down = probe.reduce(up, np.maximum), probe.reduce(down, np.maximum)
     up[0] = max(up[0], fan)
     machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
-    message, byte = measure_processor(comm, float(np.median([up, down])), probe, guard)
+    rate = float(np.median([up, down]))
+    burst = probe.burst(rate, latency)
+    message, byte = measure_processor(comm, rate, probe, guard)
     probe.close()
-    return Links(up.tolist(), down.tolist(), latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte)
+    return Links(up.tolist(), down.tolist(), latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte, burst)
 
 
 def _machine() -> str:
@@ -199,6 +205,32 @@ class _Probe(Exchange):
         ended = time.perf_counter() - begun if self.rank in targets else 0.0
         slowest = max(self.gather(ended))
         return len(targets) * share * PIECE / max(slowest, 1e-9)
+
+    def burst(self, rate: float, latency: float) -> float:
+        """Bytes that an idle link lets through at once: the root sends more and more, until it takes more than half as
+        long as at `rate`."""
+        data, answer, found, size = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0, LEAST_BURST
+        self.barrier()
+        if self.rank == 0:
+            data[0] = 1  # go on
+            while size <= MOST_BURST:
+                time.sleep(min(0.1, 2 * size / rate))  # idle links gain what they may
+                begun = time.perf_counter()
+                self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
+                seconds = time.perf_counter() - begun - 2 * latency
+                found = max(found, size - rate * max(seconds, 0.0))
+                if seconds > 0.5 * size / rate:
+                    break
+                size *= 2
+            data[0] = 0
+            self.wait([self.send(data[:1], 1, TAG + 5)])
+        elif self.rank == 1:
+            while True:
+                self.wait([self.receive(data[:MOST_BURST], 0, TAG + 5)])
+                if not data[0]:
+                    break
+                self.wait([self.send(answer, 0, TAG + 5)])
+        return max(self.gather(found))
 
 
 class PaceWatch:

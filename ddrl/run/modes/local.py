@@ -18,12 +18,12 @@ from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.collectors import Collectors, StarterProcess, Trace
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
-from ddrl.run.rounds import Rounds
+from ddrl.run.rounds.collectors import Collectors, StarterProcess, Trace
+from ddrl.run.rounds.cycle import Rounds
 from ddrl.run.task import Task
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop

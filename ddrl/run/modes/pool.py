@@ -29,8 +29,8 @@ from ddrl.pool.slots import make_group
 from ddrl.pool.traces import Lease
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
-from ddrl.run.lending import group_name
-from ddrl.run.pool_plan import INTERRUPTED, PoolPlan, TaskEnd, new_plan, resumed_plan
+from ddrl.run.pool.lending import group_name
+from ddrl.run.pool.plan import INTERRUPTED, PoolPlan, TaskEnd, new_plan, resumed_plan
 from ddrl.run.process import Interrupts
 
 WAIT = 0.5  # [s] between looks at signals; whatever else happens rings
@@ -118,7 +118,7 @@ class Pool:
                 self._ends[task.name] = before
                 continue
             self._plan.end_of(task.name).unlink(missing_ok=True)
-            command = [sys.executable, "-m", "ddrl.run.pool_child", self._plan.directory, task.name, str(os.getpid())]
+            command = [sys.executable, "-m", "ddrl.run.pool.child", self._plan.directory, task.name, str(os.getpid())]
             with (self._plan.own / f"{task.name}.log").open("ab") as log:
                 process = subprocess.Popen(
                     command,

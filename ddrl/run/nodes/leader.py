@@ -45,7 +45,8 @@ class _Node:
     dealt_at: float = 0.0
     late: int = 0
     dropped: int = 0
-    seconds: float = math.nan
+    samples: int = 0  # of its last gradient
+    seconds: float = math.nan  # that it took
 
 
 class Leader:
@@ -109,7 +110,8 @@ class Leader:
         for node, size in zip(free, sizes, strict=True):
             state = self.nodes[node]
             task.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
-            task.place, task.seconds, task.late, task.dropped = (start, whole), state.seconds, state.late, state.dropped
+            task.place, task.late, task.dropped = (start, whole), state.late, state.dropped
+            task.samples, task.seconds = state.samples, state.seconds
             state.versions, state.part = versions, part
             state.rows, state.dealt_at = cut(rows, start, start + size), self._clock()
             arrays = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
@@ -201,8 +203,8 @@ class Leader:
         self._comm.Recv(vector, node + 1, VECTOR)
         self._count("bytes_received", vector)
         now = self._clock()
-        state.seconds, state.part, state.rows = now - state.dealt_at, "", None
-        mine.measured(node, rows_of(rows), state.seconds)
+        state.samples, state.seconds, state.part, state.rows = rows_of(rows), now - state.dealt_at, "", None
+        mine.measured(node, state.samples, state.seconds)
         version, requeued = mine.collection.computing(node), mine.collection.counts.requeued
         verdict = mine.collection.arrive(now, node)
         if verdict is Verdict.ACCEPTED:

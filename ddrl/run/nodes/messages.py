@@ -32,7 +32,8 @@ class Task(msgspec.Struct):
     place: tuple[int, int] = (0, 0)  # first row of these in the batch, rows of the batch
     seed: int = 0
     statistics: bool = False
-    seconds: float = math.nan  # of this node's last gradient, as the leader measured it
+    samples: int = 0  # of this node's last gradient
+    seconds: float = math.nan  # that it took, as the leader measured it
     late: int = 0  # gradients of this node so far
     dropped: int = 0
 

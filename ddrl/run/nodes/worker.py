@@ -19,7 +19,7 @@ from ddrl.distribution.transport.waits import rest
 from ddrl.run.failure import describe
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.nodes.messages import MESSAGE, VECTOR, Reply, Rows, Task, pack, rows_of, unpack
+from ddrl.run.nodes.messages import MESSAGE, VECTOR, Reply, Rows, Task, pack, unpack
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import Topology
 
@@ -106,11 +106,9 @@ class Node:
         self._comm.Send(reply, 0, MESSAGE)
         self._comm.Send(vector, 0, VECTOR)
         if self._counters is not None:
-            self._count_answer(self._counters, task, rows, seconds, nbytes, reply.nbytes + vector.nbytes)
+            self._count_answer(self._counters, task, seconds, nbytes, reply.nbytes + vector.nbytes)
 
-    def _count_answer(
-        self, counters: CounterRow, task: Task, rows: Rows, seconds: float, received: int, sent: int
-    ) -> None:
+    def _count_answer(self, counters: CounterRow, task: Task, seconds: float, received: int, sent: int) -> None:
         counters["gradients"].add(1)
         counters["gradient_seconds"].add(seconds)
         counters["bytes_received"].add(received)
@@ -118,8 +116,8 @@ class Node:
         counters["heartbeat"].set(time.time())
         counters["gradients_late"].set(task.late)
         counters["gradients_dropped"].set(task.dropped)
-        if task.part == next(iter(self._exchange.learner.parts)):
-            counters["node_size"].set(rows_of(rows))
+        if task.part == next(iter(self._exchange.learner.parts)) and task.samples:
+            counters["node_size"].set(task.samples)
             counters["node_seconds"].set(task.seconds)
 
 

@@ -10,11 +10,10 @@ from ddrl.distribution.plans.building import chunk_bounds
 from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import LAG_WEIGHT, Scheme, Situation
 
-MAX_HOSTS = 64  # that a chain is proposed for
-
 
 class Chain(Scheme):
-    """Slow to fill, but each host has one sender only; where versions follow one another, the filling hardly counts."""
+    """Slow to fill, but each host has one sender only; where versions follow one another, or an idle link lets a chunk
+    through at once, the filling hardly counts."""
 
     name = "chain"
     takes_chunks = True
@@ -34,11 +33,10 @@ class Chain(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme."""
-        if situation.versions_in_flight == 1 or not 1 < situation.hosts <= MAX_HOSTS:
-            return
-        nbytes, rate, a = situation.nbytes, situation.rate, situation.message_seconds
+        nbytes, rate, a, burst = situation.nbytes, situation.rate, situation.message_seconds, situation.network.burst
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
-            filling = costs.chain_seconds(situation.hosts, nbytes, rate, a, chunks)
-            steady = nbytes / rate + chunks * a
-            yield {"chunk_bytes": size}, situation.floor + (steady + LAG_WEIGHT * filling) / (1 + LAG_WEIGHT)
+            seconds = costs.chain_seconds(situation.hosts, nbytes, rate, a, chunks, burst)
+            if situation.versions_in_flight > 1:
+                seconds = (nbytes / rate + chunks * a + LAG_WEIGHT * seconds) / (1 + LAG_WEIGHT)
+            yield {"chunk_bytes": size}, situation.floor + seconds

@@ -1,4 +1,4 @@
-"""Entry of a task's process in a pool: `python -m ddrl.run.pool_child POOL NAME PARENT`.
+"""Entry of a task's process in a pool: `python -m ddrl.run.pool.child POOL NAME PARENT`.
 
 The task runs as it would alone, serial or with members of its own; only its device is the pool's. How it ended is
 written for the master to read; a process that is killed writes nothing.
@@ -14,7 +14,7 @@ from typing import Any
 
 from ddrl.core.errors import DdrlError
 from ddrl.run.directory import write_json
-from ddrl.run.pool_plan import PoolPlan, PoolTask, TaskEnd
+from ddrl.run.pool.plan import PoolPlan, PoolTask, TaskEnd
 from ddrl.run.process import die_with, keep_off
 
 
@@ -44,10 +44,10 @@ def main() -> int:
 def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, float]]:
     """Run it to its end; its summary, and what switching devices cost."""
     from ddrl.pool.leases import LeaseHolder
-    from ddrl.run.collectors import Collectors, Trace
-    from ddrl.run.lending import Lender
+    from ddrl.run.pool.lending import Lender
     from ddrl.run.preparation import Preparation
-    from ddrl.run.rounds import Rounds
+    from ddrl.run.rounds.collectors import Collectors, Trace
+    from ddrl.run.rounds.cycle import Rounds
     from ddrl.run.task import Task
 
     preparation = Preparation(task.command(plan), uuid.uuid4().hex[:8])

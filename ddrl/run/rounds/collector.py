@@ -15,7 +15,7 @@ from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.roles import Assignment
 from ddrl.run.host import HostChannels
 from ddrl.run.members import GOING, make_worker, member_seed
-from ddrl.run.orders import Sent
+from ddrl.run.rounds.orders import Sent
 
 LOOK_AT_BOARD = 1.0  # [s] between looks at the command; its bell is rung too
 

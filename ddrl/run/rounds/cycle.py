@@ -24,9 +24,9 @@ import numpy as np
 
 from ddrl.channels.lane import Lane
 from ddrl.core.errors import JobFailed
-from ddrl.run.collectors import Collectors
 from ddrl.run.moves import Move
-from ddrl.run.orders import Ended, Sent, earliest
+from ddrl.run.rounds.collectors import Collectors
+from ddrl.run.rounds.orders import Ended, Sent, earliest
 from ddrl.run.training import STATISTICS_PERIOD, Training
 
 if TYPE_CHECKING:

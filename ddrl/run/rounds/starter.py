@@ -1,9 +1,10 @@
-"""Starts and ends the collectors of a task on its host: `python -m ddrl.run.starter RUN_ID PARENT`.
+"""Starts and ends the collectors of a task on its host: `python -m ddrl.run.rounds.starter RUN_ID PARENT`.
 
-Orders come in by stdin, reports go out by stdout (`ddrl.run.orders`). It keeps the planned times, moves those that
-count from a worker's own data once these are sent, and forks: it has loaded what every collector needs, so that a
+Orders come in by stdin, reports go out by stdout (`ddrl.run.rounds.orders`). It keeps the planned times, moves those
+that count from a worker's own data once these are sent, and forks: it has loaded what every collector needs, so that a
 collector starts in the time that its environment takes. It computes nothing itself, has one thread, and sleeps in
-between."""
+between.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ import msgspec
 
 from ddrl.channels.board import Command
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.collector import collect
 from ddrl.run.failure import describe
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
 from ddrl.run.process import die_with, ignore_interrupts, step_back
+from ddrl.run.rounds.collector import collect
+from ddrl.run.rounds.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
 
 STOP_TIMEOUT = 10.0  # [s] a collector may be inside a long environment step when it is told to stop
 MAX_WORDS = 4_000  # bytes of what a collector printed that are kept

@@ -5,7 +5,7 @@ POOL/pool/plan.json   tasks, devices and policy: what --resume and the tasks' pr
 POOL/pool/NAME.log    what the task's process printed
 POOL/pool/NAME.json   how the task ended; none while it runs, and none where it was killed
 POOL/pool/leases.jsonl  one line a lease
-POOL/pool/collectors.jsonl, instructions.jsonl   what collectors did, and were told to (ddrl.run.collectors.Trace)
+POOL/pool/collectors.jsonl, instructions.jsonl   what collectors did, and were told (ddrl.run.rounds.collectors.Trace)
 POOL/summary.json     written at the end
 """
 

@@ -23,9 +23,9 @@ from ddrl.core.config import PoolConfig
 from ddrl.core.errors import JobFailed
 from ddrl.pool import prewarm
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
-from ddrl.run.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up
 from ddrl.run.process import interrupts_held_back
-from ddrl.run.starter import STOP_TIMEOUT, Lines
+from ddrl.run.rounds.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up
+from ddrl.run.rounds.starter import STOP_TIMEOUT, Lines
 
 MAX_LINES = 100_000  # of collectors in a trace; the sums go on
 
@@ -37,7 +37,7 @@ class StarterProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
         with interrupts_held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.starter", run_id, str(os.getpid())],
+                [sys.executable, "-m", "ddrl.run.rounds.starter", run_id, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -1,0 +1,65 @@
+"""Nodes: how gradient nodes share a batch, what that costs beside an oracle, and what the learned sizer does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+import watch
+
+from ddrl import plots
+from ddrl.balance.rhythm import values_in_a_rhythm
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "microbatch.json"
+
+
+@st.cache_data(show_spinner=False)
+def measured() -> dict[str, Any]:
+    """What `python -m benchmarks.microbatch` last saved; empty where there is nothing."""
+    try:
+        return json.loads(RESULTS.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+@st.cache_data(show_spinner=False)
+def expected() -> dict[str, Any]:
+    """What the shipped agent expects of each action in a rhythm."""
+    return dict(values_in_a_rhythm(slow_for=5, fast_for=12))
+
+
+def charts(runs: watch.Runs) -> None:
+    """Sizes, times and regret of the main run."""
+    name, run = next(iter(runs.items()))
+    processes = run.processes(points=watch.FRAMES)
+    course = plots.node_course(processes)
+    nodes = course.sizes.shape[1]
+    if nodes < 2:
+        have = "one gradient node, which computes whole batches" if nodes else "no gradient nodes (learner.nodes)"
+        st.info(f"{name} has {have}: there are no sizes to compare.")
+        return
+    st.dataframe(pd.DataFrame(plots.node_table(processes)), hide_index=True, key="nodes")
+    left, right = st.columns(2)
+    watch.chart(left, plots.sizes_by_node(course.sizes, updates=course.updates), "sizes")
+    watch.chart(right, plots.seconds_by_node(course.seconds, updates=course.updates), "seconds")
+    right.caption("Lines that lie together: nobody waits for the slowest node. The trainer's messages are included.")
+    watch.chart(st, plots.regret_over_updates(course), "regret")
+    st.caption(
+        "What the slowest node took, beside sizes in proportion to measured speeds: of the record before (causal; "
+        "below 0 where the sizer did better than these), of the record itself (clairvoyant)."
+    )
+
+
+watch.live(charts)
+st.subheader("The sizers, measured in the simulator")
+watch.chart(st, plots.measured_regrets(measured()), "measured regrets")
+st.caption("Regret to the causal oracle, with 95 % intervals. A star: training had no such slow-downs.")
+left, right = st.columns(2)
+watch.chart(left, plots.measured_front(measured(), "time", "dropped"), "front")
+left.caption("A point is the agent with one weighting of its objectives, or a filter with one of its constants.")
+watch.chart(right, plots.values_of_actions(expected()), "actions")
+right.caption(
+    "The agent that ships, with one of eight nodes slowed for 5 of every 17 iterations: it expects most of another "
+    "regime in the very iteration before the change."
+)

@@ -1,0 +1,80 @@
+// Which of a host's ready messages goes next: the one that stands earliest, old versions before new ones.
+//
+// Only a window of bytes is handed to MPI and not yet taken, so that precedence is ours and not the socket's, and only
+// a share of it to one target, so that a slow target holds up only its own. MPI calls a small message sent when it has
+// copied it: so now and then one is sent that ends only when it has been taken, and with it all before.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace ddrl {
+
+class Outbox {
+public:
+    using Entry = std::pair<int64_t, int>;  // (sequence, place among the host's own messages): the smaller goes first
+
+    // Bytes under way from this host, and of these to one target, from which on no more go.
+    Outbox(int64_t window, int64_t share) : window_(window), share_(share) {}
+
+    // A message may go.
+    void add(Entry entry, int target) { ready_.emplace(entry, target); }
+
+    // The next message that has room.
+    std::optional<Entry> take() {
+        while (!ready_.empty() && under_way_ < window_) {
+            const auto [entry, target] = ready_.top();
+            ready_.pop();
+            Target& to = targets_[target];
+            if (to.under_way < share_) return entry;
+            to.waits.push_back(entry);
+        }
+        return std::nullopt;
+    }
+
+    // Whether this message must end only when it has been taken.
+    bool asks(int target, int64_t bytes) { return 4 * (targets_[target].unasked + bytes) > share_; }
+
+    // A message has gone, and nothing will say when it has been taken.
+    void copied(int target, int64_t bytes) {
+        targets_[target].under_way += bytes;
+        targets_[target].unasked += bytes;
+    }
+
+    // A message has gone whose end will be known; the bytes that will have been taken then.
+    int64_t sent(int target, int64_t bytes) {
+        Target& to = targets_[target];
+        to.under_way += bytes;
+        bytes += std::exchange(to.unasked, 0);
+        under_way_ += bytes;
+        return bytes;
+    }
+
+    // Those bytes have been taken.
+    void taken(int target, int64_t bytes) {
+        Target& to = targets_[target];
+        under_way_ -= bytes;
+        to.under_way -= bytes;
+        for (const Entry& entry : to.waits) ready_.emplace(entry, target);
+        to.waits.clear();
+    }
+
+private:
+    struct Target {
+        int64_t under_way = 0;
+        int64_t unasked = 0;  // of these, those of which nothing says when they are taken
+        std::vector<Entry> waits;  // ready too, but the target has its share
+    };
+    using Ready = std::pair<Entry, int>;  // with the target
+
+    int64_t window_, share_, under_way_ = 0;
+    std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
+    std::unordered_map<int, Target> targets_;
+};
+
+}  // namespace ddrl

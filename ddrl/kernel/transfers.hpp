@@ -1,0 +1,326 @@
+// The messages of one plan on one host: receives posted ahead, what has arrived passed on at once, in the plan's order.
+//
+// MPI is called through the addresses of its C functions, which mpi4py has loaded: nothing is linked. A handle of MPI
+// is a pointer in some libraries and an int in others, so all of it is made for either. Knows no models: a message is a
+// datatype that gathers its bytes from wherever they stand, made by the caller.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "outbox.hpp"
+
+namespace ddrl {
+
+// A plan as one host sees it. `source`, `target`, `first`, `count` of every message (its chunks); `mine`, `incoming`:
+// messages that this host sends and receives, in the plan's order.
+struct HostPlan {
+    std::vector<int> source, target, first, count, mine, incoming;
+    int chunks;
+};
+
+// What happened to a message: 0 it was handed to MPI, 1 it has left, 2 it has arrived. Nanoseconds of the steady clock.
+struct TransferNote {
+    int64_t time_ns;
+    int what;
+    int64_t sequence;
+    int message, peer;
+};
+
+struct TransferTotals {
+    int64_t bytes_sent = 0, bytes_received = 0, messages_sent = 0, messages_received = 0;
+};
+
+class TransfersBase {
+public:
+    struct Arrival {
+        int64_t sequence;
+        int message;
+    };
+    // For versions whose messages differ in size: called before a message is sent, it gives its datatype and bytes, and
+    // as soon as one has arrived, before it is passed on.
+    struct Hooks {
+        std::function<std::pair<uint64_t, int64_t>(int)> prepare;
+        std::function<int64_t(int)> arrived;
+    };
+
+    virtual ~TransfersBase() = default;
+    // A version may move from now on. Datatypes and bytes of the messages that this host sends and receives, in the
+    // order of `mine` and `incoming`; `holds`: this host has all of it.
+    virtual void open(int64_t sequence, const std::vector<uint64_t>& sends, const std::vector<uint64_t>& receives,
+                      bool holds, Hooks hooks) = 0;
+    // Move whatever can be moved, without waiting; whether anything moved.
+    virtual bool move() = 0;
+    // Hand all requests that stand over, receives or sends; they are the caller's then.
+    virtual std::vector<uint64_t> give_up(bool receives) = 0;
+    // Nothing of the version is needed any more.
+    virtual void forget(int64_t sequence) = 0;
+
+    // Whether there is something that the caller should hear of soon.
+    bool due() const { return arrivals_.size() >= batch || !sent_.empty() || whole_; }
+    // Since the last call: messages that have arrived; versions of which this host has sent all.
+    std::vector<Arrival> take_arrivals() {
+        whole_ = false;
+        return std::exchange(arrivals_, {});
+    }
+    std::vector<int64_t> take_sent() { return std::exchange(sent_, {}); }
+    std::vector<TransferNote> take_notes() { return std::exchange(notes_, {}); }
+    const TransferTotals& totals() const { return totals_; }
+
+protected:
+    static constexpr size_t batch = 16;  // arrivals that are heard of together, so that caches stay warm
+
+    bool whole_ = false;  // all messages of some version have arrived
+    std::vector<Arrival> arrivals_;
+    std::vector<int64_t> sent_;
+    std::vector<TransferNote> notes_;
+    TransferTotals totals_;
+};
+
+template <class Handle>
+struct MpiCalls {
+    int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
+    int (*issend)(const void*, int, Handle, int, int, Handle, Handle*);
+    int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
+    int (*testsome)(int, Handle*, int*, int*, void*);
+    Handle comm;
+    void* ignored;  // MPI_STATUSES_IGNORE
+};
+
+template <class Handle>
+class Transfers : public TransfersBase {
+public:
+    // `bytes` of each message; `tags`: versions that may travel at once, twice; `posted`: receives that stand for each
+    // source; `asks_all`: every message ends only when it has been taken; `noted`: keep notes.
+    Transfers(MpiCalls<Handle> mpi, HostPlan plan, std::vector<int64_t> bytes, int64_t window, int64_t share, int tags,
+              int posted, bool asks_all, bool noted)
+        : mpi_(mpi),
+          plan_(std::move(plan)),
+          bytes_(std::move(bytes)),
+          outbox_(window, share),
+          tags_(tags),
+          posted_(posted),
+          asks_all_(asks_all),
+          noted_(noted),
+          waiters_(static_cast<size_t>(plan_.chunks)) {
+        for (size_t place = 0; place < plan_.mine.size(); ++place)
+            each_chunk(plan_.mine[place], [&](size_t chunk) { waiters_[chunk].push_back(static_cast<int>(place)); });
+    }
+
+    void open(int64_t sequence, const std::vector<uint64_t>& sends, const std::vector<uint64_t>& receives, bool holds,
+              Hooks hooks) override {
+        Flight& flight = flights_[sequence];
+        for (uint64_t type : sends) flight.sends.push_back(handle(type));
+        for (uint64_t type : receives) flight.receives.push_back(handle(type));
+        flight.unsent = plan_.mine.size();
+        flight.unreceived = plan_.incoming.size();
+        flight.hooks = std::move(hooks);
+        if (holds) {
+            for (size_t place = 0; place < plan_.mine.size(); ++place) ready(sequence, static_cast<int>(place));
+            issue();
+            return;
+        }
+        for (int message : plan_.mine) flight.missing.push_back(plan_.count[at(message)]);
+        for (size_t place = 0; place < plan_.incoming.size(); ++place) {
+            Source& source = sources_[plan_.source[at(plan_.incoming[place])]];
+            source.due.emplace_back(sequence, static_cast<int>(place));
+        }
+        for (auto& [rank, source] : sources_)
+            while (source.standing < posted_ && post(source)) {
+            }
+    }
+
+    bool move() override {
+        bool moved = false;
+        while (!requests_.empty()) {
+            indices_.resize(requests_.size());
+            // The first call that finds nothing lets MPI work, the second one sees what came of it.
+            int ended = testsome(requests_.data(), requests_.size());
+            if (ended <= 0) ended = testsome(requests_.data(), requests_.size());
+            if (ended <= 0) break;
+            complete(static_cast<size_t>(ended));
+            moved = true;
+        }
+        return issue() || moved;
+    }
+
+    std::vector<uint64_t> give_up(bool receives) override {
+        std::vector<uint64_t> given;
+        size_t kept = 0;
+        for (size_t index = 0; index < requests_.size(); ++index) {
+            if ((what_[index].bytes == 0) == receives) {
+                given.push_back(number(requests_[index]));
+            } else {
+                requests_[kept] = requests_[index];
+                what_[kept++] = what_[index];
+            }
+        }
+        requests_.resize(kept);
+        what_.resize(kept);
+        return given;
+    }
+
+    void forget(int64_t sequence) override { flights_.erase(sequence); }
+
+private:
+    struct Flight {
+        std::vector<Handle> sends, receives;
+        std::vector<int> missing;  // chunks that each own message still waits for
+        size_t unsent = 0, unreceived = 0;
+        Hooks hooks;
+    };
+    struct Source {
+        int standing = 0;  // receives posted
+        std::deque<std::pair<int64_t, int>> due;  // receives to post, in the plan's order
+    };
+    struct What {
+        int64_t sequence;
+        int place;  // in `mine` or `incoming`
+        int64_t bytes;  // of a send, that will have been taken; 0: a receive
+    };
+
+    static size_t at(int index) { return static_cast<size_t>(index); }
+    static Handle handle(uint64_t number) { return (Handle)(number); }
+    static uint64_t number(Handle handle) { return (uint64_t)(handle); }
+    int tag(int64_t sequence, int message) const {
+        return static_cast<int>(sequence % tags_) * plan_.chunks + plan_.first[at(message)];
+    }
+    template <class Visit>
+    void each_chunk(int message, Visit visit) const {
+        for (int chunk = plan_.first[at(message)], end = chunk + plan_.count[at(message)]; chunk < end; ++chunk)
+            visit(at(chunk));
+    }
+    static void check(int code, const char* call) {
+        if (code != 0) throw std::runtime_error(std::string(call) + " failed with MPI's error " + std::to_string(code));
+    }
+    int testsome(Handle* requests, size_t count) {
+        int ended = 0;
+        check(mpi_.testsome(static_cast<int>(count), requests, &ended, indices_.data(), mpi_.ignored), "MPI_Testsome");
+        return ended;
+    }
+    void note(int what, int64_t sequence, int message, int peer) {
+        if (noted_)
+            notes_.push_back({std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1), what,
+                              sequence, message, peer});
+    }
+    void ready(int64_t sequence, int place) { outbox_.add({sequence, place}, plan_.target[at(plan_.mine[at(place)])]); }
+
+    // Post the next receive from a source; false: none is due.
+    bool post(Source& source) {
+        if (source.due.empty()) return false;
+        const auto [sequence, place] = source.due.front();
+        source.due.pop_front();
+        const int message = plan_.incoming[at(place)];
+        Handle request;
+        check(mpi_.irecv(nullptr, 1, flights_.at(sequence).receives[at(place)], plan_.source[at(message)],
+                         tag(sequence, message), mpi_.comm, &request),
+              "MPI_Irecv");
+        requests_.push_back(request);
+        what_.push_back({sequence, place, 0});
+        ++source.standing;
+        return true;
+    }
+
+    void complete(size_t ended) {
+        finished_.clear();
+        for (size_t i = 0; i < ended; ++i) finished_.push_back(what_[at(indices_[i])]);
+        std::sort(indices_.begin(), indices_.begin() + static_cast<ptrdiff_t>(ended), std::greater<>());
+        for (size_t i = 0; i < ended; ++i) {
+            requests_[at(indices_[i])] = requests_.back();
+            what_[at(indices_[i])] = what_.back();
+            requests_.pop_back();
+            what_.pop_back();
+        }
+        for (const What& what : finished_) {
+            if (what.bytes) {
+                outbox_.taken(plan_.target[at(plan_.mine[at(what.place)])], what.bytes);
+                left(what.sequence, what.place);
+            } else {
+                arrived(what.sequence, plan_.incoming[at(what.place)]);
+            }
+        }
+    }
+
+    void arrived(int64_t sequence, int message) {
+        Source& source = sources_[plan_.source[at(message)]];
+        --source.standing;
+        post(source);
+        Flight& flight = flights_.at(sequence);
+        totals_.bytes_received += flight.hooks.arrived ? flight.hooks.arrived(message) : bytes_[at(message)];
+        ++totals_.messages_received;
+        note(2, sequence, message, plan_.source[at(message)]);
+        each_chunk(message, [&](size_t chunk) {
+            for (int place : waiters_[chunk])
+                if (--flight.missing[at(place)] == 0) ready(sequence, place);
+        });
+        issue();
+        arrivals_.push_back({sequence, message});
+        if (--flight.unreceived == 0) whole_ = true;
+    }
+
+    // Hand ready messages to MPI while they have room; whether any went.
+    bool issue() {
+        bool issued = false;
+        while (const auto entry = outbox_.take()) {
+            const auto [sequence, place] = *entry;
+            Flight& flight = flights_.at(sequence);
+            const int message = plan_.mine[at(place)], target = plan_.target[at(message)];
+            int64_t bytes = bytes_[at(message)];
+            Handle type;
+            if (flight.hooks.prepare) {
+                const auto [made, size] = flight.hooks.prepare(message);
+                type = handle(made);
+                bytes = size;
+            } else {
+                type = flight.sends[at(place)];
+            }
+            const bool asks = asks_all_ || outbox_.asks(target, bytes);
+            Handle request;
+            check((asks ? mpi_.issend : mpi_.isend)(nullptr, 1, type, target, tag(sequence, message), mpi_.comm,
+                                                    &request),
+                  "MPI_Isend");
+            totals_.bytes_sent += bytes;
+            ++totals_.messages_sent;
+            note(0, sequence, message, target);
+            int index = 0, ended = 0;
+            if (!asks) check(mpi_.testsome(1, &request, &ended, &index, mpi_.ignored), "MPI_Testsome");
+            if (ended > 0) {
+                outbox_.copied(target, bytes);
+                left(sequence, place);
+            } else {
+                requests_.push_back(request);
+                what_.push_back({sequence, place, outbox_.sent(target, bytes)});
+            }
+            issued = true;
+        }
+        return issued;
+    }
+
+    void left(int64_t sequence, int place) {
+        note(1, sequence, plan_.mine[at(place)], plan_.target[at(plan_.mine[at(place)])]);
+        if (--flights_.at(sequence).unsent == 0) sent_.push_back(sequence);
+    }
+
+    MpiCalls<Handle> mpi_;
+    HostPlan plan_;
+    std::vector<int64_t> bytes_;
+    Outbox outbox_;
+    int64_t tags_;
+    int posted_;
+    bool asks_all_, noted_;
+    std::vector<std::vector<int>> waiters_;  // of each chunk: places in `mine`
+    std::unordered_map<int64_t, Flight> flights_;
+    std::map<int, Source> sources_;
+    std::vector<Handle> requests_;
+    std::vector<What> what_, finished_;  // `what_` beside `requests_`
+    std::vector<int> indices_;
+};
+
+}  // namespace ddrl

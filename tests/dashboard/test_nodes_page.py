@@ -1,0 +1,54 @@
+"""The page of gradient nodes in a real headless Chromium."""
+
+import pytest
+
+pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+
+from tests.dashboard.test_accessibility import OURS, axe
+from tests.dashboard.test_dashboard import LiveRun, dashboard, driver, server  # noqa: F401
+from tests.dashboard.webdriver import Browser, missing_browser, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
+FIGURES = (
+    "Micro-batch of each node",
+    "Time of each node",
+    "Regret to the oracles",
+    "Measured regret",
+    "Objectives of agents and filters",
+    "What the agent expects of each action",
+)
+# Titles, legends and axis titles of one figure that stand over each other.
+COVERED = """return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => {
+    const box = name => { const e = plot.querySelector(name); return e && e.getBoundingClientRect(); };
+    const title = box('.gtitle'), legend = box('.legend'), axis = box('.xtitle');
+    return legend && ((title && legend.top < title.bottom) || (axis && legend.top < axis.bottom)); }).length"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (900, False), (1440, False)])
+def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboard, driver, width, dark):  # noqa: F811
+    with LiveRun(tmp_path / "runs" / "four", processes=12, hosts=2, nodes=4):
+        window = Browser(driver, width=width, height=2600, dark=dark)
+        try:
+            window.open(f"{dashboard}/nodes?run=four")
+            window.wait_for("four", *FIGURES, "node 3", "clairvoyant, median")
+            until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
+            assert window.run(COVERED) == 0
+            window.run(axe() + "; return true")
+            found = window.run(
+                "return axe.run(document, {resultTypes: ['violations']}).then(r => r.violations"
+                f".filter(v => ['serious', 'critical'].includes(v.impact)).filter(v => {OURS}).map(v => v.id))"
+            )
+            assert found == []
+        finally:
+            window.close()
+
+
+def test_a_run_with_one_node_says_so_in_one_line(tmp_path, dashboard, driver):  # noqa: F811
+    with LiveRun(tmp_path / "runs" / "alone", processes=6, hosts=2, nodes=1):
+        window = Browser(driver)
+        try:
+            window.open(f"{dashboard}/nodes?run=alone")
+            window.wait_for("alone has one gradient node", "there are no sizes to compare", FIGURES[-1])
+            assert FIGURES[0] not in window.text
+        finally:
+            window.close()
