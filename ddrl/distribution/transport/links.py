@@ -43,6 +43,7 @@ RECENT = 5  # models
 SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
 LEAST_BURST, MOST_BURST, BURST_TURNS = 1 << 10, 1 << 18, 4  # bytes; times
+LATENCY_TURNS, LATENCY_SECONDS = 6, 3e-3  # trips to a host: at least; s, for each relay there is
 TAG = COLLECTIVE_TAG + 1
 
 
@@ -152,16 +153,19 @@ class _Probe(Exchange):
         for host in sorted({1, self.size // 2 or 1, self.size - 1}):
             self.barrier()
             times: list[float] = []
-            for turn in range(6):
+            last, end = np.zeros(1, np.uint8), time.perf_counter() + LATENCY_SECONDS * self.size
+            while not last[0]:  # the longer it lasts, the less often all others look whether it is over
                 if self.rank == 0:
+                    last[0] = len(times) >= LATENCY_TURNS and time.perf_counter() > end
                     begun = time.perf_counter()
-                    self.wait([self.send(nothing, host, TAG)])
+                    self.wait([self.send(last, host, TAG)])
                     self.wait([self.receive(nothing, host, TAG)])
-                    if turn:
-                        times.append(0.5 * (time.perf_counter() - begun))
+                    times.append(0.5 * (time.perf_counter() - begun))
                 elif self.rank == host:
-                    self.wait([self.receive(nothing, 0, TAG)])
+                    self.wait([self.receive(last, 0, TAG)])
                     self.wait([self.send(nothing, 0, TAG)])
+                else:
+                    break
             found.append(min(times, default=0.0))
         return max(self.gather(max(found)))
 
