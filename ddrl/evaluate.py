@@ -1,4 +1,5 @@
-"""`python -m ddrl.evaluate RUN [--video FILE]`: play greedy episodes with a run's saved policy, without torch.
+"""`python -m ddrl.evaluate RUN [--video FILE] [--days N]`: play greedy episodes with a run's saved policy, without
+torch.
 
 Reads RUN/policy.* only; the environment is made from the settings saved with it.
 """
@@ -81,12 +82,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="film the episodes into FILE.gif or FILE.mp4 (default: agent.gif in RUN, where the dashboard shows it)",
     )
+    parser.add_argument(
+        "--days",
+        type=_positive,
+        metavar="N",
+        help="ad mixing: play N held-out days beside every baseline and the optimum into RUN/days.json, which the "
+        "dashboard shows",
+    )
+    parser.add_argument(
+        "--log", type=Path, metavar="FOLDER", help="with --days, for a policy trained on a log: the log of another day"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
     options = parser.parse_args(arguments)
     try:
         saved = load_policy(options.run)
         named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
         check_trust(options.run, foreign_code(named), trust=options.trust)
+        if options.days:
+            return _account(saved, options)
         begin = time.perf_counter()
         result, film = _play(saved, options)
     except DdrlError as error:
@@ -110,6 +123,26 @@ def _play(saved: SavedPolicy, options: argparse.Namespace) -> tuple[EvaluationRe
 
     film = options.run / NAME if options.video == Path() else options.video
     return record(saved, film, options.episodes or 1, options.seed), film
+
+
+def _account(saved: SavedPolicy, options: argparse.Namespace) -> int:
+    """The days that the command asks for, beside baselines and the optimum."""
+    from ddrl.envs.admix.account import write_account
+    from ddrl.envs.admix.accounting import account
+
+    made = account(
+        saved, options.days, options.log, say=lambda words: print(f"\r\033[K{words}", end="", file=sys.stderr)
+    )
+    path = write_account(options.run, made)
+    print("\r\033[K", end="", file=sys.stderr)
+    scores = {rule.name: float(np.mean(rule.scores)) for rule in made.rules}
+    if options.json:
+        print(json.dumps({"run": str(options.run), "days": made.days, "scores": scores}))
+        return 0
+    for name, score in sorted(scores.items(), key=lambda item: -item[1]):
+        print(f"{name:18} {score:.4f}")
+    print(f"(V - V_bid_only) / (V_opt - V_bid_only), mean of {made.days} days; written to {path}")
+    return 0
 
 
 def _describe(spec: Any) -> str:

@@ -99,15 +99,33 @@ def charts(runs: watch.Runs) -> None:
         watch.chart(columns[index % 3], figure, name)
 
 
+def values(runs: watch.Runs) -> None:
+    """What the main run's critic expects of some states, where it learns distributions."""
+    found = next(iter(runs.values())).snapshot("values")
+    if found is None:
+        return
+    with st.expander("Value of states, as a distribution"):
+        step = st.segmented_control("Step of the episode", found["steps"], default=found["steps"][0], key="value step")
+        moment = found["steps"].index(step) if step in found["steps"] else 0
+        left, right = st.columns(2)
+        watch.chart(left, plots.predicted_returns(found, moment), "predicted")
+        watch.chart(right, plots.state_value(found, moment), "state value")
+        st.caption(
+            "When the run ended: the returns that the last policy's critic predicted for states that it met, beside "
+            "the returns that followed; at the right one of those states."
+        )
+
+
 def having(tables: dict[str, Table], name: str) -> dict[str, Table]:
     """The tables that have a series: another algorithm's figures are not in every run."""
     return {run: table for run, table in tables.items() if name in table.columns}
 
 
 def page(runs: watch.Runs) -> None:
-    """Both, as one part: each part that refreshes alone costs the server a turn of its own."""
+    """All of it, as one part: each part that refreshes alone costs the server a turn of its own."""
     figures(runs)
     charts(runs)
+    values(runs)
 
 
 def film() -> None:

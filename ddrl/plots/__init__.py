@@ -4,6 +4,16 @@ figure out.
 One module per subject. Nothing here reads a file, keeps state, or imports a stage.
 """
 
+from ddrl.plots.admix import (
+    delivery,
+    delivery_ahead,
+    latest_contract,
+    oscillation,
+    revenue_left,
+    revenue_over_day,
+    revenue_swings,
+    scores_table,
+)
 from ddrl.plots.balance import (
     iteration_times,
     measured_front,
@@ -56,6 +66,7 @@ from ddrl.plots.replay import (
 )
 from ddrl.plots.settings import differing_labels, settings_table
 from ddrl.plots.sketch import sketch
+from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [
     "NodeCourse",
@@ -66,12 +77,15 @@ __all__ = [
     "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
+    "delivery",
+    "delivery_ahead",
     "differing_labels",
     "draws_against_law",
     "gantt",
     "gpu_use",
     "heartbeat_ages",
     "iteration_times",
+    "latest_contract",
     "learning_curve",
     "makespan_against_tasks",
     "measured_front",
@@ -82,11 +96,13 @@ __all__ = [
     "node_course",
     "node_table",
     "operations_beside_peers",
+    "oscillation",
     "pool_bounds",
     "pool_gantt",
     "pool_table",
     "pool_waits",
     "predicted_beside_measured",
+    "predicted_returns",
     "priority_law",
     "rank_table",
     "recording_rates",
@@ -94,7 +110,11 @@ __all__ = [
     "regret_over_updates",
     "relay_bandwidth",
     "replay_fill",
+    "revenue_left",
+    "revenue_over_day",
+    "revenue_swings",
     "sample_balance",
+    "scores_table",
     "seal_times",
     "seconds_by_node",
     "series_over",
@@ -102,6 +122,7 @@ __all__ = [
     "settings_table",
     "sizes_by_node",
     "sketch",
+    "state_value",
     "survivors",
     "times_against_hosts",
     "trainer_time",

@@ -83,6 +83,15 @@ def set_up_notebook() -> str:
     return renderer
 
 
+def legend_below(figure: go.Figure, lines: int) -> go.Figure:
+    """Make room below the axis for a legend of so many lines, which it has where the figure is narrow."""
+    below = 46 + 19 * lines
+    height = figure.layout.height + below - figure.layout.margin.b
+    figure.update_layout(height=height, margin={"b": below})
+    drawn = height - below - figure.layout.margin.t
+    return figure.update_layout(legend={"yref": "paper", "yanchor": "top", "y": -46 / drawn})
+
+
 def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     """Words in place of data."""
     figure.update_xaxes(showticklabels=False, zeroline=False, title_text="")

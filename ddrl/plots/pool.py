@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from ddrl.plots.frame import COLORS, SCALE, add_line, new_figure, say_nothing_yet
+from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, say_nothing_yet
 from ddrl.pool.reading import PoolRecord, figures_beside_bounds, waits_for
 
 MOST_LEASES = 240  # drawn at once; of more, the newest
@@ -44,11 +44,7 @@ def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MOS
         idle = [(one.ready, begin, rows[one.task]) for begin, one in acts if begin > one.ready]
         _add_spans(figure, idle, "collector is ready, no parameters", COLORS[3], 3)
         _add_spans(figure, [(begin, one.sent, rows[one.task]) for begin, one in acts], "collector acts", COLORS[2], 5)
-    # Where the figure is narrow, each entry of the legend has a line of its own below the axis.
-    below = 46 + 19 * (len(record.devices) + 1 + 3 * bool(collectors))
-    figure.update_layout(height=figure.layout.height + below - figure.layout.margin.b, margin={"b": below})
-    drawn = figure.layout.height - below - figure.layout.margin.t
-    figure.update_layout(legend={"yref": "paper", "yanchor": "top", "y": -46 / drawn})
+    legend_below(figure, len(record.devices) + 1 + 3 * bool(collectors))  # an entry each
     figure.update_yaxes(
         zeroline=False,
         tickvals=list(row.values()),

@@ -25,6 +25,7 @@ from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import play_episodes
+from ddrl.rollout.met_states import MetStates, meet_states
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
@@ -138,6 +139,11 @@ class Evaluator:
         """Play evaluation.confirm_episodes further episodes."""
         seed = member_seed(self._config.run.seed + EVALUATION_SEED, CONFIRMATION_TURN) + 1
         return self._play(vector, self._config.evaluation.confirm_episodes, seed, None)
+
+    def meet_states(self, vector: np.ndarray) -> MetStates:
+        """States that the policy meets in the held-out episodes, with the returns that followed."""
+        seed = member_seed(EVALUATION_SEED, 0)
+        return meet_states(self._env, self._policy, vector, self._config.learner.discount, seed)
 
     def close(self) -> None:
         """Release the environments."""

@@ -36,6 +36,7 @@ from ddrl.run.observers import Observers
 from ddrl.run.silence import Silence
 from ddrl.run.topology import Topology
 from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.run.values import has_distributions, values_of
 from ddrl.telemetry import summarize
 
 if TYPE_CHECKING:
@@ -297,7 +298,8 @@ class Task:
         return document
 
     def _judge(self, evaluator: Evaluator) -> None:
-        """Play with the last policy where a limit ended the run; confirm the best one where nobody has."""
+        """Play with the last policy where a limit ended the run; confirm the best one where nobody has; hold predicted
+        distributions of the return against returns."""
         state = self.training.state
         try:
             if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
@@ -306,6 +308,9 @@ class Task:
             best = self.best.evaluation
             if best is not None and best.confirmed is None and self.config.evaluation.confirm_episodes:
                 self.best.confirm(evaluator.confirm(self.best.vector()))
+            if self.training.lender is None and has_distributions(self.training.learner):
+                met = evaluator.meet_states(self.acting_vector())
+                self.observers.recorder.record_snapshot("values", **values_of(self.training.learner, met))
         finally:
             evaluator.close()
 

@@ -1,0 +1,92 @@
+"""Ad mixing: what the policy earned over a day beside baselines and the optimum, whom it delivered to, what its critic
+expected, and how much its evaluations swing."""
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+import watch
+
+from ddrl import plots
+from ddrl.envs.admix.account import MODULE, NAME, Account, read_account
+from ddrl.telemetry import Run
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def account_of(path: Path, changed: float) -> Account | None:
+    """The account as its file says; read anew when it has `changed`."""
+    return read_account(path)
+
+
+def charts(runs: watch.Runs) -> None:
+    """The main run's account and critic; the swings of all chosen runs of ad mixing."""
+    run = next(iter(runs.values()))
+    if not is_admix(run):
+        st.info(f"This run is not of ad mixing: its environment is {run.config.env.id}.")
+        return
+    file = run.path / NAME
+    account = account_of(run.path, file.stat().st_mtime if file.exists() else 0.0)
+    names: list[str] = []
+    if account is None:
+        st.markdown(f"No days have been accounted yet: `python -m ddrl.evaluate {run.path} --days 5`.")
+    else:
+        days(account)
+        names = [f"contract {one.ad}" for one in account.contracts]
+    critic(run, names)
+    compared = {name: one for name, one in runs.items() if is_admix(one)}
+    labels = plots.differing_labels({name: one.settings for name, one in compared.items()})
+    tables = {name: one.evaluations(points=watch.POINTS) for name, one in compared.items()}
+    watch.chart(st, plots.revenue_swings(tables, labels), "swings")
+    st.caption(
+        "How much a run swings: the standard deviation of its evaluations in the second half of training about a "
+        "straight line. Choose runs at the left whose critic differs to compare them."
+    )
+
+
+def is_admix(run: Run) -> bool:
+    """Whether a run is of ad mixing."""
+    return run.config.env.id.startswith(f"{MODULE}")
+
+
+def days(account: Account) -> None:
+    """Revenue and delivery."""
+    table = plots.scores_table(account)
+    place = table["rule"].index("policy")
+    st.markdown(
+        f"**Score {table['score'][place]:.3f}** over {account.days} held-out "
+        f"day{'s' if account.days > 1 else ''}: 0 is bids alone, 1 the optimum by linear program, certified to "
+        f"{account.gap:.0e}. News of billing come after {account.delay:.0%} of the day."
+    )
+    left, right = st.columns(2)
+    watch.chart(left, plots.revenue_over_day(account), "revenue")
+    watch.chart(right, plots.revenue_left(account), "left")
+    st.dataframe(pd.DataFrame(table), hide_index=True, height=36 * len(account.rules) + 38, key="admix scores")
+    left, right = st.columns(2)
+    watch.chart(left, plots.delivery_ahead(account), "ahead")
+    ads = [one.ad for one in account.contracts]
+    ad = right.selectbox(
+        "Contract", ads, index=plots.latest_contract(account), key="contract", help="First: what misses most at the end"
+    )
+    watch.chart(right, plots.delivery(account, ads.index(ad if ad is not None else ads[0])), "delivery")
+
+
+def critic(run: Run, names: list[str]) -> None:
+    """The return's distribution as the critic has it, beside the returns of the policy."""
+    values = run.snapshot("values")
+    if values is None:
+        st.caption("The critic's distributions are drawn when the run ends; a scalar critic has none.")
+        return
+    steps, numbers = values["steps"], range(len(values["predicted"][0]))
+    left, right = st.columns(2)
+    step = left.segmented_control("Step of the episode", steps, default=steps[0], key="step")
+    moment = steps.index(step) if step in steps else 0
+    number = 0
+    if len(numbers) > 1:
+        words = [names[each] if each < len(names) else f"part {each}" for each in numbers]
+        number = words.index(left.selectbox("Return of", words, key="number") or words[0])
+        names = words
+    watch.chart(left, plots.predicted_returns(values, moment, number, of=names[number] if names else ""), "predicted")
+    watch.chart(right, plots.state_value(values, moment, names=names), "state")
+
+
+watch.live(charts)

@@ -1,0 +1,57 @@
+"""The snapshot of predicted distributions: by algorithm, of a whole run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.telemetry import Run
+from tests.run.launch import TINY, ddrl, settings
+
+SHORT = settings("run.max_env_steps=1200", "run.checkpoint_period=0", "learner.discount=0.9")
+TWO_NUMBERS = settings(
+    "env.id=ddrl.envs.admix:generated", "env.num_envs=2", "learner.algorithm=d4pg", "learner.d4pg.atoms=7",
+    'env.kwargs={requests=300, contracts=2, bids=2, regions=2, ages=1, mode="bonuses", repeat=10, relative=true, '
+    'reward_by="contract"}', "rollout.epsilon_end=0.5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("chosen", "form", "numbers", "lines", "atoms"),
+    [
+        (settings("learner.algorithm=c51", "learner.c51.atoms=11"), "probability", 1, 2, 11),
+        (settings("learner.algorithm=qrdqn", "learner.qrdqn.quantiles=8"), "quantile", 1, 2, 8),
+        (TWO_NUMBERS, "probability", 2, 2, 7),
+    ],
+    ids=["c51", "qrdqn", "d4pg"],
+)
+def test_a_run_leaves_what_its_critic_predicted_beside_the_returns_that_followed(
+    chosen: list[str], form: str, numbers: int, lines: int, atoms: int, tmp_path: Path
+) -> None:
+    done = ddrl("--serial", *TINY, *SHORT, *chosen, *settings(f"run.dir={tmp_path / 'run'}"))
+    assert done.returncode == 0, done.stderr
+    with Run(tmp_path / "run") as run:
+        values = run.snapshot("values")
+    assert values is not None
+    predicted, state = np.array(values["predicted"]), np.array(values["state"])
+    assert values["form"] == form
+    assert predicted.shape == (4, numbers, atoms)
+    assert state.shape == (4, lines, atoms)
+    assert len(values["atoms"]) == atoms
+    if form == "probability":
+        np.testing.assert_allclose(predicted.sum(2), 1, atol=1e-5)
+    else:
+        assert (np.diff(predicted, axis=2) >= 0).all()
+    assert values["returns"][0][0]
+    if values["discrete"]:
+        assert set(values["taken"]) <= {0, 1}
+        assert max(values["returns"][0][0]) <= 10  # 1 a step, discounted by 0.9
+
+
+def test_a_run_without_distributions_leaves_none(tmp_path: Path) -> None:
+    done = ddrl("--serial", *TINY, *SHORT, *settings(f"run.dir={tmp_path / 'run'}"))
+    assert done.returncode == 0, done.stderr
+    with Run(tmp_path / "run") as run:
+        assert run.snapshot("values") is None
