@@ -54,7 +54,7 @@ def choose_best(situation: Situation, *, budget_seconds: float = math.inf) -> Ch
         period, lag = _run(plan, network, situation.versions_in_flight)
         cost = (period + LAG_WEIGHT * lag) * (1 + SENDERS_COST * (1 - 1 / max(1, plan.senders())))
         if situation.versions_in_flight > 1:  # what comes from several hosts at once waits in one queue
-            cost += plan.senders() * float(plan.payload().max(initial=0)) / down
+            cost += (plan.senders() - 1) * float(plan.payload().max(initial=0)) / down
         if cost < least:
             best, least = Choice(candidate.scheme, candidate.parameters, period), cost
         if time.monotonic() - begun > budget_seconds:
