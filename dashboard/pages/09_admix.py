@@ -86,7 +86,7 @@ def critic(run: Run, names: list[str]) -> None:
         number = words.index(left.selectbox("Return of", words, key="number") or words[0])
         names = words
     watch.chart(left, plots.predicted_returns(values, moment, number, of=names[number] if names else ""), "predicted")
-    watch.chart(right, plots.state_value(values, moment, names=names), "state")
+    watch.chart(right, plots.state_value(values, moment, number), "state")
 
 
 watch.live(charts)
