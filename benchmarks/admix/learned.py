@@ -19,12 +19,9 @@ from ddrl.core.errors import ConfigError
 from ddrl.envs.admix.replay import Decision, Feedback, Outlook
 from ddrl.envs.admix.state import MAX_PACE
 
-AD_FIELDS = ("impressions", "required", "pace", "cap", "penalty")
-OVERALL_FIELDS = ("shortfall", "time")
-
 
 class Learned:
-    """The greedy bonus of a policy file."""
+    """The greedy bonus of a policy file, decided as often as in training."""
 
     name: ClassVar[str] = "learned"
     grid: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -38,29 +35,45 @@ class Learned:
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         saved = load_policy(Path(settings.policy))
         given = saved.env.kwargs
-        if (tuple(given["ad_fields"]), tuple(given["overall_fields"])) != (AD_FIELDS, OVERALL_FIELDS):
-            raise ConfigError(f"{settings.policy}: its policy sees other fields than {AD_FIELDS} and {OVERALL_FIELDS}")
+        self._ad, self._overall = given["ad_fields"], given["overall_fields"]
+        if given["mode"] != "bonuses" or given["prior"] != "yesterday" or given["traffic_fields"]:
+            raise ConfigError(f"{settings.policy}: not a policy of the task admix (mode, prior or fields differ)")
         self._policy, self._vector = ActingPolicy(saved.model, outputs=()), saved.vector
         contracts = self._contracts = outlook.contracts
         self._state = np.zeros(len(outlook.inventories), saved.model.spec.observation.numpy)
-        self._state["ad"][:, :, 1] = [inventory.split() for inventory in outlook.inventories]
-        self._state["ad"][:, :, 4] = 1000 * contracts.penalty
+        self._required = np.stack([inventory.split() for inventory in outlook.inventories])
         self._prior = 1000 * contracts.billed_rate * outlook.yesterday_alpha
+        self._repeat, self._next, self._bonus = given["repeat"], 0, self._prior
 
     def decide(self, feedback: Feedback) -> Decision:
         """The bonus of each contract, from eCPM to currency."""
-        contracts, state = self._contracts, self._state
-        due, estimate = feedback.due * contracts.demand, feedback.estimate
+        if feedback.requests >= self._next:
+            self._bonus = self._policy.greedy(self._observed(feedback), self._vector).astype(np.float64)
+            self._next += self._repeat
+        return Decision(self._bonus / 1000)
+
+    def _observed(self, feedback: Feedback) -> np.ndarray:
+        """The state as the environment writes it."""
+        contracts, state = self._contracts, self._state.copy()
+        demand, estimate = np.maximum(contracts.demand, 1), feedback.estimate
+        due = feedback.due * contracts.demand
         mask = state["queue_mask"] = feedback.shown < contracts.cap
-        ad = state["ad"]
-        ad[:, :, 0] = estimate / np.maximum(contracts.demand, 1)
-        ad[:, :, 2] = np.minimum(estimate / np.maximum(due, 1), MAX_PACE)
-        ad[:, :, 3] = 1 - feedback.shown / np.maximum(contracts.cap, 1)
+        left = np.maximum(contracts.demand - due, 0.02 * contracts.demand + 1e-9)
+        known = {
+            "impressions": estimate / demand,
+            "required": self._required,
+            "pace": np.minimum(estimate / np.maximum(due, 1), MAX_PACE),
+            "cap": 1 - feedback.shown / np.maximum(contracts.cap, 1),
+            "penalty": 1000 * contracts.penalty,
+            "late": 100 * (due - estimate) / demand,
+            "need": np.clip((contracts.demand - estimate) / left, 0, MAX_PACE),
+            "rate": feedback.rate / np.maximum(contracts.billed_rate, 1e-6),
+        }
+        for place, name in enumerate(self._ad):
+            state["ad"][:, :, place] = known[name] * mask
         state["prior"] = self._prior * mask
-        total = due.sum(1)
-        late = np.maximum(due - estimate, 0).sum(1)
-        state["overall"][:, 0] = np.divide(late, total, out=np.zeros_like(total), where=total > 0)
-        state["overall"][:, 1] = feedback.time
-        shown = state.copy()
-        shown["ad"] *= mask[:, :, None]
-        return Decision(self._policy.greedy(shown, self._vector).astype(np.float64) / 1000)
+        total, late = due.sum(1), np.maximum(due - estimate, 0).sum(1)
+        shortfall = np.divide(late, total, out=np.zeros_like(total), where=total > 0)
+        for place, name in enumerate(self._overall):
+            state["overall"][:, place] = {"shortfall": shortfall, "time": feedback.time}[name]
+        return state

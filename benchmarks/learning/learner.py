@@ -24,7 +24,7 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
 from ddrl.learner.passes import AutogradPasses
-from ddrl.run.process import flush_denormals
+from ddrl.run.process import flush_denormals, set_torch_threads
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
 VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
@@ -157,7 +157,8 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
     }
     if network == "mlp":
         cases["ddrl by autograd"] = learner_case(config, spec, updates, autograd=True)
-    flush_denormals()  # as a run's trainer does, and the peer
+    set_torch_threads(1)  # as a run's trainer does, and the peer
+    flush_denormals()
     peer = Peer(peer_python, network, batch_size) if peer_python else None
     if peer is not None:
         cases["stable-baselines3 (plain)"] = lambda: peer.run(updates)

@@ -2,7 +2,8 @@
 
 Needs root and the cgroup cpu controller. What is measured: equal and balanced sizes in turn in one run, beside what the
 overheads and speeds allow that were measured first, beside the simulator with these, and beside torch
-DistributedDataParallel; weak scaling; the first K of N exponential times; the leader's reduce beside MPI_Allreduce."""
+DistributedDataParallel; the DDQN beside the filter where a node is slowed in a rhythm; weak scaling; the first K of N
+exponential times; the leader's reduce beside MPI_Allreduce."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from ddrl.balance.sizes import balanced_sizes
 
 ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 SHARES = [0.4, 0.4, 0.4, 0.1]
-NETWORK = {"rows": 2048, "hidden": [512, 512]}
-MEAN = 0.2  # [s] of the exponential times
+HIDDEN = [512, 512]
+MEAN = 0.12  # [s] of the exponential times
 PORT = 29517
 
 
@@ -38,9 +40,9 @@ def ranks(count: int, case: str, **options: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ddp(iterations: int) -> list[float]:
+def ddp(rows: int, iterations: int) -> list[float]:
     """Seconds an update by DistributedDataParallel, the same network and shares."""
-    options = json.dumps({**NETWORK, "shares": SHARES, "iterations": iterations, "port": PORT})
+    options = json.dumps({"rows": rows, "hidden": HIDDEN, "shares": SHARES, "iterations": iterations, "port": PORT})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "benchmarks.microbatch.ddp_ranks"]
     started = [
@@ -67,17 +69,17 @@ def of_phase(trace: list[dict[str, Any]], phase: str) -> list[float]:
     return [row["seconds"] for row in trace if row["phase"] == phase]
 
 
-def unequal(short: bool) -> dict[str, Any]:
-    """One of four nodes at a quarter of the others' processor; then another one."""
+def unequal(rows: int, short: bool) -> dict[str, Any]:
+    """One of four nodes at a quarter of the others' processor; then another one. `rows` a batch."""
     plan = {"calibration": 24, "blocks": 2 if short else 4, "length": 8, "switch": True}
-    trace = ranks(5, "unequal", **NETWORK, shares=SHARES, **plan)
+    trace = ranks(5, "unequal", rows=rows, hidden=HIDDEN, shares=SHARES, **plan)
     overhead, speed = fit(trace)
-    total, nodes = NETWORK["rows"], len(SHARES)
+    total, nodes = rows, len(SHARES)
     lower, upper = np.ones(nodes, np.int64), np.full(nodes, total)
     best = balanced_sizes(total, overhead, speed, lower, upper)
     equal_time = float((overhead + total / nodes / speed).max())
     best_time = float((overhead + best / speed).max())
-    equal, affine = of_phase(trace, "equal"), of_phase(trace, "affine")
+    equal, affine, ddqn = (of_phase(trace, name) for name in ("equal", "affine", "ddqn"))
     residual = np.concatenate(
         [
             np.array(row["nodes"]) / (overhead + np.array(row["sizes"]) / speed)
@@ -93,7 +95,7 @@ def unequal(short: bool) -> dict[str, Any]:
     floor = statistics.median(seconds[-10:])
     # Iterations after the change until one within 5 % of the time that the run comes to.
     back = next((place for place, one in enumerate(seconds) if one <= 1.05 * floor), len(seconds))
-    others = ddp(20 if short else 40)
+    others = ddp(rows, 20 if short else 40)
     return {
         "shares": SHARES,
         "overhead_s": overhead.tolist(),
@@ -101,10 +103,13 @@ def unequal(short: bool) -> dict[str, Any]:
         "jitter": jitter,
         "equal_s": Timing.of(equal),
         "affine_s": Timing.of(affine),
+        "ddqn_s": Timing.of(ddqn),
         "ddp_equal_s": Timing.of(others),
         "speed_up": speed_up,
         "speed_up_allowed": allowed,
         "share_of_allowed": speed_up / allowed,
+        "share_of_allowed_with_jitter": speed_up * simulated["affine"] / simulated["equal"],
+        "ddqn_over_affine": statistics.median(ddqn) / statistics.median(affine),
         "speed_up_over_ddp": statistics.median(others) / statistics.median(affine),
         "simulated_s": simulated,
         "simulated_over_measured": {
@@ -114,6 +119,20 @@ def unequal(short: bool) -> dict[str, Any]:
         "sizes": [row["sizes"] for row in trace if row["phase"] == "affine"][-1],
         "switched": {"seconds": seconds, "sizes": switched, "iterations_until_within_5_percent": back},
     }
+
+
+def rhythm(short: bool) -> dict[str, Any]:
+    """One of four equal nodes is slowed to a third for 5 of every 17 iterations: the filter beside the DDQN."""
+    plan = {"slowed": 0.15, "slow_for": 5, "fast_for": 12, "settling": 5, "rhythms": 3, "blocks": 1 if short else 3}
+    shares = [0.45] * 4
+    found = ranks(5, "rhythm", rows=1024, hidden=HIDDEN, shares=shares, **plan)
+    block = plan["rhythms"] * (plan["slow_for"] + plan["fast_for"])
+    means = {
+        name: [statistics.mean(seconds[at : at + block]) for at in range(0, len(seconds), block)]
+        for name, seconds in found.items()
+    }
+    times = {f"{name}_s": Timing.of(values) for name, values in means.items()}
+    return {"shares": shares, **plan, **times, "ddqn_over_affine": ratios(means["ddqn"], means["affine"])}
 
 
 def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.ndarray, total: int) -> dict[str, float]:
@@ -128,41 +147,41 @@ def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.nd
 
 def weak(short: bool) -> dict[str, Any]:
     """Samples/s a node beside one node's, for a network that takes about 50 ms a batch and node."""
-    rows, hidden, count = 512, [768, 768], 25 if short else 50
+    hidden, count = [768, 768], 25 if short else 50
 
-    def seconds(nodes: int, share: float | None) -> list[float]:
+    def seconds(nodes: int, rows: int, share: float | None) -> list[float]:
         shares = {"shares": [share] * nodes} if share else {}
         equal = {"sizer": "equal"}
         return ranks(nodes + 1, "rate", rows=rows * nodes, hidden=hidden, iterations=count, balance=equal, **shares)
 
     found: dict[str, Any] = {}
-    for name, few, many, share in (
-        ("1 to 2 nodes, a core each", 1, 2, None),
-        ("1 to 4 nodes, half a core each", 1, 4, 0.5),
+    for name, many, rows, share in (
+        ("1 to 2 nodes, a core each", 2, 1024, None),
+        ("1 to 4 nodes, half a core each", 4, 512, 0.5),
     ):
         one, several = [], []
         for _ in range(1 if short else 2):
-            one.append(statistics.median(seconds(few, share)))
-            several.append(statistics.median(seconds(many, share)))
+            one.append(statistics.median(seconds(1, rows, share)))
+            several.append(statistics.median(seconds(many, rows, share)))
         found[name] = {"one_s": one, "several_s": several, "efficiency": ratios(one, several)}
     return found
 
 
 def first_of(short: bool) -> list[dict[str, Any]]:
-    """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu."""
-    count, rows = 40 if short else 120, []
-    for first in (1, 2, 3, 4):
-        balance = {"sizer": "equal", "first": first}
-        seconds = ranks(5, "waits", rows=8, hidden=[8], iterations=count, balance=balance, mean=MEAN)
-        expected = expected_first_of(first, 4, MEAN)
-        mean = statistics.mean(seconds)
-        rows.append({"first": first, "mean_s": mean, "expected_s": expected, "ratio": mean / expected})
+    """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu and beside the mean of the times drawn."""
+    options = {"iterations": 32 if short else 128, "mean": MEAN}
+    found = ranks(5, "waits", rows=8, hidden=[8], balance={"sizer": "equal"}, **options)
+    rows = []
+    for first, (seconds, drawn) in enumerate(zip(found["seconds"], found["drawn"], strict=True), 1):
+        expected, mean = expected_first_of(first, 4, MEAN), statistics.mean(seconds)
+        row = {"first": first, "runs": len(seconds), "mean_s": mean, "expected_s": expected}
+        rows.append({**row, "ratio": mean / expected, "ratio_to_drawn": mean / drawn})
     return rows
 
 
 def main() -> None:
     parser = arguments("microbatch_real", (__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", nargs="+", default=["unequal", "weak", "first_of", "reduce"])
+    parser.add_argument("--part", nargs="+", default=list(PARTS))
     options = parser.parse_args()
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     found = {name: value for name, value in found.items() if name in PARTS}
@@ -176,16 +195,23 @@ def main() -> None:
 
 
 def reduce(short: bool) -> list[dict[str, Any]]:
-    """Seconds to gather two weighted gradients at the leader and broadcast as many bytes, beside MPI_Allreduce of 2."""
+    """Seconds to gather two gradients at the leader, weigh, and broadcast as many bytes, beside MPI_Allreduce."""
     rows = []
     for megabytes in (0.3, 5.0, 50.0):
         found = ranks(3, "reduce", rows=8, hidden=[8], megabytes=megabytes, iterations=12 if short else 40)
-        weighted = ratios(found["leader"], found["allreduce"])
-        rows.append({"MB": megabytes, **{name: Timing.of(times) for name, times in found.items()}, "ratio": weighted})
+        beside = {f"over_{name}": ratios(found["leader"], found[name]) for name in ("allreduce", "allreduce_of_three")}
+        rows.append({"MB": megabytes, **{name: Timing.of(times) for name, times in found.items()}, **beside})
     return rows
 
 
-PARTS = {"unequal": unequal, "weak": weak, "first_of": first_of, "reduce": reduce}
+PARTS = {
+    "unequal_2048": partial(unequal, 2048),
+    "unequal_8192": partial(unequal, 8192),
+    "rhythm": rhythm,
+    "weak": weak,
+    "first_of": first_of,
+    "reduce": reduce,
+}
 
 if __name__ == "__main__":
     main()

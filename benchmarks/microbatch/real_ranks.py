@@ -4,10 +4,13 @@ python -m benchmarks.microbatch.real_ranks CASE; each node runs within its share
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of
 from ddrl.balance import Balancer
 from ddrl.core.config import Config
 from ddrl.learner import Learner
-from ddrl.learner.exchange import Exchange, weighted_sum
+from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.pool.slots import CpuController, QuotaGroup
 from ddrl.run.nodes.leader import Leader
 from ddrl.run.nodes.worker import serve
@@ -29,13 +32,16 @@ NODES = WORLD.size - 1
 
 
 def enter(shares: list[float]) -> list[QuotaGroup]:
-    """Put every node into a group of its share; the groups, at rank 0."""
+    """Put every node into a group of its share, and the leader into one without a limit, whose weight is the same: in
+    the group of all other processes it would wait for the nodes' cores. All groups, the leader's last, at rank 0."""
     controller = CpuController.find()
     assert controller is not None, "quotas need the cgroup cpu controller"
     name = WORLD.bcast(f"ddrl-nodes-{os.getpid()}")
-    groups = (
-        [QuotaGroup(controller, f"{name}-{node}", share) for node, share in enumerate(shares)] if not WORLD.rank else []
-    )
+    groups: list[QuotaGroup] = []
+    if not WORLD.rank:
+        everybody = [*shares, float(os.cpu_count() or 1)]
+        groups = [QuotaGroup(controller, f"{name}-{node}", share) for node, share in enumerate(everybody)]
+        groups[-1].enter()
     WORLD.barrier()
     if WORLD.rank:
         QuotaGroup(controller, f"{name}-{WORLD.rank - 1}", shares[WORLD.rank - 1]).enter()
@@ -77,22 +83,46 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
         sizes = np.maximum(4, np.floor(share * (rows - 4 * NODES))).astype(np.int64)
         sizes[0] += rows - sizes.sum()
         step("calibration", None, sizes)
-    equal, affine = Balancer(rows, NODES, "equal"), Balancer(rows, NODES, options.get("sizer", "affine"))
-    for _ in range(8):
-        step("settling", affine)
+    sizers = {name: Balancer(rows, NODES, name) for name in ("equal", "affine", "ddqn")}
+    for name in ("affine", "ddqn"):
+        for _ in range(8):
+            step("settling", sizers[name])
     for _ in range(options["blocks"]):
-        for _ in range(options["length"]):
-            step("equal", equal)
-        for _ in range(options["length"]):
-            step("affine", affine)
+        for name, balancer in sizers.items():
+            for _ in range(options["length"]):
+                step(name, balancer)
     if options["switch"]:
-        quotas = [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]]
-        controller = CpuController.find()
-        for group, share in zip(groups, quotas, strict=True):
-            QuotaGroup(controller, group.path.name, share)  # the same group with another quota
+        set_shares(groups, [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]])
         for _ in range(30):
-            step("switched", affine)
+            step("switched", sizers["affine"])
     return trace
+
+
+def set_shares(groups: list[QuotaGroup], shares: list[float]) -> None:
+    """Give the nodes' groups, which stand, other shares."""
+    controller = CpuController.find()
+    assert controller is not None
+    for group, share in zip(groups[:-1], shares, strict=True):
+        QuotaGroup(controller, group.path.name, share)
+
+
+def rhythm(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
+    """Seconds an iteration by sizer, in turn, where the last node is slowed in a fixed rhythm that each sizer sees
+    unbroken."""
+    rows, usual = config.learner.batch_size, options["shares"]
+    batch, slow = batch_of(SPEC, rows), [*usual[:-1], options["slowed"]]
+    sizers = {name: Balancer(rows, NODES, name) for name in ("affine", "ddqn")}
+    found: dict[str, list[float]] = {name: [] for name in sizers}
+    for block in range(1 + options["blocks"]):
+        for name, balancer in sizers.items():
+            for _ in range(options["rhythms"] if block else options["settling"]):
+                for count, shares in ((options["fast_for"], usual), (options["slow_for"], slow)):
+                    set_shares(groups, shares)
+                    for _ in range(count):
+                        row = iterate(leader, learner, batch, balancer.sizes)
+                        balancer.update(row["nodes"])
+                        found[name] += [row["seconds"]] * (block > 0)
+    return found
 
 
 def rate(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
@@ -102,45 +132,50 @@ def rate(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGro
 
 
 def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Seconds until the first K gradients, where each node sleeps for an exponential time."""
+    """Seconds until the first K gradients, K from 1 to N, where each node sleeps for an exponential time; and the means
+    of the times drawn. Between two such updates stands one without sleep, so that every node has just been heard of:
+    one that has waited long looks for messages more rarely."""
     batch = batch_of(SPEC, config.learner.batch_size)
-    waited: list[float] = []
-    for _ in range(options["iterations"]):
-        waited.append(iterate(leader, learner, batch, None)["waited"])
-        leader._wait(lambda: len(leader._free()) == NODES)
-    return waited
+    collection = leader.parts["value"].collection
+    waited: list[list[float]] = []
+    for first in range(1, NODES + 1):
+        collection.settings = replace(collection.settings, first=first)
+        seconds: list[float] = []
+        for _ in range(2 * options["iterations"]):
+            seconds.append(iterate(leader, learner, batch, None)["waited"])
+            leader._wait(lambda: len(leader._free()) == NODES)
+        waited.append(seconds[1::2])
+    ordered = np.sort(exponential_times(options["iterations"], options["mean"]), 1)
+    return {"seconds": waited, "drawn": ordered.mean(0).tolist()}
 
 
 def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of the leader's gather, weighted sum and broadcast for two nodes, and of MPI_Allreduce between the two
-    alone and with the weighting, in turn."""
+    """Seconds of the leader's gather, weighted mean and broadcast for two nodes; of MPI_Allreduce between the two nodes
+    alone, which have the result then and the leader has not; and of MPI_Allreduce among all three. In turn."""
     values = int(options["megabytes"] * 1e6 / 4)
     mine = np.ones(values, np.float32)
     memory = [np.ones(values, np.float32) for _ in range(NODES)]
     pair = WORLD.Split(0 if WORLD.rank else 1, WORLD.rank)
-    found: dict[str, list[float]] = {"leader": [], "allreduce": [], "weighted_allreduce": []}
+    found: dict[str, list[float]] = {"leader": [], "allreduce": [], "allreduce_of_three": []}
 
     def leader() -> None:
         if WORLD.rank:
             WORLD.Send(mine, 0, 2)
             WORLD.Recv(mine, 0, 2)
             return
-        for node in range(NODES):
-            WORLD.Recv(memory[node], node + 1, 2)
-        total = weighted_sum([[torch.from_numpy(vector)] for vector in memory], [0.75, 0.25])[0].numpy()
+        MPI.Request.Waitall([WORLD.Irecv(memory[node], node + 1, 2) for node in range(NODES)])
+        total = weighted_mean([[torch.from_numpy(vector)] for vector in memory], [0.75, 0.25])[0].numpy()
         MPI.Request.Waitall([WORLD.Isend(total, node + 1, 2) for node in range(NODES)])
 
     def allreduce() -> None:
         if WORLD.rank:
             pair.Allreduce(MPI.IN_PLACE, mine)
 
-    def weighted_allreduce() -> None:
-        if WORLD.rank:
-            np.multiply(mine, 0.5, out=mine)
-            pair.Allreduce(MPI.IN_PLACE, mine)
+    def allreduce_of_three() -> None:
+        WORLD.Allreduce(MPI.IN_PLACE, mine)
 
     for turn in range(options["iterations"]):
-        for case in (leader, allreduce, weighted_allreduce):
+        for case in (leader, allreduce, allreduce_of_three):
             mine[:] = 1.0
             WORLD.Barrier()
             begin = time.perf_counter()
@@ -151,13 +186,19 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     return found
 
 
-CASES = {"unequal": unequal, "rate": rate, "waits": waits}
+CASES = {"unequal": unequal, "rhythm": rhythm, "rate": rate, "waits": waits}
 
 
-def sleeper(learner: Learner, seed: int, iterations: int, mean: float) -> None:
-    """Make the algorithm sleep an exponential time before each gradient; its draws are stratified over the run."""
-    strata = (np.random.default_rng(seed).permutation(iterations) + 0.5) / iterations
-    seconds = iter((-mean * np.log1p(-strata)).tolist())
+def exponential_times(iterations: int, mean: float) -> NDArray[np.float64]:
+    """Exponential times [iterations, nodes] of that mean, from a scrambled Sobol sequence: their means are close to the
+    law's although they are few."""
+    uniform = torch.quasirandom.SobolEngine(NODES, scramble=True, seed=0).draw(iterations, dtype=torch.float64)
+    return -mean * np.log1p(-uniform.numpy())
+
+
+def sleeper(learner: Learner, times: list[float]) -> None:
+    """Make the algorithm sleep before every second gradient, for the next of these times."""
+    seconds = itertools.cycle([value for one in times for value in (0.0, one)])
     evaluations = learner.algorithm.evaluations
 
     def wait(batch: Any, part: str) -> Any:
@@ -184,7 +225,9 @@ def main() -> None:
                 torch.set_flush_denormal(True)
                 learner = Learner.of(config, SPEC)
                 if case == "waits":
-                    sleeper(learner, WORLD.rank, options["iterations"], options["mean"])
+                    sleeper(
+                        learner, exponential_times(options["iterations"], options["mean"])[:, WORLD.rank - 1].tolist()
+                    )
                 return Exchange(learner)
 
             serve(WORLD, make, None, lambda: True)
@@ -195,9 +238,12 @@ def main() -> None:
             leader.close()
             print(json.dumps(found), flush=True)
     finally:
+        if groups:
+            groups[-1].leave()  # before the last message: the kernel needs a moment until a group is empty
         WORLD.barrier()
         for group in groups:
-            group.remove()
+            with contextlib.suppress(OSError):  # one that the kernel still holds: it is empty, and costs nothing
+                group.remove()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.config import Config, LearnerConfig, RunConfig
+from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.nodes import BalanceConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -37,4 +37,6 @@ def batch_of(spec: EnvSpec, rows: int, seed: int = 0) -> Transitions:
 def config_of(rows: int, hidden: list[int], nodes: int = 0, **balance: Any) -> Config:
     """Settings of a small DQN; `balance`: of its nodes."""
     learner = LearnerConfig(batch_size=rows, hidden=hidden, nodes=nodes, double=False, dueling="none", device="cpu")
-    return Config(run=RunConfig(), learner=learner, balance=BalanceConfig(**balance))
+    return Config(
+        run=RunConfig(), replay=ReplayConfig(samples_per_insert=0.0), learner=learner, balance=BalanceConfig(**balance)
+    )

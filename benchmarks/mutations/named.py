@@ -34,8 +34,8 @@ _NAMED = {
         ),
         (
             "lag is counted from the next version",
-            "self.source.versions(batch), self.state.policy_version)",
-            "self.source.versions(batch), self.state.policy_version + 1)",
+            "self.lag.consumed(self.source.versions(batch), self.state.policy_version,",
+            "self.lag.consumed(self.source.versions(batch), self.state.policy_version + 1,",
         ),
         ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
         ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
@@ -94,7 +94,7 @@ _NAMED = {
         ),
         (
             "a new version waits for the episode's end",
-            "elif self._by_step or self._resetting:",
+            "elif self._by_step or (self._wrote() if self._by_write else self._resetting):",
             "elif self._resetting:",
         ),
     ),
@@ -142,8 +142,8 @@ _NAMED = {
         ("an ended episode keeps its state", "held[places] = declared.initial", "pass"),
         (
             "the first vector acts for ever",
-            "if vector is not self._vector or len(observation) != self._count:",
-            "if self._vector is None or len(observation) != self._count:",
+            "if vector is not self._vector or count != self._count:",
+            "if self._vector is None or count != self._count:",
         ),
     ),
     "acting/choosers/epsilon_greedy.py": (
@@ -283,8 +283,8 @@ _NAMED = {
         ),
         (
             "discount is zero",
-            "return draw(learner.batch_size, self.selector, learner.discount)",
-            "return draw(learner.batch_size, self.selector, 0.0)",
+            "batch = draw(learner.batch_size, self.selector, learner.discount)",
+            "batch = draw(learner.batch_size, self.selector, 0.0)",
         ),
         ("beta stays", "start + min(1.0, progress) * (1.0 - start)", "start"),
     ),
@@ -303,7 +303,7 @@ _NAMED = {
         ),
     ),
     "distribution/plans/simulator.py": (
-        ("links receive many at once", "max(first_byte, self.down_free[target])", "first_byte"),
+        ("links receive many at once", "max(first_byte - ahead, self.down_free[target])", "first_byte - ahead"),
     ),
     "distribution/transport/shards.py": (
         (

@@ -23,6 +23,7 @@ class Chooser(Protocol):
 
     name: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]  # outputs of the acting model
+    settings: ClassVar[tuple[str, ...]]  # of its own, that rollout.by_rollout may set
 
     @staticmethod
     def columns(spec: EnvSpec) -> tuple[Column, ...]:

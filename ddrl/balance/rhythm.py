@@ -31,7 +31,8 @@ def values_in_a_rhythm(
     stretch = np.where(slow[:, None, None] & (np.arange(nodes) == 0), factor, 1.0)
     simulation = Simulation(replace(scenario, slow=scenario.slow * stretch))
     state, network = NodeState(scenario.cluster, FilterSettings()), ValueNetwork.load(SHIPPED)
-    observation, keep, values = simulation.blank(), np.zeros((1, nodes), np.int64), []
+    observation, keep = simulation.blank(), np.zeros((1, nodes), np.int64)
+    values: list[NDArray[np.float32]] = []
     for _ in range(iterations):
         state.update(observation)
         node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, 0, :, 0]

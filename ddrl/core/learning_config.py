@@ -18,7 +18,7 @@ class RolloutConfig:
     chooser: str = setting(
         "",
         "",
-        "How actions are chosen from what the network gives: epsilon_greedy, categorical, gaussian, or "
+        "How actions are chosen from what the network gives: epsilon_greedy, boltzmann, categorical, gaussian, or "
         "package.module:Class of your own; empty: the algorithm's own.",
         plugin="ddrl.acting.choosers",
     )
@@ -33,6 +33,13 @@ class RolloutConfig:
         "alpha in epsilon ** (1 + alpha i / (n - 1)) for rollout i of n (Horgan et al. 2018, eq. 1); "
         "0: the same for all.",
         ge=0,
+    )
+    by_rollout: list[dict[str, float]] = setting(
+        [],
+        "",
+        "A family of exploration policies: rollout i takes entry i modulo their number. exploration = f multiplies its "
+        "epsilon (the standard deviation of gaussian); every other name is a setting of the chooser, such as "
+        "boltzmann's temperature.",
     )
     refresh: str = setting(
         "step",
@@ -185,4 +192,11 @@ class LearnerConfig:
         "nodes",
         "Ranks of mpirun that compute gradients, each of its part of every batch; 0: the trainer computes them itself.",
         ge=0,
+    )
+    node_replay: str = setting(
+        "leader",
+        "",
+        "Whose replay the nodes learn from: leader, the trainer's, which sends the rows of each batch; own, each node "
+        "has one, which gets the rows of every N-th rollout.",
+        choices=("leader", "own"),
     )

@@ -27,7 +27,7 @@ enum class Reason : uint8_t { plays, filtered, not_targeted, at_cap, rate, theta
 
 // Columns of `ad` that a request sets; -1: the policy does not see them.
 struct AdColumns {
-    int ecpm, ctr, value, impressions, pace, cap;
+    int ecpm, ctr, value, impressions, pace, cap, late, need, rate;
 };
 
 struct AdTables {
@@ -83,7 +83,7 @@ public:
     AdQueue(AdTables tables, uint64_t seed) : t_(std::move(tables)), random_(seed) {
         const size_t slots = t_.contracts + t_.bids;
         for (size_t j = 0; j < t_.contracts; ++j) place_of_[t_.ids[j]] = static_cast<int>(j);
-        estimate_.resize(t_.contracts), due_.resize(t_.contracts);
+        estimate_.resize(t_.contracts), due_.resize(t_.contracts), rate_.resize(t_.contracts);
         queue_.resize(slots), playable_.resize(slots), origin_.resize(slots), value_.resize(slots), ctr_.resize(slots);
     }
 
@@ -192,11 +192,10 @@ private:
         const double *from = t_.curve + left * t_.contracts, *to = from + t_.contracts;
         for (size_t j = 0; j < t_.contracts; ++j) {
             due_[j] = (from[j] * (1 - part) + to[j] * part) * t_.demand[j];
-            estimate_[j] = t_.seen_billed[j];
-            if (!t_.own_counts) continue;
-            const double rate =
+            rate_[j] =
                 (t_.seen_billed[j] + PRIOR_IMPRESSIONS * t_.billed_rate[j]) / (t_.seen_shown[j] + PRIOR_IMPRESSIONS);
-            estimate_[j] += rate * (t_.shown[j] - t_.seen_shown[j]);
+            estimate_[j] = t_.seen_billed[j];
+            if (t_.own_counts) estimate_[j] += rate_[j] * (t_.shown[j] - t_.seen_shown[j]);
         }
     }
 
@@ -232,6 +231,10 @@ private:
         set(row, at.impressions, estimate_[j] / std::max(t_.demand[j], 1.0));
         set(row, at.pace, std::min(estimate_[j] / std::max(due_[j], 1.0), MAX_PACE));
         set(row, at.cap, 1 - t_.shown[j] / std::max(t_.limit[j], 1.0));
+        const double demand = t_.demand[j], left = std::max(demand - due_[j], 0.02 * demand + 1e-9);
+        set(row, at.late, 100 * (due_[j] - estimate_[j]) / std::max(demand, 1.0));
+        set(row, at.need, std::clamp((demand - estimate_[j]) / left, 0.0, MAX_PACE));
+        set(row, at.rate, rate_[j] / std::max(t_.billed_rate[j], 1e-6));
         out.ad_id[j] = static_cast<int32_t>(t_.ids[j]);
         out.prior[j] = t_.prior[j];
     }
@@ -294,7 +297,7 @@ private:
     AdTables t_;
     replay::Random random_;
     std::unordered_map<int64_t, int> place_of_;
-    std::vector<double> estimate_, due_, value_, ctr_;
+    std::vector<double> estimate_, due_, rate_, value_, ctr_;
     std::vector<char> queue_, playable_;  // by slot: stands in the queue; may be shown
     std::vector<int> origin_, standing_bids_;
     std::vector<Reason> reasons_;

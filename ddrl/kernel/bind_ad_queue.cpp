@@ -53,7 +53,8 @@ AdTables tables_of(const nb::dict& tables, const nb::dict& sizes) {
     t.rows = array<const float>(tables, "rows", count * t.fields);
     t.bid_row = array<const float>(tables, "bid_row", t.fields);
     t.traffic_rows = array<const float>(tables, "traffic_rows", t.cells * t.traffic_size);
-    t.columns = {column("ecpm"), column("ctr"), column("value"), column("impressions"), column("pace"), column("cap")};
+    t.columns = {column("ecpm"), column("ctr"),  column("value"), column("impressions"), column("pace"),
+                 column("cap"),  column("late"), column("need"),  column("rate")};
     t.click_value = nb::cast<double>(sizes["click_value"]);
     t.own_counts = nb::cast<bool>(sizes["own_counts"]);
     t.support = static_cast<ddrl::Support>(nb::cast<int>(sizes["support"]));

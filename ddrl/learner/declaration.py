@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from ddrl.acting.chooser import chooser_class
+from ddrl.acting.chooser import Chooser, chooser_class
 from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
@@ -32,6 +33,7 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
     name = config.rollout.chooser or declaration.chooser
     chooser = chooser_class(name)
     chooser(spec, 1, 0, declaration.settings)  # refuses actions that it cannot choose
+    _check_family(config.rollout.by_rollout, chooser, declaration.settings, spec)
     columns = {column.name: column for column in declaration.columns}
     for column in chooser.columns(spec):
         columns.setdefault(column.name, column)
@@ -40,6 +42,21 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
             state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
             columns.setdefault(declared.name, state)
     return replace(declaration, chooser=name, columns=tuple(columns.values()))
+
+
+def _check_family(
+    family: list[dict[str, float]], chooser: type[Chooser], settings: dict[str, Any], spec: EnvSpec
+) -> None:
+    for index, entry in enumerate(family):
+        names = ("exploration", *getattr(chooser, "settings", ()))
+        if unknown := sorted(entry.keys() - set(names)):
+            raise ConfigError(
+                f"rollout.by_rollout, entry {index}: {chooser.name} has no setting {unknown[0]}; it has "
+                f"{', '.join(names)}"
+            )
+        if not 0.0 <= entry.get("exploration", 1.0) < math.inf:
+            raise ConfigError(f"rollout.by_rollout, entry {index}: exploration is a factor, 0 or more")
+        chooser(spec, 1, 0, {**settings, **entry})
 
 
 def require_discrete(spec: EnvSpec, name: str) -> None:

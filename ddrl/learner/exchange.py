@@ -90,8 +90,8 @@ class Exchange:
         figures: Mapping[str, float],
         batch: Any = None,
     ) -> Gradient:
-        """The gradient sum_i weights_i vectors_i, in this order, on the learner's device."""
-        total = weighted_sum([self.learner.pieces(part, torch.from_numpy(vector)) for vector in vectors], weights)
+        """The gradient sum_i weights_i vectors_i of weights that sum to 1, in this order, on the learner's device."""
+        total = weighted_mean([self.learner.pieces(part, torch.from_numpy(vector)) for vector in vectors], weights)
         device = self.learner.device
         return Gradient(
             part,
@@ -108,14 +108,14 @@ class Exchange:
         return self.learner.parts[part].vectors()[kind]
 
 
-def weighted_sum(terms: Sequence[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:
-    """sum_i weights_i terms_i, of lists of tensors of equal shapes, in this order. The first term's memory holds the
-    result."""
-    total = terms[0]
-    torch._foreach_mul_(total, weights[0])
+def weighted_mean(terms: Sequence[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:
+    """sum_i weights_i terms_i / sum_i weights_i, of lists of tensors of equal shapes, in this order: one pass over
+    memory for each term but the first, whose memory holds the result."""
+    mean, share = terms[0], weights[0]
     for term, weight in zip(terms[1:], weights[1:], strict=True):
-        torch._foreach_add_(total, term, alpha=weight)
-    return total
+        share += weight
+        torch._foreach_lerp_(mean, term, weight / share)
+    return mean
 
 
 def node_device(name: str, place: int) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithms.td3 import QUEUE as AXIS
 
+MARGIN = 0.02  # how far the range of the sigmoid reaches beyond the bounds, as a share of their distance
 PRIOR = "prior"  # the array [queue] of actions that a policy departs from
 
 
@@ -59,59 +60,91 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (x * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
 
-class QueueActor(nn.Module):
-    """The action of the first places of the queue: low + (high - low) sigmoid(f + logit of the prior's share), or of
-    1/2 where there is no prior. f begins as 0, so that an actor begins as the prior."""
+class Bounds(nn.Module):
+    """The bounds of the actions, and where between them the prior lies."""
 
     low: torch.Tensor
     width: torch.Tensor
 
-    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self.queue = Queue(spec, hidden)
-        self.head = nn.Linear(hidden[-1], 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
         self._has_prior = PRIOR in spec.observation.arrays
         low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
         self.register_buffer("low", low)
         self.register_buffer("width", high - low)
 
+    def share(self, action: torch.Tensor) -> torch.Tensor:
+        """Where between the bounds an action [B, actions] lies, in [0, 1]."""
+        return (action - self.low) / self.width
+
+    def prior(self, observation: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The prior's share [B, actions]; 1/2 where there is no prior."""
+        size = self.low.shape[0]
+        if not self._has_prior:
+            return 0.5 * torch.ones_like(observation[f"{AXIS}_mask"][:, :size], dtype=torch.float32)
+        return self.share(observation[PRIOR][:, :size]).clamp(0.0, 1.0)
+
+
+def logit(share: torch.Tensor) -> torch.Tensor:
+    """log(p / (1 - p)) of p = (share + MARGIN) / (1 + 2 MARGIN): finite at both bounds."""
+    p = (share + MARGIN) / (1 + 2 * MARGIN)
+    return torch.log(p) - torch.log1p(-p)
+
+
+def share_of(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of `logit`, within [0, 1]. The gradient is that of the sigmoid beyond the bounds too, so that an
+    action at a bound can leave it."""
+    share = (1 + 2 * MARGIN) * torch.sigmoid(x) - MARGIN
+    return share + (share.clamp(0.0, 1.0) - share).detach()
+
+
+def by_place(mask: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+    """Inputs [B, actions] of the first places as one [B, Q, inputs], 0 for the places that no action is about."""
+    given = torch.stack(inputs, 2)
+    rest = mask.shape[1] - given.shape[1]
+    return torch.nn.functional.pad(given, (0, 0, 0, rest)) if rest else given
+
+
+class QueueActor(nn.Module):
+    """The action of the first places of the queue: low + (high - low) share_of(f + logit of the prior). f
+    begins as 0, so that an actor begins as the prior."""
+
+    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+        super().__init__()
+        self.queue, self.bounds = Queue(spec, hidden, extra=1), Bounds(spec)
+        self.head = nn.Linear(hidden[-1], 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
     def forward(self, observation: Mapping[str, torch.Tensor], noise: torch.Tensor | None = None) -> torch.Tensor:
         """[B, actions]; with `noise` [B, actions], in units of half the bounds' distance, added and clipped."""
-        size = self.low.shape[0]
-        f = self.head(self.queue(observation)[0])[:, :size, 0]
-        if self._has_prior:
-            share = ((observation[PRIOR][:, :size] - self.low) / self.width).clamp(0.02, 0.98)
-            f = f + torch.log(share) - torch.log1p(-share)
-        action = self.low + self.width * torch.sigmoid(f)
+        bounds = self.bounds
+        begin = logit(bounds.prior(observation))
+        x, _ = self.queue(observation, by_place(observation[f"{AXIS}_mask"], 0.5 * begin))
+        action = bounds.low + bounds.width * share_of(self.head(x)[:, : begin.shape[1], 0] + begin)
         if noise is not None:
-            action = torch.minimum(torch.maximum(action + 0.5 * self.width * noise, self.low), self.low + self.width)
+            moved = action + 0.5 * bounds.width * noise
+            action = torch.minimum(torch.maximum(moved, bounds.low), bounds.low + bounds.width)
         return action
 
 
 class QueueCritic(nn.Module):
-    """`outputs` numbers of (state, action): [B, 1, outputs], or [B, actions, outputs] where rewards are by place."""
+    """`outputs` numbers of (state, action): [B, 1, outputs], or [B, actions, outputs] where rewards are by place.
 
-    low: torch.Tensor
-    width: torch.Tensor
+    It sees each action as a share of the bounds' distance, and as its departure from the prior: what a departure is
+    worth is small beside what the prior says of the state."""
 
     def __init__(self, spec: EnvSpec, hidden: list[int], outputs: int) -> None:
         super().__init__()
-        self.queue = Queue(spec, hidden, extra=1)
+        self.queue, self.bounds = Queue(spec, hidden, extra=3), Bounds(spec)
         self._by_place = bool(spec.reward_shape)
         self.head = nn.Sequential(nn.Linear(hidden[-1], hidden[-1]), nn.ReLU(), nn.Linear(hidden[-1], outputs))
-        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
-        self.register_buffer("low", low)
-        self.register_buffer("width", high - low)
 
     def forward(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        share = (action - self.low) / self.width
-        rest = observation[f"{AXIS}_mask"].shape[1] - share.shape[1]
-        if rest:
-            share = torch.nn.functional.pad(share, (0, rest))
-        x, mask = self.queue(observation, share.unsqueeze(2))
+        share, begin = self.bounds.share(action), self.bounds.prior(observation)
+        extra = by_place(observation[f"{AXIS}_mask"], share, 3 * (share - begin), 0.5 * logit(begin))
+        x, mask = self.queue(observation, extra)
         if self._by_place:
             return self.head(x[:, : action.shape[1]])
         return self.head(masked_mean(x, mask)).unsqueeze(1)

@@ -23,7 +23,7 @@ from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import EnvStep, VectorEnv
-from ddrl.rollout.exploration import epsilon_of
+from ddrl.rollout.exploration import chooser_settings, epsilon_of
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
@@ -73,7 +73,8 @@ class RolloutWorker:
         self._policy, self._reader, self._writer, self._board, self._config = policy, reader, writer, board, config
         self._place = place
         self._chooser_class = chooser_class(policy.model.chooser)
-        self._chooser_class(env.spec, 1, 0, policy.model.settings)  # refuses actions that it cannot choose
+        self._chooser_settings = {**policy.model.settings, **chooser_settings(config, place.index)}
+        self._chooser_class(env.spec, 1, 0, self._chooser_settings)  # refuses actions that it cannot choose
         self._stateful = bool(policy.model.inputs)
         chosen = {column.name for column in (*self._chooser_class.columns(env.spec), *env.spec.columns)}
         recorded = {column.name for column in writer.schema.further} - chosen
@@ -132,7 +133,7 @@ class RolloutWorker:
     def _begin(self, seed: int) -> NDArray[Any]:
         env_seed, choice_seed = np.random.SeedSequence(seed).generate_state(2)
         n = self.env.num_envs
-        self._chooser = self._chooser_class(self.env.spec, n, int(choice_seed), self._policy.model.settings)
+        self._chooser = self._chooser_class(self.env.spec, n, int(choice_seed), self._chooser_settings)
         self._observation = observation = self.env.reset(int(env_seed))
         self._writer.cut()
         if self._stateful:

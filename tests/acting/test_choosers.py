@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddrl.acting.chooser import chooser_class
+from ddrl.acting.choosers.boltzmann import Boltzmann
 from ddrl.acting.choosers.categorical import Categorical
 from ddrl.acting.choosers.epsilon_greedy import BLOCK, EpsilonGreedy
 from ddrl.acting.choosers.gaussian import Gaussian
@@ -54,6 +55,21 @@ def test_the_same_seed_gives_the_same_choices_and_they_belong_to_the_caller() ->
             one, two = (chooser.random(SEEN)[0] for chooser in (first, second))
         np.testing.assert_array_equal(one, two)
         one += 7  # must not reach the numbers drawn ahead
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_boltzmann_draws_from_the_softmax_of_the_values_and_epsilon_from_all_alike(temperature: float) -> None:
+    q, count = np.array([0.0, 1.0, 2.0], np.float32), 20_000
+    chooser = Boltzmann(discrete(3), count, 3, {"temperature": temperature})
+    outputs = {"q": np.tile(q, (count, 1))}
+    law = np.exp(q / temperature) / np.exp(q / temperature).sum()
+    for epsilon in (0.0, 0.5):
+        wanted = epsilon / 3 + (1 - epsilon) * law
+        counts = np.bincount(chooser.choose(outputs, SEEN, epsilon)[0], minlength=3)
+        assert ((counts - count * wanted) ** 2 / (count * wanted)).sum() < 18  # chi-square, 2 degrees, p = 1e-4
+    assert set(chooser.greedy(outputs)) == {2}
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        Boltzmann(discrete(3), 1, 0, {"temperature": 0.0})
 
 
 def test_categorical_actions_have_the_probabilities_that_are_recorded() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import describe
 from ddrl.learner.adam import Adam
@@ -275,3 +276,19 @@ def test_only_what_may_draw_random_numbers_pays_for_a_state_of_its_own() -> None
     assert torch.equal(torch.get_rng_state(), before)
     for module in (nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), Normalized(VECTOR)):
         assert learner_of(LearnerConfig(), module=module)._draws
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("[{},{temperature=2.0}]", "entry 1: epsilon_greedy has no setting temperature; it has exploration"),
+        ("[{exploration=-1.0}]", "entry 0: exploration is a factor"),
+    ],
+)
+def test_a_family_of_policies_that_the_chooser_cannot_have_is_refused(family: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        describe(load_config(overrides=[f"rollout.by_rollout={family}"]), EnvSpec("E", ArraySpec((4,), "float32"), 2))
+    boltzmann = ["rollout.chooser=boltzmann", "rollout.by_rollout=[{temperature=2.0}]"]
+    assert (
+        describe(load_config(overrides=boltzmann), EnvSpec("E", ArraySpec((4,), "float32"), 2)).chooser == "boltzmann"
+    )

@@ -11,7 +11,7 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
-from ddrl.learner.exchange import Exchange, weighted_sum
+from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.replay.batches import Sequences
 from ddrl.run.nodes.messages import Rows, arrays_of, cut, join, pack, rows_of, unpack
 from tests.learner import continuous_cases, learner_cases
@@ -66,7 +66,7 @@ def parts_of(batch, sizes=SIZES):
 
 
 @pytest.mark.parametrize("algorithm", [*DISCRETE, *CONTINUOUS, "r2d2", "noisy"])
-def test_the_weighted_sum_of_the_parts_is_the_gradient_of_the_whole(algorithm):
+def test_the_weighted_mean_of_the_parts_is_the_gradient_of_the_whole(algorithm):
     learner, batch = case(algorithm)
     exchange = Exchange(learner)
     for part in learner.parts:
@@ -99,7 +99,7 @@ def test_in_float64_the_sum_is_the_whole_to_twelve_digits():
         return list(torch.autograd.grad(loss, list(network.parameters())))
 
     whole = gradient(slice(None))
-    total = weighted_sum(
+    total = weighted_mean(
         [gradient(slice(0, 3)), gradient(slice(3, 50)), gradient(slice(50, 64))], [3 / 64, 47 / 64, 14 / 64]
     )
     error = sum((mine - one).square().sum() for mine, one in zip(total, whole, strict=True)).sqrt()

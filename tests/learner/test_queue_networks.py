@@ -67,7 +67,7 @@ def test_permuting_the_queue_permutes_the_actions_and_leaves_the_value() -> None
     assert isinstance(actor, QueueActor)
     action = actor(given)
     torch.testing.assert_close(actor(permuted(given, order)), action[:, order])
-    assert ((action > 0) & (action < 8)).all()
+    assert ((action >= 0) & (action <= 8)).all()
     critics = make_critics(spec(), [16, 16], count=2, outputs=7)
     assert isinstance(critics, QueueCritics)
     value = critics(given, action)
@@ -89,10 +89,23 @@ def test_ads_outside_the_mask_change_nothing_for_the_others() -> None:
 def test_an_actor_begins_as_its_prior_or_in_the_middle() -> None:
     given = observation()
     actor = make_actor(spec(), [16])
-    torch.testing.assert_close(actor(given), given["prior"].clamp(0.16, 7.84))
-    assert (make_actor(spec(prior=False), [16])(given) == 4.0).all()
+    given["prior"][0, 0], given["prior"][1, 0] = 8.0, 0.0
+    torch.testing.assert_close(actor(given), given["prior"])
+    torch.testing.assert_close(make_actor(spec(prior=False), [16])(given), torch.full((6, QUEUE), 4.0))
     noise = torch.full((6, QUEUE), 9.0)
     assert (actor(given, noise) == 8.0).all()
+
+
+@pytest.mark.parametrize("bound", [0.0, 8.0])
+def test_an_action_at_a_bound_can_leave_it(bound: float) -> None:
+    given = observation() | {"prior": torch.full((6, QUEUE), bound)}
+    actor = make_actor(spec(), [16])
+    with torch.no_grad():
+        actor.head.bias.fill_(1.0 if bound else -1.0)  # beyond the bound
+    action = actor(given)
+    torch.testing.assert_close(action, torch.full((6, QUEUE), bound))
+    (slope,) = torch.autograd.grad(action.sum(), actor.head.bias)
+    assert slope > 0
 
 
 def test_the_value_depends_on_the_action_of_each_place_and_its_gradient_reaches_the_actor() -> None:

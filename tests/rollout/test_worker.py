@@ -185,6 +185,17 @@ def test_the_published_epsilon_is_spread_over_the_rollouts(index: int, epsilon: 
     assert job.figures()["epsilon"] == pytest.approx(epsilon)
 
 
+def test_a_rollout_of_a_family_chooses_by_its_own_entry() -> None:
+    family = [{}, {"exploration": 0.0}]
+    for index, share in ((0, 0.25), (1, 0.0)):  # half the random actions of two are the best one
+        job = Job(RolloutConfig(warmup_steps=0, by_rollout=family), index=index, count=2)
+        vector = job.publish(1, epsilon=0.5)
+        rows = job.play(400)
+        rows = rows[rows["kind"] == RowKind.STEP]
+        other = np.mean(rows["action"] != mlp_values(job.layout, vector, rows["state"]).argmax(axis=1))
+        assert other == pytest.approx(share, abs=0.06 if share else 0.0)
+
+
 def test_an_action_computed_from_a_slot_that_was_taken_meanwhile_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

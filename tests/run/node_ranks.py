@@ -13,12 +13,16 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from ddrl.core.config import Config, LearnerConfig, RunConfig
-from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.core.algorithm import Experience
+from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig, RunConfig
+from ddrl.core.errors import CheckpointError, ConfigError, JobFailed
 from ddrl.core.nodes import BalanceConfig
+from ddrl.core.rows import row_schema
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange
 from ddrl.run.nodes.leader import Leader
+from ddrl.run.nodes.messages import Rows, arrays_of
+from ddrl.run.nodes.replays import NodeReplays, OwnReplay
 from ddrl.run.nodes.worker import serve
 from tests.learner import continuous_cases, learner_cases
 from tests.sources import check_sources
@@ -32,10 +36,12 @@ SLOW = NODES  # rank of the node that waits
 BATCH = 24
 
 
-def setup(algorithm="dqn", **balance):
+def setup(algorithm="dqn", node_replay="leader", **balance):
     options = {"algorithm": algorithm, "nodes": NODES, "batch_size": BATCH, "hidden": [16], "target_period": 2}
-    learner = LearnerConfig(max_grad_norm=1e6, **options)
-    return Config(run=RunConfig(seed=2), learner=learner, balance=BalanceConfig(**balance))
+    learner = LearnerConfig(max_grad_norm=1e6, node_replay=node_replay, **options)
+    replay = ReplayConfig(capacity=3000, min_size=100, n_step=1, samples_per_insert=1.0, samples_tolerance=1000.0)
+    env, run = EnvConfig(num_envs=2), RunConfig(seed=2)
+    return Config(run=run, env=env, replay=replay, learner=learner, balance=BalanceConfig(**balance))
 
 
 def spec(config):
@@ -189,6 +195,95 @@ def capped(leader, learner, config, gate):
     return sizes
 
 
+class WatchedReplay(OwnReplay):
+    """Keeps what each task learned from."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.seen = []
+
+    def rows(self, task):
+        rows = super().rows(task)
+        self.seen.append({name: array.copy() for name, array in arrays_of(rows).items()})
+        return rows
+
+
+def lanes_rows(config, steps=40):
+    """Rows of four lanes with two environments each; the first number of a state, and the version, is the stream."""
+    schema, draw = row_schema(spec(config)), np.random.default_rng(3)
+    rows = np.zeros(8 * steps, schema.dtype)
+    rows["state"] = draw.standard_normal(rows["state"].shape)
+    rows["reward"] = draw.standard_normal(rows["reward"].shape)
+    if spec(config).discrete:
+        rows["action"] = draw.integers(0, 3, len(rows))
+    rows["stream"], rows["step"] = np.tile(np.arange(8), steps), np.repeat(np.arange(steps), 8)
+    rows["policy_version"] = rows["state"].reshape(len(rows), -1)[:, 0] = rows["stream"]
+    return rows
+
+
+def own(leader, learner, config, gate):
+    """Nodes with a replay each: what every gradient was computed with, and what the leader counts."""
+    replays, exchange, steps = leader._replays, Exchange(learner), []
+    before = replays.ready()
+    recorded = replays.record(lanes_rows(config), 7)
+    until(leader, replays.ready)
+    for _ in range(4):
+        batch = replays.sample()
+        for part in learner.parts:
+            updates = [one.updates for one in learner.parts.values()]
+            vectors = {name: exchange.vector(name).copy() for name in exchange.versions()}
+            mine = leader.gradient(batch, part)
+            if mine is None:
+                continue
+            flat = torch.cat([piece.flatten() for piece in mine.vectors]).clone()
+            steps.append((part, updates, vectors, flat, mine.batch))
+            learner.apply(mine)
+        replays.learned(batch, None)
+    replays.cut()
+    figures, state = replays.figures(), replays.state()
+    versions = batch.policy_version.tolist()
+    return {
+        "steps": steps,
+        "versions": versions,
+        "counted": [before, recorded, figures["replay_size"], state["samples"]],
+    }
+
+
+def compare(found, seen, config):
+    """Relative errors of the gradients of `own` beside one learner's, over the rows that the nodes drew."""
+    alone, errors = Learner.of(config, spec(config)), []
+    exchange = Exchange(alone)
+    for index, (part, updates, vectors, flat, batch) in enumerate(found.pop("steps")):
+        for name, vector in vectors.items():
+            exchange.set_vector(name, vector)
+        exchange.set_updates(updates)
+        alone.seed(int(np.random.SeedSequence([2, *updates, *part.encode()]).generate_state(1)[0]))
+        arrays = {name: np.concatenate([node[index][name] for node in seen]) for name in seen[0][index]}
+        whole = alone.gradient(Rows(arrays, (0, BATCH)), part)
+        expected = torch.cat([piece.flatten() for piece in whole.vectors])
+        errors.append(float(torch.linalg.norm(flat - expected) / torch.linalg.norm(expected)))
+        assert batch is None
+    states = [np.concatenate([one["s_tm1"][:, 0] for one in node]) for node in seen]
+    found["streams"] = [sorted({int(value) for value in node}) for node in states]
+    found["versions_drawn"] = [int(value) for node in seen for value in node[-1]["policy_version"]]
+    return {**found, "errors": errors}
+
+
+def own_left(leader, learner, config, gate):
+    """A node with a replay fails."""
+    replays = leader._replays
+    replays.record(lanes_rows(config), 7)
+    until(leader, replays.ready)
+    said = []
+    for doing in (lambda: leader.gradient(replays.sample(), "value"), lambda: replays.save(FOLDER)):
+        try:
+            doing()
+        except (JobFailed, CheckpointError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    until(leader, lambda: len(leader._free()) == len(leader.nodes))
+    return said
+
+
 K = {"first": 2, "sizer": "equal"}
 CASES = {
     "exact dqn": (exact, setup(), ""),
@@ -201,6 +296,9 @@ CASES = {
     "foreign": (foreign, setup(), "foreign"),
     "nobody": (nobody, setup(), "all fail"),
     "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),
+    "own dqn": (own, setup(node_replay="own"), ""),
+    "own td3": (own, setup("td3", node_replay="own"), ""),
+    "own left": (own_left, setup(node_replay="own"), "slow fails"),
 }
 
 
@@ -211,15 +309,20 @@ def node_exchange(name, config, kind):
     learner = Learner.of(settings, spec(config))
     if kind == "gate" and WORLD.rank == SLOW:
         gated(learner, name.replace(" ", "_"))
-    if kind == "all fail" or (kind == "fail" and WORLD.rank == SLOW):
+    if kind == "all fail" or (kind in ("fail", "slow fails") and WORLD.rank == SLOW):
 
         def fail(batch, part, evaluations=learner.algorithm.evaluations):
-            if learner.algorithm.updates == 1 or kind == "all fail":
+            if learner.algorithm.updates == 1 or kind in ("all fail", "slow fails"):
                 raise MemoryError("no memory left")
             return evaluations(batch, part)
 
         learner.algorithm.evaluations = fail
     return Exchange(learner)
+
+
+def of_replays(config):
+    """What replays are made of."""
+    return config, row_schema(spec(config)), Experience()
 
 
 def main():
@@ -230,14 +333,17 @@ def main():
         if WORLD.rank == 0:
             notes = []
             learner = Learner.of(config, spec(config))
-            leader = Leader(comm, Exchange(learner), config, note=notes.append)
+            replays = NodeReplays(*of_replays(config)) if config.learner.node_replay == "own" else None
+            leader = Leader(comm, Exchange(learner), config, note=notes.append, replays=replays)
             gate = lambda at, name=name: (FOLDER / f"{name.replace(' ', '_')}-{at}").touch()  # noqa: E731
             found = case(leader, learner, config, gate)
             leader.close()
             results[name] = {"found": found, "notes": notes}
             everyone = comm.gather(None)
             if case is exact:
-                results[name]["nodes"] = everyone[1:]
+                results[name]["nodes"] = [node["vectors"] for node in everyone[1:]]
+            if case is own:
+                results[name]["found"] = compare(found, [node["seen"] for node in everyone[1:]], config)
         else:
             made = []
 
@@ -245,8 +351,15 @@ def main():
                 made.append(node_exchange(name, config, kind))
                 return made[0]
 
-            serve(comm, make, None, lambda: True)
-            comm.gather(digests(made[0].learner))
+            replays = []
+
+            def make_replay(config=config, replays=replays):
+                replays.append(WatchedReplay(*of_replays(config), WORLD.rank - 1))
+                return replays[0]
+
+            own_replay = config.learner.node_replay == "own"
+            serve(comm, make, None, lambda: True, make_replay if own_replay else None)
+            comm.gather({"vectors": digests(made[0].learner), "seen": replays[0].seen if replays else []})
     if WORLD.rank == 0:
         print(json.dumps(results), flush=True)
 

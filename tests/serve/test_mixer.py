@@ -42,10 +42,13 @@ def _as_request(env: Any, request_id: int) -> DisplayRequest:
 def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, billed: float) -> None:
     kwargs = SMALL | {"mode": mode, "billed": billed, "requests": 300, "seed": 5}
     if mode == "bonuses":
-        kwargs |= {"prior": "demand", "ad_fields": ["ad_id", "kind", "pace", "cap", "penalty", "impressions"]}
+        kwargs |= {
+            "prior": "demand",
+            "ad_fields": ["ad_id", "kind", "pace", "cap", "penalty", "impressions", "late", "need", "rate"],
+        }
     env = generated(1, **kwargs)
     book = make_book(env_config(**kwargs))
-    weights = {"value": 1.0, "pace": -1.5, "cap": 2.0, "penalty": 0.5, "impressions": 0.3}
+    weights = {"value": 1.0, "pace": -1.5, "cap": 2.0, "penalty": 0.5, "impressions": 0.3, "late": 0.1}
     weights = {name: weight for name, weight in weights.items() if name in book.fields}
     policy = linear_policy(book, **weights)
     mixer = Mixer(book, policy)

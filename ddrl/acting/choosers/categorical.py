@@ -20,6 +20,7 @@ class Categorical:
 
     name = "categorical"
     reads = ("logits",)
+    settings: tuple[str, ...] = ()
 
     @staticmethod
     def columns(spec: EnvSpec) -> tuple[Column, ...]:

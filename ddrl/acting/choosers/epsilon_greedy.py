@@ -21,6 +21,7 @@ class EpsilonGreedy:
 
     name = "epsilon_greedy"
     reads = ("q",)
+    settings: tuple[str, ...] = ()
 
     @staticmethod
     def columns(spec: EnvSpec) -> tuple[Column, ...]:

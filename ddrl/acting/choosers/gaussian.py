@@ -25,6 +25,7 @@ class Gaussian:
 
     name = "gaussian"
     reads = ("mean", "log_std")
+    settings: tuple[str, ...] = ()
     optional = ("log_std",)
 
     @staticmethod

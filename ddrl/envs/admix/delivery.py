@@ -6,6 +6,8 @@ baselines see `seen_*` and `estimate`; only the reward uses `billed`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,11 +58,38 @@ class Delivery:
         self.seen_shown[rows, matured[rows] >> 1] += 1
         self.seen_billed[rows, matured[rows] >> 1] += matured[rows] & 1
 
+    def show_block(self, contract: NDArray[np.int64], billed: NDArray[np.bool_], moving: NDArray[np.bool_]) -> None:
+        """As `show` for k requests [n, k] of each environment `moving`, with a delay at most `delay` at once."""
+        count = contract.shape[1]
+        assert not self.delay or count <= self.delay
+        contract = np.where(moving[:, None], contract, -1)
+        self._add(self.shown, contract, contract >= 0)
+        self._add(self.billed, contract, billed & (contract >= 0))
+        event = np.where(contract >= 0, 2 * contract + billed, -1)
+        if self.delay:
+            slots = (self._at[:, None] + np.arange(count)) % self.delay
+            matured = np.where(moving[:, None], self._queue[self._all[:, None], slots], -1)
+            self._queue[self._all[moving, None], slots[moving]] = event[moving]
+            self._at += count * moving
+        else:
+            matured = event
+        self._add(self.seen_shown, matured >> 1, matured >= 0)
+        self._add(self.seen_billed, matured >> 1, (matured >= 0) & (matured & 1 == 1))
+
+    def _add(self, counts: NDArray[np.float64], contract: NDArray[Any], counted: NDArray[np.bool_]) -> None:
+        rows, columns = np.nonzero(counted)
+        places = rows * self.shape[1] + contract[rows, columns]
+        counts += np.bincount(places, minlength=counts.size).reshape(self.shape)
+
+    @property
+    def rate(self) -> NDArray[np.float64]:
+        """Billed rate by what is known now, with the past rate as a prior [n, C]."""
+        return estimate_rate(self.seen_billed, self.seen_shown, self._past_rate)
+
     @property
     def estimate(self) -> NDArray[np.float64]:
         """Billed impressions by what is known now [n, C]; where own counts are known, with those under way at the
         estimated rate."""
         if not self.own_counts:
             return self.seen_billed
-        rate = estimate_rate(self.seen_billed, self.seen_shown, self._past_rate)
-        return self.seen_billed + rate * (self.shown - self.seen_shown)
+        return self.seen_billed + self.rate * (self.shown - self.seen_shown)

@@ -80,9 +80,16 @@ class Feed:
         if not self.has_request[env]:
             raise EnvError("admix: a day without requests cannot be played; raise market.requests, or check the log")
 
-    def advance(self, moving: NDArray[np.bool_]) -> None:
-        """The environments `moving` [n] go to their next request; `has_request` is False where the day is over."""
-        self._place += moving
+    def block(self, moving: NDArray[np.bool_], most: int) -> dict[str, NDArray[Any]]:
+        """The next requests [n, k, ...] of the environments `moving`, which have one: k is at most `most`, and as many
+        as all of them have here."""
+        count = min(most, int((self._end - self._place)[moving].min()))
+        places = np.minimum(self._place[:, None] + np.arange(count), PIECE - 1)
+        return {name: buffer[self._all[:, None], places] for name, buffer in self._buffers.items()}
+
+    def advance(self, moving: NDArray[np.bool_], count: int = 1) -> None:
+        """The environments `moving` [n] go on by `count` requests; `has_request` is False where the day is over."""
+        self._place += count * moving
         for env in np.flatnonzero(self._place >= self._end):
             if moving[env]:
                 self._refill(int(env))

@@ -14,6 +14,7 @@ from ddrl.core.fields import check_ranges, setting
 AD_FIELDS = (
     "ad_id", "slot_id", "kind", "ecpm", "ctr", "value", "impressions", "required", "pace", "cap", "penalty", "theta",
 )  # fmt: skip
+FURTHER_AD_FIELDS = ("late", "need", "rate")  # of contracts, where ad_fields names them
 OVERALL_FIELDS = ("shortfall", "contract_ctr", "bidding_ctr", "payment", "time")
 TRAFFIC_FIELDS = ("region", "gender", "age")
 
@@ -134,7 +135,9 @@ class PlayConfig:
     episode_windows: int = setting(0, "windows", "Length of an episode; 0: a whole day.", ge=0)
     first_window: int = setting(0, "windows", "Where in the day an episode begins; what came before is left out.", ge=0)
     last_window: int = setting(0, "windows", "Where an episode ends, and the next day begins; 0: the day's end.", ge=0)
-    ad_fields: tuple[str, ...] = setting(AD_FIELDS, "", "What is said of each ad of the queue.")
+    ad_fields: tuple[str, ...] = setting(
+        AD_FIELDS, "", "What is said of each ad of the queue; late, need and rate only where named."
+    )
     overall_fields: tuple[str, ...] = setting(OVERALL_FIELDS, "", "What is said of the whole play so far.")
     traffic_fields: tuple[str, ...] = setting(TRAFFIC_FIELDS, "", "What is said of the visitor, one-hot each.")
 
@@ -159,7 +162,7 @@ class PlayConfig:
                 "play.shuffle has no effect in mode bonuses: its actions are by contract; set it to false"
             )
         for name, known in (
-            ("ad_fields", AD_FIELDS),
+            ("ad_fields", AD_FIELDS + FURTHER_AD_FIELDS),
             ("overall_fields", OVERALL_FIELDS),
             ("traffic_fields", TRAFFIC_FIELDS),
         ):

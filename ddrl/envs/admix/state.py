@@ -124,6 +124,13 @@ class StateWriter:
                 ads[...] = np.minimum(estimate / np.maximum(due, 1), MAX_PACE)
             elif name == "cap":
                 ads[...] = 1 - delivery.shown / np.maximum(self.contracts.cap, 1)
+            elif name == "late":
+                ads[...] = 100 * (due - estimate) / np.maximum(self.contracts.demand, 1)
+            elif name == "need":
+                demand = self.contracts.demand
+                ads[...] = np.clip((demand - estimate) / np.maximum(demand - due, 0.02 * demand + 1e-9), 0, MAX_PACE)
+            elif name == "rate":
+                ads[...] = delivery.rate / np.maximum(self.contracts.billed_rate, 1e-6)
         for index, name in enumerate(self._overall_fields):
             state["overall"][:, index] = overall[name]
         if self._traffic_fields:

@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep
+from ddrl.envs.admix.block import play_block
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Days, Feed, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
+from ddrl.envs.admix.tally import Tally
 
 
 class AdmixVectorEnv:
@@ -58,8 +60,13 @@ class AdmixVectorEnv:
         self._all = np.arange(count)
         self.rate = np.full((count, self._contracts), play.rate)
         self.theta = np.ones((count, self._contracts))
-        self.events = {"requests": 0, "empty_queues": 0, "contract_shown": 0, "bid_shown": 0, "billed": 0}
+        self._tally = Tally(count, self._contracts)
         self._started = False
+
+    @property
+    def events(self) -> dict[str, int]:
+        """How often things happened since this object was made, in all environments together."""
+        return self._tally.events
 
     def reset(self, seed: int) -> NDArray[Any]:
         """New days everywhere. Returns states [N]; the same seed gives the same run for the same scores."""
@@ -72,7 +79,6 @@ class AdmixVectorEnv:
         self._curve = np.zeros((n, self._windows + 1, contracts))
         self._billed_rate = np.zeros((n, self._windows, contracts))
         self._required, self._prior = np.zeros((n, contracts)), np.zeros((n, contracts))
-        self._sums = np.zeros((n, 5))  # contract ads shown, their ctr, bids shown, their ctr, their eCPM
         self._charged = np.zeros((n, contracts))  # penalties that rewards have counted so far
         self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
         for env in range(n):
@@ -97,7 +103,13 @@ class AdmixVectorEnv:
         chosen, score, logged = np.full(self.num_envs, -1), np.zeros(self.num_envs), self._logged
         moving = playing
         self._gain = np.zeros((self.num_envs, self._contracts))
-        for turn in range(self.play.repeat):
+        whole = (
+            self._bonuses and self.play.support == "off" and bool((self.rate >= 1).all() and (self.theta >= 1).all())
+        )
+        if whole:  # nothing is drawn by chance: many requests at once
+            self._start_days(starting)
+            logged = self._show_blocks(action, playing, chosen, score, revenue, value)
+        for turn in range(0 if whole else self.play.repeat):
             if turn:
                 moving = playing & self._feed.has_request
                 self._read(with_news=False)
@@ -161,7 +173,8 @@ class AdmixVectorEnv:
         known = (slot == self._logged) & (self._request["logged_billed"] >= 0)
         billed = np.where(known, self._request["logged_billed"] == 1, self._request["billing"] < rate) & (contract >= 0)
         self.delivery.show(contract, billed, moving)
-        self._count(slot, contract, billed, moving)
+        now = {name: self._request[name][:, None] for name in ("ctr", "bid_ctr", "ecpm")}
+        self._tally.count(slot[:, None], billed[:, None], moving, now)
         chosen[moving], score[moving] = slot[moving], best[moving]
         revenue += worth
         weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
@@ -171,6 +184,42 @@ class AdmixVectorEnv:
         if self.play.relative and self.bids:
             weighted -= np.where(moving, self.play.bid_weight * self._request["ecpm"].max(1) / 1000.0, 0.0)
         value[self._all, contract] += weighted
+
+    def _show_blocks(
+        self,
+        action: NDArray[Any],
+        playing: NDArray[np.bool_],
+        chosen: NDArray[np.int64],
+        score: NDArray[np.float64],
+        revenue: NDArray[np.float64],
+        value: NDArray[np.float64],
+    ) -> NDArray[np.int64]:
+        """As `_show`, the next `repeat` requests of the environments `playing`; the slot logged last [N]."""
+        logged, left, rows = np.full(self.num_envs, -1), self.play.repeat, self._all[:, None]
+        while left and (moving := playing & self._feed.has_request).any():
+            request = self._feed.block(moving, min(left, self._delay or left))
+            room = self.contracts.cap - self.delivery.shown
+            block = play_block(request, action.astype(np.float32), room, moving, self.click_value)
+            count, contract = block.slot.shape[1], block.contract
+            request = {name: values[:, :count] for name, values in request.items()}
+            rate = self._billed_rate[rows, request["window"], contract]
+            known = (block.slot == request["logged"]) & (request["logged_billed"] >= 0)
+            billed = np.where(known, request["logged_billed"] == 1, request["billing"] < rate) & (contract >= 0)
+            self.delivery.show_block(contract, billed, moving)
+            self._tally.count(block.slot, billed, moving, request)
+            last = block.slot[:, -1]
+            chosen[moving], score[moving] = last[moving], block.score[moving, -1]
+            logged[moving] = request["logged"][moving, -1]
+            revenue += block.worth.sum(1)
+            weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * block.worth
+            self._gain += block.by_contract(weighted - block.other / 1000)
+            if self.play.relative and self.bids:
+                weighted -= self.play.bid_weight * request["ecpm"].max(2) * moving[:, None] / 1000.0
+            value[:, :-1] += block.by_contract(weighted)
+            value[:, -1] += (weighted * (contract < 0)).sum(1)
+            self._feed.advance(moving, count)
+            left -= count
+        return logged
 
     def _start_days(self, starting: NDArray[np.bool_]) -> None:
         self._continues[:] = False
@@ -189,7 +238,8 @@ class AdmixVectorEnv:
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
         self._prior[env] = prior_of(self.play, day)
         self.delivery.reset(env)
-        self._sums[env], self._charged[env] = 0, 0
+        self._tally.begin_day(env)
+        self._charged[env] = 0
         self._feed.begin(env, day, self.play.first_window)
 
     def _read(self, *, with_news: bool = True) -> None:
@@ -295,44 +345,17 @@ class AdmixVectorEnv:
         worth = np.concatenate([self._value, self._request["ecpm"]], 1)[self._all, best] / 1000.0
         return np.where(shows, best, -1), np.where(shows, score, 0.0), np.where(shows, worth, 0.0)
 
-    def _count(
-        self,
-        chosen: NDArray[np.int64],
-        contract: NDArray[np.int64],
-        billed: NDArray[np.bool_],
-        playing: NDArray[np.bool_],
-    ) -> None:
-        is_contract = contract >= 0
-        is_bid = chosen >= self._contracts
-        bid = np.where(is_bid, chosen - self._contracts, 0)
-        sums, request = self._sums, self._request
-        sums[:, 0] += is_contract
-        sums[:, 1] += np.where(is_contract, request["ctr"][self._all, contract], 0)
-        if self.bids:
-            sums[:, 2] += is_bid
-            sums[:, 3] += np.where(is_bid, request["bid_ctr"][self._all, bid], 0)
-            sums[:, 4] += np.where(is_bid, request["ecpm"][self._all, bid], 0)
-        events = self.events
-        events["requests"] += int(playing.sum())
-        events["contract_shown"] += int(is_contract.sum())
-        events["bid_shown"] += int(is_bid.sum())
-        events["billed"] += int(billed.sum())
-        events["empty_queues"] += int((playing & (chosen < 0)).sum())
-
     def _limit_reached(self) -> NDArray[np.bool_]:
         length = self.play.episode_windows
         return (self._window - self._first_window >= length) & (length > 0)
 
     def _observe(self) -> NDArray[Any]:
-        sums = self._sums
         due = self._due.sum(1)
         late = np.maximum(self._due - self._estimate, 0).sum(1)
         overall = {
             "shortfall": np.divide(late, due, out=np.zeros_like(due), where=due > 0),
-            "contract_ctr": sums[:, 1] / np.maximum(sums[:, 0], 1),
-            "bidding_ctr": sums[:, 3] / np.maximum(sums[:, 2], 1),
-            "payment": sums[:, 4] / np.maximum(sums[:, 2], 1),
             "time": self._time,
+            **self._tally.means(),
         }
         mask = self._mask
         if self._bonuses:

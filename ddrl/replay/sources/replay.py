@@ -71,11 +71,12 @@ class ReplaySource:
         wanted = self._config.learner.batch_size * self._experience.pick_len
         return self.limiter.can_sample(wanted) and self.replay.num_picks > 0
 
-    def sample(self) -> Transitions | Sequences:
-        """One draw. ValueError where nothing can be drawn."""
+    def sample(self, size: int = 0) -> Transitions | Sequences:
+        """One draw, of `size` instead of learner.batch_size where it is given. ValueError where nothing can be
+        drawn."""
         learner = self._config.learner
         draw = self.replay.sample if self._experience.pick_len == 1 else self.replay.sample_sequences
-        batch = draw(learner.batch_size, self.selector, learner.discount)
+        batch = draw(size or learner.batch_size, self.selector, learner.discount)
         return batch if math.isinf(self._weighted_lag) else self._weighted(batch)
 
     def _weighted(self, batch: Transitions | Sequences) -> Transitions | Sequences:

@@ -81,19 +81,30 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
         return None
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
+    from ddrl.run.nodes.replays import NodeReplays
 
     def look() -> None:
         if task.board.command == Command.FAIL:
             raise JobFailed(read_failure(task.topology.run_id, 0))
 
     training = task.training
+    replays = training.source if isinstance(training.source, NodeReplays) else None
     exchange, counters = Exchange(training.learner), training.ends.counters
-    training.gradients = leader = Leader(comm, exchange, task.config, counters=counters, look=look, note=task.note)
+    training.gradients = leader = Leader(
+        comm, exchange, task.config, counters=counters, look=look, note=task.note, replays=replays
+    )
     return leader
 
 
 def _save_in_a_copy(task: Task) -> bool:
-    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well."""
+    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well. Where nodes have
+    replays, these end with them: the last checkpoint stays the newest."""
+    if task.config.learner.node_replay == "own":
+        _tell(
+            f"not saved, for the nodes' replays end with them; go on from the last checkpoint: --resume "
+            f"{task.directory.path}"
+        )
+        return True
     child = leave_process_group()
     if child:
         return ended_well(child)

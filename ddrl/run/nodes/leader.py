@@ -21,7 +21,21 @@ from ddrl.channels.counters import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.distribution.transport.waits import nothing, rest
-from ddrl.run.nodes.messages import MESSAGE, VECTOR, Reply, Task, arrays_of, cut, join, pack, rows_of, unpack
+from ddrl.run.nodes.messages import (
+    MESSAGE,
+    VECTOR,
+    Fields,
+    Order,
+    Record,
+    Reply,
+    Task,
+    arrays_of,
+    cut,
+    join,
+    pack,
+    rows_of,
+    unpack,
+)
 from ddrl.run.nodes.sharing import Answer, Sharing
 
 if TYPE_CHECKING:
@@ -29,8 +43,10 @@ if TYPE_CHECKING:
 
     from ddrl.learner.exchange import Exchange, Vector
     from ddrl.learner.learner import Gradient
+    from ddrl.run.nodes.replays import NodeReplays
 
 LONGEST = 0.01  # [s] between two looks for messages
+MOST_UNDER_WAY = 64  # messages: rows are not sent faster than nodes take them
 END_TIMEOUT = 30.0  # [s] for gradients under way when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no node needs them
 
@@ -63,6 +79,7 @@ class Leader:
         look: Callable[[], object] = nothing,
         note: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
+        replays: NodeReplays | None = None,
     ) -> None:
         self._comm, self._exchange, self._config = comm, exchange, config
         self._look, self._note, self._clock = look, note, clock
@@ -71,6 +88,13 @@ class Leader:
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
         self._sending: list[tuple[MPI.Request, Any]] = []
+        self._replays = replays  # where every node has one
+        self._drawn: tuple[Any, list[int]] = (None, [])  # the last batch that nodes drew from these, and their parts
+        self._answers: list[Reply] = []  # to orders
+        self._lost = ""  # why a node has left with its replay
+        if replays is not None:
+            self._wait(lambda: not self._absent)
+            replays.join(self)
 
     # ---- a gradient ------------------------------------------------------------------------------------------------
 
@@ -78,7 +102,7 @@ class Leader:
         """The gradient of a part's loss over a batch, from the nodes; None where the algorithm passes the part over.
 
         JobFailed where no node is left."""
-        if not self._exchange.learner.takes(batch, part):
+        if not self._exchange.learner.takes(batch if self._replays is None else self._replays.example, part):
             return None
         self._wait(lambda: not self._absent)
         mine = self.parts[part]
@@ -98,7 +122,9 @@ class Leader:
         mine, free, learner = self.parts[part], self._free(), self._exchange.learner
         rows, mine.again = join(mine.again), []
         whole = rows_of(rows)
-        sizes = mine.cut(whole, free).tolist()
+        first, sizes = self._drawn
+        if first is not rows:
+            sizes = mine.cut(whole, free).tolist()
         versions, updates = self._exchange.versions(), tuple(one.updates for one in learner.parts.values())
         entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
         task = Task(part, updates, seed=int(entropy.generate_state(1)[0]), statistics=statistics)
@@ -114,14 +140,19 @@ class Leader:
             task.samples, task.seconds = state.samples, state.seconds
             state.versions, state.part = versions, part
             state.rows, state.dealt_at = cut(rows, start, start + size), self._clock()
-            arrays = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
-            self._send(node, pack(task, arrays), MESSAGE)
+            arrays = arrays_of(state.rows) if self._replays is None else {}
+            if self._replays is not None:
+                task.draw, task.progress = 0 if first is rows else size, self._replays.progress
+            sent = {name: array for name, array in arrays.items() if name not in BOOKKEEPING}
+            self._send(node, pack(task, sent), MESSAGE)
             for name in task.vectors:
                 if name not in vectors:
                     vector = self._exchange.vector(name)
                     vectors[name] = vector.copy() if copies else vector
                 self._send(node, vectors[name], VECTOR)
             start += size
+        if self._replays is not None:
+            self._drawn = (rows, sizes)
         if start < whole:
             mine.again.append(cut(rows, start, whole))
         version = mine.collection.version
@@ -144,6 +175,30 @@ class Leader:
         mine.buffers += [answer.vector for answer in answers]
         mine.propose()
         return gradient
+
+    # ---- replays of the nodes --------------------------------------------------------------------------------------
+
+    def send(self, node: int, header: Order | Record, arrays: Fields) -> None:
+        """See `replays.Carrier`."""
+        if node in self.nodes:
+            self._send(node, pack(header, arrays), MESSAGE)
+        if len(self._sending) > MOST_UNDER_WAY:
+            from mpi4py import MPI
+
+            self._wait(lambda: MPI.Request.Testall([request for request, _ in self._sending]))
+
+    def answers(self, count: int) -> Sequence[Reply]:
+        """See `replays.Carrier`. JobFailed where a node has left."""
+        self._wait(lambda: len(self._answers) >= count or bool(self._lost))
+        if self._lost:
+            raise JobFailed(self._lost)
+        answers, self._answers = self._answers, []
+        return answers
+
+    def look(self) -> None:
+        """See `replays.Carrier`."""
+        while self._receive():
+            pass
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
@@ -182,8 +237,12 @@ class Leader:
             self._lose(node, reply.failure)
         elif reply.signature:
             self._greet(node, reply.signature)
-        else:
-            self._arrive(node, reply, arrays.get("priority"))
+        if self._replays is not None and reply.held is not None:
+            self._replays.holds(node, *reply.held)
+        if reply.answered:
+            self._answers.append(reply)
+        if reply.gradient:
+            self._arrive(node, reply, arrays)
         return True
 
     def _greet(self, node: int, signature: Mapping[str, str]) -> None:
@@ -196,9 +255,12 @@ class Leader:
                     "the same networks; start every rank with the same code and packages"
                 )
 
-    def _arrive(self, node: int, reply: Reply, priority: NDArray[np.float32] | None) -> None:
-        state = self.nodes[node]
+    def _arrive(self, node: int, reply: Reply, arrays: Fields) -> None:
+        state, priority = self.nodes[node], arrays.get("priority")
         mine, rows = self.parts[state.part], state.rows
+        if self._replays is not None:
+            for name, array in arrays_of(rows).items():
+                np.copyto(array, arrays[name])
         vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
         self._comm.Recv(vector, node + 1, VECTOR)
         self._count("bytes_received", vector)
@@ -217,9 +279,15 @@ class Leader:
             mine.again.append(rows)
 
     def _lose(self, node: int, failure: str) -> None:
-        """A node is gone: what it had is dealt again, and the others share the batch."""
+        """A node is gone: what it had is dealt again, and the others share the batch. JobFailed where it had a
+        replay."""
         state = self.nodes.pop(node)
         self._absent.discard(node)
+        if self._replays is not None:
+            self._lost = (
+                f"node {node} has left with its replay: {failure}; go on from the last checkpoint with --resume"
+            )
+            raise JobFailed(self._lost)
         self._note(f"node {node} has left: {failure}; {len(self.nodes)} go on")
         if not self.nodes:
             raise JobFailed(f"no gradient node is left; the last one said: {failure}")

@@ -23,7 +23,7 @@ Header = TypeVar("Header")
 Fields = dict[str, NDArray[Any]]
 
 
-class Task(msgspec.Struct):
+class Task(msgspec.Struct, tag=True):
     """Leader to node: compute the gradient of these rows. The vectors named follow. No part: the end."""
 
     part: str = ""
@@ -36,14 +36,37 @@ class Task(msgspec.Struct):
     seconds: float = math.nan  # that it took, as the leader measured it
     late: int = 0  # gradients of this node so far
     dropped: int = 0
+    draw: int = 0  # rows to draw from the node's own replay; 0: the rows come along, or are those of the last draw
+    progress: float = 0.0  # of the run: what is annealed in a node's own replay
+
+
+class Record(msgspec.Struct, tag=True):
+    """Leader to node: rows for its own replay."""
+
+    newest_version: int
+
+
+class Order(msgspec.Struct, tag=True):
+    """Leader to node: save or load the node's own replay, or cut its running episodes; it answers."""
+
+    action: str  # save, load, cut
+    folder: str = ""
+
+
+TO_NODE = cast("type[Task | Record | Order]", Task | Record | Order)  # what a node is sent
 
 
 class Reply(msgspec.Struct):
-    """Node to leader: a gradient, whose vector follows; or first of all a signature; or, with a failure, good-bye."""
+    """Node to leader: a gradient, whose vector follows; or first of all a signature; or an answer to an order; or, with
+    a failure, good-bye. A message with `held` alone: its own replay can be drawn from."""
 
     figures: dict[str, float] = {}
     signature: dict[str, str] = {}
     failure: str = ""
+    held: tuple[int, int] | None = None  # records and bytes of its own replay
+    answered: bool = False
+    trouble: str = ""  # why an order could not be followed
+    gradient: bool = False
 
 
 class Rows:
@@ -119,7 +142,7 @@ def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
     return message
 
 
-def unpack(message: NDArray[np.uint8], kind: type[Header]) -> tuple[Header, dict[str, NDArray[Any]]]:
+def unpack(message: NDArray[np.uint8], kind: type[Header]) -> tuple[Header, Fields]:
     """Header and arrays (views) of what `pack` made; MessageError for anything else."""
     try:
         first, second = (int(size) for size in message[:8].view(np.uint32))

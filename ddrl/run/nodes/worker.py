@@ -19,7 +19,20 @@ from ddrl.distribution.transport.waits import rest
 from ddrl.run.failure import describe
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.nodes.messages import MESSAGE, VECTOR, Reply, Rows, Task, pack, unpack
+from ddrl.run.nodes.messages import (
+    MESSAGE,
+    TO_NODE,
+    VECTOR,
+    Fields,
+    Order,
+    Record,
+    Reply,
+    Rows,
+    Task,
+    arrays_of,
+    pack,
+    unpack,
+)
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import Topology
 
@@ -27,6 +40,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ddrl.learner.exchange import Exchange
+    from ddrl.run.nodes.replays import OwnReplay
 
 LONGEST = 0.02  # [s] between two looks for messages
 
@@ -47,26 +61,41 @@ def node_process(comm: MPI.Comm, topology: Topology, mine: Assignment) -> int:
         flush_denormals()
         return exchange
 
+    def make_replay() -> OwnReplay:
+        from ddrl.run.nodes.replays import OwnReplay
+
+        return OwnReplay(config, topology.schema, topology.declaration.experience, mine.index)
+
+    own = make_replay if config.learner.node_replay == "own" else None
     try:
-        serve(comm, make_exchange, counters, lambda: board.command != Command.FAIL)
+        serve(comm, make_exchange, counters, lambda: board.command != Command.FAIL, own)
     finally:
         counters["ended"].set(1.0)
     return 1 if board.command == Command.FAIL else 0
 
 
 def serve(
-    comm: MPI.Comm, make_exchange: Callable[[], Exchange], counters: CounterRow | None, going: Callable[[], bool]
+    comm: MPI.Comm,
+    make_exchange: Callable[[], Exchange],
+    counters: CounterRow | None,
+    going: Callable[[], bool],
+    make_replay: Callable[[], OwnReplay] | None = None,
 ) -> None:
-    """Answer the leader, rank 0 of `comm`, until it says that it is enough or `going` says no."""
+    """Answer the leader, rank 0 of `comm`, until it says that it is enough or `going` says no. `make_replay`: where
+    the node has a replay of its own."""
     try:
         exchange = make_exchange()
+        replay = make_replay() if make_replay is not None else None
         _send(comm, Reply(signature=exchange.signature))
-        node = Node(comm, exchange, counters)
+        node = Node(comm, exchange, counters, replay)
         while (message := _await_message(comm, going)) is not None:
-            task, arrays = unpack(message, Task)
-            if not task.part:
+            header, arrays = unpack(message, TO_NODE)
+            if not isinstance(header, Task):
+                node.keep(header, arrays)
+            elif header.part:
+                node.answer(header, arrays, message.nbytes)
+            else:
                 return
-            node.answer(task, Rows(arrays, task.place), message.nbytes)
     except DdrlError as error:
         _send(comm, Reply(failure=str(error)))
     except Exception as error:
@@ -76,12 +105,28 @@ def serve(
 class Node:
     """The computing half of a node; the other half waits."""
 
-    def __init__(self, comm: MPI.Comm, exchange: Exchange, counters: CounterRow | None) -> None:
-        self._comm, self._exchange, self._counters = comm, exchange, counters
+    def __init__(
+        self, comm: MPI.Comm, exchange: Exchange, counters: CounterRow | None, replay: OwnReplay | None = None
+    ) -> None:
+        self._comm, self._exchange, self._counters, self._replay = comm, exchange, counters, replay
+        self._drawable = False  # the leader knows that there is something to draw
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
         self._count: dict[str, Any] = {}
 
-    def answer(self, task: Task, rows: Rows, nbytes: int) -> None:
+    def keep(self, message: Record | Order, arrays: Fields) -> None:
+        """Something for the node's own replay."""
+        assert self._replay is not None
+        if isinstance(message, Order):
+            reply = self._replay.follow(message)
+            self._drawable = self._replay.held[0] > 0
+            _send(self._comm, reply)
+            return
+        self._replay.record(arrays["rows"], message.newest_version)
+        if not self._drawable and self._replay.held[0]:
+            self._drawable = True
+            _send(self._comm, Reply(held=self._replay.held))
+
+    def answer(self, task: Task, arrays: Fields, nbytes: int) -> None:
         """Take the vectors that the task names, compute, and send the gradient."""
         exchange, learner = self._exchange, self._exchange.learner
         begin = time.perf_counter()
@@ -92,6 +137,7 @@ class Node:
             nbytes += vector.nbytes
         exchange.set_updates(task.updates)
         learner.seed(task.seed)
+        rows = Rows(arrays if self._replay is None else arrays_of(self._replay.rows(task)), task.place)
         gradient = learner.gradient(rows, task.part, task.statistics)
         if gradient is None:
             raise NetworkError(
@@ -99,9 +145,12 @@ class Node:
                 "part is passed over by giving no evaluations"
             )
         figures = {name: float(value) for name, value in gradient.figures.items()}
-        arrays = {} if gradient.priority is None else {"priority": gradient.priority.cpu().numpy()}
+        priority = None if gradient.priority is None else gradient.priority.cpu().numpy()
         vector = exchange.flat(gradient, self._gradients[task.part])
-        reply = pack(Reply(figures=figures), arrays)
+        held, arrays = None, {} if priority is None else {"priority": priority}
+        if self._replay is not None:
+            held, arrays = self._replay.held, arrays | self._replay.learned(priority)
+        reply = pack(Reply(figures=figures, held=held, gradient=True), arrays)
         seconds = time.perf_counter() - begin
         self._comm.Send(reply, 0, MESSAGE)
         self._comm.Send(vector, 0, VECTOR)

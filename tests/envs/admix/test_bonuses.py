@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,48 @@ def test_one_action_for_many_requests_is_the_same_score_at_each_of_them() -> Non
         )
     revenue = sum(float(one.columns["revenue"][0]) for one in together)
     assert revenue == pytest.approx(sum(float(one.columns["revenue"][0]) for one in alone), rel=1e-4)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.2])
+@pytest.mark.parametrize("cap", [1.0, 2.0])
+def test_requests_played_at_once_are_played_as_one_after_the_other(delay: float, cap: float) -> None:
+    """A support policy takes requests one by one, and changes nothing where rate and theta are 1. Some contracts reach
+    their cap within an action; the delay is shorter than an action, and longer."""
+    config = replace(SMALL, billed=0.7, demand_high=0.3, cap=cap)
+    fields = ("impressions", "pace", "cap", "late", "need", "rate")
+    settings = {"mode": "bonuses", "repeat": 50, "delay": delay, "relative": True, "reward_by": "contract"}
+    at_once, one_by_one = (
+        market_env(3, config, support=support, ad_fields=fields, **settings) for support in ("off", "late")
+    )
+    state, again, over = at_once.reset(1), one_by_one.reset(1), 0
+    rng = np.random.default_rng(0)
+    while over < 5:
+        for name in state.dtype.names:
+            np.testing.assert_allclose(state[name], again[name], rtol=1e-6, err_msg=name)
+        action = rng.uniform(0, 12, (3, config.contracts)).astype(np.float32)
+        one, other = at_once.step(action), one_by_one.step(action)
+        np.testing.assert_allclose(one.reward, other.reward, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(one.raw_reward, other.raw_reward, rtol=1e-4, atol=1e-6)
+        for name in one.columns:
+            np.testing.assert_allclose(one.columns[name], other.columns[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(one.terminated, other.terminated)
+        state, again, over = one.observation, other.observation, over + int(one.terminated.sum())
+    assert at_once.events == one_by_one.events
+    assert (at_once.delivery.shown == at_once.contracts.cap).any()
+
+
+def test_what_is_late_and_needed_by_hand() -> None:
+    """Four requests of bid 2; 1 of demand 2 shown at the first two, half of the curve gone."""
+    hand = HandDay(contracts([2, 1]), requests([[2.0]] * 4, [[0.01, 0.01]] * 4))
+    env = hand_env(hand, mode="bonuses", repeat=1, ad_fields=("late", "need", "rate"))
+    env.reset(0)
+    env.step(np.array([[5.0, 0.0]], np.float32))
+    state = env.step(np.zeros((1, 2), np.float32)).observation
+    due = env._curve[0, 1]  # at the third request, which is 5/8 of the day
+    share = due + (1 - due) / 4
+    np.testing.assert_allclose(state["ad"][0, :, 0], 100 * (share - [0.5, 0.0]), rtol=1e-5)
+    np.testing.assert_allclose(state["ad"][0, :, 1], (1 - np.array([0.5, 0.0])) / (1 - share), rtol=1e-5)
+    np.testing.assert_allclose(state["ad"][0, :, 2], 1.0)
 
 
 @pytest.mark.parametrize("by", ["total", "contract"])

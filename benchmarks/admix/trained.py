@@ -1,0 +1,149 @@
+"""A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
+
+    python -m benchmarks.admix.trained [--short] [--train cell|billed] [--cell TEXT] [--days N] [--json FILE]
+
+Days of 4000 requests and 12 contracts, own counts known. The task admix is trained as it stands (`python -m ddrl.run
+admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay of 5 % once for certain and once for
+uncertain billed rates. The policy that the run exports is frozen. It plays the same held-out days as the baselines,
+which are tuned in each cell on days of their own and decide anew every 20 requests, the policy every 100.
+The difference to the best baseline is paired by days, with Student's 95 %
+interval; `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix. What the JSON holds
+of a cell is not run again with the same setup and the same policy, so a run that was cut goes on; delete a run's folder
+to train it anew."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERTAIN, cases, interval
+from benchmarks.admix.learned import Learned
+from benchmarks.harness import arguments, print_table, save
+from ddrl.core import plugins
+from ddrl.envs.admix import MarketConfig
+from ddrl.envs.admix.replay import Baseline
+from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
+
+RUNS = Path("build/admix")
+PERIOD = 20  # requests between decisions of baselines
+ORACLE = "hindsight"
+PRIOR = "yesterday_duals"
+
+
+def train(name: str, market: MarketConfig, delay: float, further: list[str]) -> tuple[Path, float]:
+    """The directory of a finished run of the task admix on this market, and the seconds it took."""
+    run = RUNS / name.replace(" ", "_")
+    finished = run / "finished.json"
+    if finished.exists():
+        return run, float(json.loads(finished.read_text())["seconds"])
+    shutil.rmtree(run, ignore_errors=True)  # of a run that was cut
+    changed = {item: getattr(market, item) for item in ("drift", "billed", "billed_spread", "billed_drift")}
+    settings = [f"env.kwargs.{item}={value}" for item, value in (changed | {"delay": delay}).items()]
+    words = [word for each in [*settings, f"run.dir={run}", *further] for word in ("--set", each)]
+    begin = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-m", "ddrl.run", "admix", "--serial", *words], stdout=subprocess.DEVNULL)
+    if ended.returncode:
+        raise SystemExit(f"{run}: the run ended with status {ended.returncode}")
+    seconds = time.perf_counter() - begin
+    finished.write_text(json.dumps({"seconds": seconds}))
+    return run, seconds
+
+
+def compare(scores: dict[str, list[float]]) -> dict[str, Any]:
+    """The policy beside the best rule and beside its prior, paired by days."""
+    rules = {name: float(np.mean(each)) for name, each in scores.items() if name not in ("learned", ORACLE)}
+    best = max(rules, key=lambda name: rules[name])
+    over_best = np.subtract(scores["learned"], scores[best])
+    over_prior = np.subtract(scores["learned"], scores[PRIOR])
+    return {
+        "best_baseline": best,
+        "best": rules[best],
+        "learned": float(np.mean(scores["learned"])),
+        "over_best": float(over_best.mean()),
+        "over_best_interval": interval(over_best.tolist()),
+        "over_prior": float(over_prior.mean()),
+        "over_prior_interval": interval(over_prior.tolist()),
+        "share_of_rest_closed": float(over_best.mean() / max(1 - rules[best], 1e-9)),
+    }
+
+
+def play(rule: type[Baseline], settings: Any, days: list[Case], delay: float) -> list[float]:
+    """The score of each day."""
+    return [float(x) for case in days for x in case.normalised(case.play(rule, settings, delay, True, PERIOD))]
+
+
+def main() -> None:
+    parser = arguments("admix_grid", __doc__ or "")
+    parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
+    parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s)")
+    parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
+    parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
+    options = parser.parse_args()
+    further = ["run.max_env_steps=1000"] if options.short else []
+    setup = {
+        "days": options.days,
+        "tuning_days": options.tuning_days,
+        "period": PERIOD,
+    }
+    figures: dict[str, Any] = {"setup": setup, "cells": {}}
+    if options.json.exists():
+        known = json.loads(options.json.read_text())
+        if known.get("setup") == setup:
+            figures["cells"] = known["cells"]
+    ready: tuple[MarketConfig, Case | None, list[Case]] | None = None
+    for drift, billed, delay in itertools.product(DRIFTS, ("certain", "uncertain"), DELAYS):
+        name = f"drift {drift} delay {delay} billed {billed}"
+        if options.cell not in name:
+            continue
+        market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
+        if options.train == "cell":
+            run, seconds = train(name, market, delay, further)
+        else:
+            run, seconds = train(f"billed {billed}", replace(market, drift=0.3), 0.05, further)
+        policy = hashlib.sha256((run / "policy.safetensors").read_bytes()).hexdigest()
+        cell = figures["cells"].setdefault(name, {"scores": {}, "settings": {}})
+        missing = [each for each in plugins.names(PACKAGE) if each not in cell["scores"]]
+        if not missing and cell.get("policy") == policy:
+            continue
+        if ready is None or ready[0] != market or (missing and ready[1] is None):
+            (tuning,) = cases(market, TUNING_SEED, options.tuning_days) if missing else (None,)
+            ready = market, tuning, cases(market, 0, options.days)
+        scores = cell["scores"]
+        for each in missing:
+            assert ready[1] is not None
+            settings = tune(load(each), ready[1], delay, True, PERIOD)
+            scores[each] = play(load(each), settings, ready[2], delay)
+            cell["settings"][each] = asdict(settings)
+        scores["learned"] = play(Learned, Learned.Settings(str(run)), ready[2], delay)
+        cell |= {"policy": policy, "train": options.train, "training_seconds": seconds, **compare(scores)}
+        save(options.json, figures)
+        means = sorted(
+            ((name, float(np.mean(each)), interval(each)) for name, each in scores.items()), key=lambda row: -row[1]
+        )
+        print(f"\n{name} ({options.days} days)")
+        print_table(["rule", "score", "+-"], means)
+    columns = (
+        "learned",
+        "best",
+        "best_baseline",
+        "over_best",
+        "over_best_interval",
+        "over_prior",
+        "share_of_rest_closed",
+    )
+    rows = [(name, *(row[column] for column in columns)) for name, row in figures["cells"].items()]
+    print_table(["cell", *columns], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

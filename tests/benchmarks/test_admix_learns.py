@@ -1,0 +1,81 @@
+"""The task on ad mixing learns: on a day whose answer is known, and (long) on days that training never saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.admix.__main__ import SMALL, cases, interval
+from benchmarks.admix.inside import Explorer, Inside
+from benchmarks.admix.learned import Learned
+from ddrl.core.settings import load_config
+from ddrl.envs.admix import AdmixVectorEnv
+from ddrl.envs.admix.scoring import load
+from ddrl.run.cli import tasks
+from tests.envs.admix.days import HandDay, contracts, hand_env, requests
+from tests.run.launch import ddrl, settings
+
+BIDS = 1 + 8 * (np.arange(400) * 0.618 % 1)  # evenly spread over 1 to 9, in no order
+
+
+def two_contracts(num_envs: int, **play) -> AdmixVectorEnv:
+    """A day on which one contract needs 150 of the 200 requests that it may use, the other 50 of its own 200: the bids
+    below 7 and below 3. What is known beforehand says 3.75 and 6.25."""
+    mine = np.arange(400) % 2 == np.arange(2)[:, None]
+    book = contracts([150, 50])
+    book.penalty[:] = 0.010, 0.050
+    day = HandDay(book, requests(BIDS[:, None], np.zeros((400, 2)), eligible=mine.T), windows=8)
+    return hand_env(day, num_envs, **play)
+
+
+def test_the_actor_raises_the_bonus_of_a_contract_that_would_miss_its_demand() -> None:
+    torch.set_num_threads(1)
+    task = load_config(tasks()["admix"], []).env.kwargs
+    market = ("requests", "contracts", "regions", "ages", "breadth", "drift")
+    play = {name: value for name, value in task.items() if name not in market}
+    wanted = ["env.id=tests.benchmarks.test_admix_learns:two_contracts", "replay.source=areas", "areas.block=40"]
+    wanted += ["rollout.refresh=write", "env.num_envs=8", "learner.hidden=[32,32]", "learner.d4pg.actor_start=800"]
+    wanted += ["replay.min_size=400", "learner.d4pg.actor_lr_factor=0.3", "rollout.epsilon_end=1.0"]
+    wanted += ["learner.d4pg.actor_delay=1"]
+    config = load_config(tasks()["admix"], wanted)
+    object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "repeat": 20, "delay": 0.0})
+    run = Inside(config, [Explorer({})])
+    before, returned = served(run)
+    np.testing.assert_allclose(before, [3.75, 6.25], rtol=1e-5)
+    while run.updates < 1600:
+        run.explore()
+        run.learn(1600 - run.updates)
+    after, better = served(run)
+    assert after[0] > before[0] + 1
+    assert better > returned + 0.2
+
+
+def served(run: Inside) -> tuple[np.ndarray, float]:
+    """The mean of the greedy bonuses of a day [2], and the day's return."""
+    env = run.env(1)
+    state, taken, total, over = env.reset(0), [], 0.0, False
+    while not over:
+        taken.append(run.act(env, state)[0])
+        step = env.step(taken[-1][None])
+        state, total, over = step.observation, total + float(step.raw_reward[0]), bool(step.terminated[0])
+    return np.mean(taken, 0), total
+
+
+@pytest.mark.long
+def test_the_task_beats_its_prior_on_days_that_it_never_saw(tmp_path: Path) -> None:
+    """The exported policy scores more than yesterday's duals; at 95 %, over 20 days, paired."""
+    run = tmp_path / "run"
+    ended = ddrl("admix", "--serial", *settings(f"run.dir={run}"), limit=1500)
+    assert ended.returncode == 0, ended.stderr
+    prior, gains = load("yesterday_duals"), []
+    for case in cases(replace(SMALL, drift=0.3), 0, 20):
+        scores = [
+            case.normalised(case.play(rule, of, 0.05, True, 20))
+            for rule, of in ((Learned, Learned.Settings(str(run))), (prior, prior.Settings()))
+        ]
+        gains += (scores[0] - scores[1]).tolist()
+    assert np.mean(gains) > interval(gains)
