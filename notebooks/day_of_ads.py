@@ -21,9 +21,10 @@ from ddrl.envs.admix.scoring import Case, load, tune
 from ddrl.run.log_scoring import requests_of
 from ddrl.serve import DisplayRequest
 
-MARKET = {"requests": 1500, "contracts": 6, "regions": 3, "ages": 2, "breadth": 1.0, "drift": 0.3}
+MARKET = {"requests": 1500, "contracts": 6, "regions": 3, "ages": 2, "breadth": 1.0, "drift": 0.3, "demand_high": 0.4}
 SHORT = {f"env.kwargs.{name}": value for name, value in MARKET.items()} | {
     "run.max_env_steps": 3000, "run.processes": 1, "run.patience": 0, "evaluation.period": 300, "evaluation.episodes": 6,
+    "learner.d4pg.actor_start": 200,
 }  # fmt: skip
 
 

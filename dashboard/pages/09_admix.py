@@ -78,7 +78,7 @@ def critic(run: Run, names: list[str]) -> None:
         return
     steps, numbers = values["steps"], range(len(values["predicted"][0]))
     left, right = st.columns(2)
-    step = left.segmented_control("Step of the episode", steps, default=steps[0], key="step")
+    step = left.segmented_control("Step of play", steps, default=steps[0], key="step")
     moment = steps.index(step) if step in steps else 0
     number = 0
     if len(numbers) > 1:
