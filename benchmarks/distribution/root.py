@@ -121,11 +121,8 @@ class Root:
         if self.sender._epoch != self._epoch:
             self._epoch = self.sender._epoch
             for version in [version for version, left in self._left.items() if left]:
-                if version < self.sender.sent_version:  # only the newest leaves again
-                    del self._left[version]
-                    self.cut_off += 1
-                else:
-                    self._left[version] = self.relay.hosts
+                del self._left[version]  # the newest may leave again, unless a newer one is there
+                self.cut_off += 1
         for _, confirm in self.sender.confirms:
             if confirm.version not in self._left:
                 continue
@@ -199,6 +196,6 @@ def replan(root: Root, request: dict[str, Any]) -> list[dict[str, Any]]:
         if not changed and now > request["change_at"]:
             ask_for_rates(request["rates"], up_only=True)
             changed = True
-    while len(root.ended) + root.cut_off < len(root.started):
+    while not root.sender.settled:
         root.step(False)
     return log

@@ -105,7 +105,7 @@ def values(runs: watch.Runs) -> None:
     if found is None:
         return
     with st.expander("Value of states, as a distribution"):
-        step = st.segmented_control("Step of the episode", found["steps"], default=found["steps"][0], key="value step")
+        step = st.segmented_control("Step of play", found["steps"], default=found["steps"][0], key="value step")
         moment = found["steps"].index(step) if step in found["steps"] else 0
         left, right = st.columns(2)
         watch.chart(left, plots.predicted_returns(found, moment), "predicted")

@@ -78,7 +78,7 @@ def critic(run: Run, names: list[str]) -> None:
         return
     steps, numbers = values["steps"], range(len(values["predicted"][0]))
     left, right = st.columns(2)
-    step = left.segmented_control("Step of the episode", steps, default=steps[0], key="step")
+    step = left.segmented_control("Step of play", steps, default=steps[0], key="step")
     moment = steps.index(step) if step in steps else 0
     number = 0
     if len(numbers) > 1:
@@ -86,7 +86,7 @@ def critic(run: Run, names: list[str]) -> None:
         number = words.index(left.selectbox("Return of", words, key="number") or words[0])
         names = words
     watch.chart(left, plots.predicted_returns(values, moment, number, of=names[number] if names else ""), "predicted")
-    watch.chart(right, plots.state_value(values, moment, names=names), "state")
+    watch.chart(right, plots.state_value(values, moment, number), "state")
 
 
 watch.live(charts)

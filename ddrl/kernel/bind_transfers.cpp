@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Nanoseconds = std::chrono::nanoseconds;
 constexpr Nanoseconds shortest{1000000};  // after a move: MPI may have read the next message with the last one
-constexpr Nanoseconds others{5000000};  // after which what MPI has read for others is seen to
+constexpr Nanoseconds others{20000000};  // after which what MPI has read for others is seen to
 
 using ddrl::Outbox;
 using ddrl::TransfersBase;

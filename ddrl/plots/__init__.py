@@ -7,12 +7,15 @@ One module per subject. Nothing here reads a file, keeps state, or imports a sta
 from ddrl.plots.admix import (
     delivery,
     delivery_ahead,
+    duals_of_contracts,
     latest_contract,
     oscillation,
     revenue_left,
     revenue_over_day,
     revenue_swings,
+    rule_scores,
     scores_table,
+    why_chosen,
 )
 from ddrl.plots.balance import (
     iteration_times,
@@ -81,6 +84,7 @@ __all__ = [
     "delivery_ahead",
     "differing_labels",
     "draws_against_law",
+    "duals_of_contracts",
     "gantt",
     "gpu_use",
     "heartbeat_ages",
@@ -113,6 +117,7 @@ __all__ = [
     "revenue_left",
     "revenue_over_day",
     "revenue_swings",
+    "rule_scores",
     "sample_balance",
     "scores_table",
     "seal_times",
@@ -130,4 +135,5 @@ __all__ = [
     "version_age_heatmap",
     "version_flow",
     "who_waits",
+    "why_chosen",
 ]

@@ -3,7 +3,7 @@ evaluated revenue swings. Accounts (ddrl.envs.admix.account) and tables in, figu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,13 @@ def revenue_over_day(account: Account, *, height: int = 380) -> go.Figure:
         x=[1], y=[account.optimum], name="optimum (linear program)", mode="markers",
         marker={"symbol": "star", "size": 13, "color": COLORS[5]},
     )  # fmt: skip
-    return legend_below(figure, -(-(len(account.rules) + 1) // 2))
+    return legend_below(figure, len(account.rules) + 1)
 
 
 def revenue_left(account: Account, *, height: int = 380) -> go.Figure:
     """What each rule leaves of the revenue of the day's own duals, so far over the first day: 0 is the best fixed
-    rule."""
-    figure = new_figure("Left of the best fixed duals' revenue", "time [days]", "currency", height=height)
+    rule. Lines are those of `revenue_over_day`, which has the legend."""
+    figure = new_figure("Left of the best fixed duals' revenue", "time [days]", "currency", height=height, legend=False)
     best = next((rule for rule in account.rules if rule.name == OPTIMUM), None)
     if best is None:
         return say_nothing_yet(figure, f"the account has no rule {OPTIMUM}")
@@ -45,7 +45,7 @@ def revenue_left(account: Account, *, height: int = 380) -> go.Figure:
     scale = FAR * float(max(np.abs(left[_ordered(account)[0].name]).max(), 1e-9))
     shown = np.concatenate([np.clip(values, -scale, scale) for values in left.values()])
     figure.update_yaxes(range=[float(shown.min()) - 0.05 * scale, float(min(shown.max(), scale)) + 0.05 * scale])
-    return legend_below(figure, -(-len(left) // 2))
+    return figure
 
 
 def scores_table(account: Account) -> dict[str, list[Any]]:
@@ -92,13 +92,83 @@ def delivery(account: Account, place: int, *, height: int = 320) -> go.Figure:
     add_line(figure, times, np.asarray(one.billed), "billed", 0)
     add_line(figure, times[[0, -1]], np.repeat(one.demand, 2), "demand", 6, dash="dot")
     figure.update_yaxes(rangemode="tozero")
-    return figure
+    return legend_below(figure, 3)
 
 
 def latest_contract(account: Account) -> int:
     """The place of the contract whose shortfall at the day's end costs most."""
     missing = [one.penalty * max(one.demand - one.billed[-1], 0.0) for one in account.contracts]
     return int(np.argmax(missing))
+
+
+def duals_of_contracts(
+    ads: Sequence[int], penalty: Sequence[float], alphas: Mapping[str, Sequence[float]], *, height: int = 340
+) -> go.Figure:
+    """What one more billed impression of each contract is worth: {by whom: [C]}, below its penalty [C]; in eCPM."""
+    figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=height)
+    names = [str(ad) for ad in ads]
+    figure.add_bar(
+        x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35
+    )  # fmt: skip
+    for index, (name, alpha) in enumerate(alphas.items()):
+        marker = {"size": 11, "symbol": ("diamond", "circle", "x")[index % 3], "color": COLORS[index]}
+        figure.add_scatter(x=names, y=1000 * np.asarray(alpha), name=name, mode="markers", marker=marker)
+    figure.update_xaxes(type="category")
+    return legend_below(figure, 1 + len(alphas))
+
+
+def rule_scores(scores: Mapping[str, Sequence[float]], *, height: int = 0) -> go.Figure:
+    """Normalised scores by rule, the best on top: the mean over the days as a bar, the days as points."""
+    order = sorted(scores, key=lambda name: -float(np.mean(scores[name])))
+    figure = new_figure(
+        "Share of what contracts can add to bids alone", "(V - V_bid_only) / (V_opt - V_bid_only)", "",
+        height=height or 110 + 26 * len(order), legend=False,
+    )  # fmt: skip
+    names = [name.replace("_", " ") for name in order]
+    figure.add_bar(
+        y=names, x=[float(np.mean(scores[name])) for name in order], orientation="h", marker={"color": COLORS[0]},
+        text=[f"{np.mean(scores[name]):.3f}" for name in order], textposition="inside", insidetextanchor="start",
+        insidetextfont={"color": "white"},
+    )  # fmt: skip
+    points = [(value, name) for name, rule in zip(names, order, strict=True) for value in scores[rule]]
+    marker = {"color": COLORS[1], "size": 6}
+    figure.add_scatter(x=[value for value, _ in points], y=[name for _, name in points], mode="markers", marker=marker)
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def why_chosen(decision: Mapping[str, Any], *, height: int = 0) -> go.Figure:
+    """The scores of one decision's candidates, the highest on top, and why some could not be shown.
+
+    `decision`: a `ddrl.serve.Decision` with an explanation, as JSON gives it."""
+    rows = sorted(decision["explanation"]["candidates"], key=lambda one: -(one["score"] or 0.0))
+    figure = new_figure(
+        f"Why ad {decision['ad']} was chosen", "score [eCPM]", "", height=height or 120 + 24 * len(rows)
+    )
+    for kind, name in enumerate(("contract", "bid")):
+        own = [one for one in rows if one["kind"] == kind]
+        figure.add_bar(
+            y=[_candidate(one) for one in own], x=[one["score"] or 0.0 for one in own], orientation="h", name=name,
+            marker={"color": COLORS[kind]}, text=[_reason(one) for one in own], textposition="auto",
+        )  # fmt: skip
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=[_candidate(one) for one in rows][::-1], automargin=True, showgrid=False
+    )
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def _candidate(one: Mapping[str, Any]) -> str:
+    return f"{'bid' if one['kind'] else 'contract'} {one['ad']}"
+
+
+def _reason(one: Mapping[str, Any]) -> str:
+    if one["reason"]:
+        return str(one["reason"])
+    return f"{one['score']:.2f}" + (
+        "" if one["kind"] else f" = click {one['worth']:.2f} + alpha {1000 * one['alpha']:.2f}"
+    )
 
 
 def oscillation(evaluations: Table, x: str = "env_steps") -> float:

@@ -43,24 +43,24 @@ def predicted_returns(
 
 
 def state_value(
-    values: Mapping[str, Any] | None, moment: int = 0, *, names: Sequence[str] = (), height: int = 320
+    values: Mapping[str, Any] | None, moment: int = 0, number: int = 0, *, names: Sequence[str] = (), height: int = 320
 ) -> go.Figure:
-    """The distribution of one state's return: a line for each action, or for each of several numbers a reward has.
+    """The distribution of one state's return: a line for each action; of continuous actions, for the policy's.
 
-    `values`: Run.snapshot("values"); `names`: of the lines."""
+    `values`: Run.snapshot("values"); `number`: which of several numbers a reward has; `names`: of actions."""
     figure = new_figure("Return of one state", "discounted return", "share a bin", height=height)
     if not values:
         return say_nothing_yet(figure, NOT_YET)
+    discrete, taken = values["discrete"], values["taken"][moment]
     lines = [_of(values, row) for row in values["state"][moment]]
+    lines = lines if discrete else lines[number : number + 1]
     edges = _edges(values, lines)
-    taken = values["taken"][moment]
     for index, line in enumerate(lines):
-        name = names[index] if index < len(names) else f"action {index}" if values["discrete"] else f"part {index}"
-        name = name if len(lines) > 1 else "predicted"
-        label = f"{name}{' (taken)' if index == taken else ''}, mean {float(line[0] @ line[1]):.3g}"
-        _add_steps(figure, edges, _shares(line, edges), label, index)
+        name = names[index] if index < len(names) else f"action {index}"
+        name = f"{name} (taken)" if index == taken else name if discrete else "predicted"
+        _add_steps(figure, edges, _shares(line, edges), f"{name}, mean {float(line[0] @ line[1]):.3g}", index)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return legend_below(figure, -(-len(lines) // 2))
+    return legend_below(figure, len(lines))
 
 
 _Line = tuple[NDArray[np.float64], NDArray[np.float64]]  # probabilities and values [atoms]

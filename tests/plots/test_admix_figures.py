@@ -96,10 +96,34 @@ def test_one_state_has_a_line_for_each_action_and_names_the_one_taken():
     assert [each.name for each in figure.data] == ["action 0 (taken), mean 0.9", "action 1, mean -1.5"]
     for each in figure.data:
         assert sum(each.y) == pytest.approx(1)
-    assert (
-        plots.state_value(quantile_values(), 0, names=["contract 1", "contract 2"])
-        .data[1]
-        .name.startswith("contract 2")
-    )
+    named = plots.state_value(categorical_values(), 1, names=["left", "right"])
+    assert [each.name for each in named.data] == ["left, mean 0.9", "right (taken), mean -1.5"]
+    (second,) = plots.state_value(quantile_values(), 0, 1).data
+    assert second.name == "predicted, mean 5"
     for words in (plots.state_value(None), plots.predicted_returns(None)):
         assert "when the run ends" in words.layout.annotations[0].text
+
+
+def test_duals_stand_below_their_penalties_in_the_unit_of_bids():
+    figure = plots.duals_of_contracts([4, 9], [0.003, 0.002], {"dual": [0.001, 0.002]})
+    assert list(figure.data[0].x) == ["4", "9"]
+    np.testing.assert_allclose(figure.data[0].y, [3, 2])
+    np.testing.assert_allclose(trace(figure, "dual").y, [1, 2])
+
+
+def test_scores_are_drawn_from_the_best_rule_down_with_every_day():
+    bars, points = plots.rule_scores({"bid_only": [0.0, 0.0], "pid": [0.9, 1.0]}).data
+    assert list(bars.y) == ["pid", "bid only"]
+    np.testing.assert_allclose(bars.x, [0.95, 0])
+    assert list(zip(points.x, points.y, strict=True))[:2] == [(0.9, "pid"), (1.0, "pid")]
+
+
+def test_why_an_ad_was_chosen_names_scores_alphas_and_reasons():
+    contract = {"ad": 4, "kind": 0, "score": 5.0, "reason": "", "worth": 2.0, "alpha": 0.003}
+    late = {"ad": 5, "kind": 0, "score": None, "reason": "at its cap", "worth": 1.0, "alpha": None}
+    bid = {"ad": 900001, "kind": 1, "score": 2.5, "reason": "", "worth": 2.5, "alpha": None}
+    figure = plots.why_chosen({"ad": 4, "explanation": {"candidates": [bid, late, contract]}})
+    assert figure.layout.title.text == "Why ad 4 was chosen"
+    assert list(trace(figure, "contract").y) == ["contract 4", "contract 5"]
+    assert list(trace(figure, "contract").text) == ["5.00 = click 2.00 + alpha 3.00", "at its cap"]
+    assert list(figure.layout.yaxis.categoryarray) == ["contract 5", "bid 900001", "contract 4"]

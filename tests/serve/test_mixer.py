@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError
-from ddrl.envs.admix import generated
+from ddrl.envs.admix import Market, MarketConfig, generated
 from ddrl.run.log_scoring import requests_of
 from ddrl.run.serving import make_book
 from ddrl.serve import Billing, Control, DisplayRequest, Mixer
@@ -337,3 +337,11 @@ def test_any_subset_of_the_state_can_be_served() -> None:
     fields = {"ad_fields": ["value"], "overall_fields": ["time", "shortfall"], "traffic_fields": ["age"]}
     mixer = small_mixer({"value": 1.0}, **fields)
     assert mixer.choose(request_of(mixer.book)).ad == 10_002
+
+
+def test_a_policy_whose_prior_is_yesterdays_duals_is_served_with_those_of_the_markets_first_day() -> None:
+    book = make_book(env_config(mode="bonuses", repeat=20, prior="yesterday"))
+    config = MarketConfig(**SMALL)
+    day = Market(config).day(0)
+    np.testing.assert_allclose(book.prior, 1000 * day.contracts.billed_rate * day.yesterday_alpha, rtol=1e-5)
+    assert book.prior.any()

@@ -19,6 +19,9 @@ from ddrl.distribution.plans.simulator import Network, simulate
 
 LAST_ROUND = 16  # proposals that are simulated, beside the best one of each scheme
 EVENTS = 50_000  # messages in one simulation, about
+# of a model's time that a host with very many senders loses by TCP, which the simulator does not know; fitted to
+# benchmarks.distribution.tuned
+SENDERS_COST = 0.05
 
 
 def choose(config: Config, hosts: int, nbytes: int, network: Network | None = None) -> Choice:
@@ -49,9 +52,9 @@ def choose_best(situation: Situation, *, budget_seconds: float = math.inf) -> Ch
     for candidate in _last_round(situation):
         plan = make_plan(candidate.scheme, hosts, nbytes, **candidate.parameters)
         period, lag = _run(plan, network, situation.versions_in_flight)
-        cost = period + LAG_WEIGHT * lag
+        cost = (period + LAG_WEIGHT * lag) * (1 + SENDERS_COST * (1 - 1 / max(1, plan.senders())))
         if situation.versions_in_flight > 1:  # what comes from several hosts at once waits in one queue
-            cost += plan.senders() * float(plan.payload().max(initial=0)) / down
+            cost += (plan.senders() - 1) * float(plan.payload().max(initial=0)) / down
         if cost < least:
             best, least = Choice(candidate.scheme, candidate.parameters, period), cost
         if time.monotonic() - begun > budget_seconds:

@@ -24,7 +24,7 @@ from ddrl.distribution.plans.simulator import Network
 
 PACKAGE = "ddrl.distribution.plans.schemes"
 SETTING = "cluster.scheme"
-CHUNKS = (1 << 12, 1 << 13, 1 << 14, 20_000, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)  # bytes
+CHUNKS = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)  # bytes
 MAX_CHUNKS = 512  # pieces of a model that a proposal may have
 SEVERAL = 1.25  # rates that differ by less count as equal
 LAG_WEIGHT = 0.1  # of a model's own time beside the time between models

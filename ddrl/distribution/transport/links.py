@@ -42,7 +42,8 @@ PACKET_BYTES = 1448
 RECENT = 5  # models
 SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
-LEAST_BURST, MOST_BURST = 1 << 10, 1 << 18  # bytes
+LEAST_BURST, MOST_BURST, BURST_TURNS = 1 << 10, 1 << 18, 4  # bytes; times
+LATENCY_TURNS, LATENCY_SECONDS = 6, 3e-3  # trips to a host: at least; s, for each relay there is
 TAG = COLLECTIVE_TAG + 1
 
 
@@ -145,22 +146,28 @@ class _Probe(Exchange):
         self._in = np.zeros((MAX_PIECES, PIECE), np.uint8)
 
     def latency(self) -> float:
-        """Half a round trip of an empty message between the root and a few hosts, the median."""
-        times: list[float] = []
+        """Half the quickest round trip of an empty message between the root and each of a few hosts, the longest of
+        them: what disturbs can only add."""
+        found: list[float] = []
         nothing = np.zeros(1, np.uint8)
         for host in sorted({1, self.size // 2 or 1, self.size - 1}):
             self.barrier()
-            for turn in range(6):
+            times: list[float] = []
+            last, end = np.zeros(1, np.uint8), time.perf_counter() + LATENCY_SECONDS * self.size
+            while not last[0]:  # the longer it lasts, the less often all others look whether it is over
                 if self.rank == 0:
+                    last[0] = len(times) >= LATENCY_TURNS and time.perf_counter() > end
                     begun = time.perf_counter()
-                    self.wait([self.send(nothing, host, TAG)])
+                    self.wait([self.send(last, host, TAG)])
                     self.wait([self.receive(nothing, host, TAG)])
-                    if turn:
-                        times.append(0.5 * (time.perf_counter() - begun))
+                    times.append(0.5 * (time.perf_counter() - begun))
                 elif self.rank == host:
-                    self.wait([self.receive(nothing, 0, TAG)])
+                    self.wait([self.receive(last, 0, TAG)])
                     self.wait([self.send(nothing, 0, TAG)])
-        return float(max(self.gather(float(np.median(times)) if times else 0.0)))
+                else:
+                    break
+            found.append(min(times, default=0.0))
+        return max(self.gather(max(found)))
 
     def round(self, shift: int, pieces: int) -> float:
         """Everybody sends `pieces` to the host `shift` places on; seconds until that host confirms that it has them
@@ -207,18 +214,26 @@ class _Probe(Exchange):
         return len(targets) * share * PIECE / max(slowest, 1e-9)
 
     def burst(self, rate: float, latency: float) -> float:
-        """Bytes that an idle link lets through at once: the root sends more and more, until it takes more than half as
-        long as at `rate`."""
-        data, answer, found, size = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0, LEAST_BURST
+        """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
+        quickest takes more than half as long as at `rate`."""
+        data, answer, found = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0
         self.barrier()
         if self.rank == 0:
             data[0] = 1  # go on
+
+            def quickest(size: int) -> float:
+                seconds: list[float] = []
+                for _ in range(BURST_TURNS):
+                    time.sleep(min(0.1, 2 * size / rate))  # idle links gain what they may
+                    begun = time.perf_counter()
+                    self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
+                    seconds.append(time.perf_counter() - begun)
+                return min(seconds)
+
+            nothing, size = quickest(1), max(LEAST_BURST, int(4 * rate * latency))  # less would be lost in the noise
             while size <= MOST_BURST:
-                time.sleep(min(0.1, 2 * size / rate))  # idle links gain what they may
-                begun = time.perf_counter()
-                self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
-                seconds = time.perf_counter() - begun - 2 * latency
-                found = max(found, size - rate * max(seconds, 0.0))
+                seconds = max(0.0, quickest(size) - nothing)
+                found = max(found, size - rate * seconds)
                 if seconds > 0.5 * size / rate:
                     break
                 size *= 2

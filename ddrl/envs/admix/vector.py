@@ -39,7 +39,7 @@ class AdmixVectorEnv:
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
         self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
         first = days(0, 0)
-        if play.prior == "yesterday" and not hasattr(type(first), "yesterday_alpha"):
+        if play.prior == "yesterday" and "yesterday_alpha" not in dir(first):  # which computes nothing
             raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
         self.contracts, self.bids = first.contracts, bids
         self._contracts = self.contracts.count
