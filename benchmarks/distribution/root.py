@@ -102,6 +102,7 @@ class Root:
         if case.get("connect", True):
             connect(self.comm, self.sender.executor.plan)
         self.sender.confirms.clear()
+        self._epoch = self.sender._epoch
         self.started, self.ended, self.sent, self._left, self._first = [], [], [], {}, self.version
         return choice, time.perf_counter() - begun
 

@@ -60,12 +60,12 @@ def account(
     case, row = reported.case, reported.case.days
     moments = np.linspace(0, 1, MOMENTS)
     counts = np.searchsorted(row.time[0, : row.length[0]], moments, side="right")
-    turns = np.minimum(-(-counts // play.repeat), len(played.course) - 1)
+    reached = np.minimum(np.arange(len(played.course)) * play.repeat, row.length[0])  # requests after each step
     contracts = case.contracts
     windows = np.linspace(0, 1, row.curve.shape[1])
     due = np.stack([np.interp(moments, windows, curve) for curve in row.curve[0].T], 1) * contracts.demand
     scores = [float(best.normalised(value)) for best, value in zip(case.optima, played.value, strict=True)]
-    rules = [Rule("policy", scores, played.course[turns].tolist())]
+    rules = [Rule("policy", scores, np.interp(counts, reached, played.course).tolist())]
     period = max(1, int(row.length.mean()) // BLOCKS)
     for name in plugins.names(PACKAGE) if baselines is None else baselines:
         say(f"{name}, tuned on {len(tuning.optima)} other days")
@@ -74,7 +74,7 @@ def account(
         outcome = case.play(baseline, settings, play.delay, play.own_counts, period)
         course = _course(case, outcome, counts, due)
         rules.append(Rule(name, case.normalised(outcome).tolist(), course.tolist(), asdict(settings)))
-    billed = played.billed[turns]
+    billed = np.stack([np.interp(counts, reached, column) for column in played.billed.T], 1)
     return Account(
         format=FORMAT, written=time.time(), policy=saved.evaluation, days=len(scores), requests=int(row.length[0]),
         delay=play.delay, times=moments.tolist(), bid_only=float(case.optima[0].bid_only),
