@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
 
 from ddrl.core.errors import RunDirError
+
+OWN = "ddrl.envs.admix"  # its factories take no names of code; those of ddrl.envs.partial do
 
 
 def foreign_code(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -48,14 +50,16 @@ def remember_trust(run: Path, code: Mapping[str, str]) -> None:
                 file.write("".join(f"{digest}\n" for digest in new))
 
 
-def _names(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _names(cast(Mapping[str, Any], value), f"{prefix}{key}.")
+def _names(tree: Mapping[str, Any] | Sequence[Any], prefix: str) -> Iterable[tuple[str, str]]:
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        if isinstance(value, (Mapping, list, tuple)):
+            yield from _names(cast("Mapping[str, Any] | Sequence[Any]", value), f"{prefix}{key}.")
         elif isinstance(value, str):
             module, _, name = value.rpartition(":")
-            environment = f"{prefix}{key}" == "env.id"  # Gymnasium's names are of any form; cuda:1 is none of code
-            if all(part.isidentifier() for part in module.split(".")) and (environment or name.isidentifier()):
+            # Gymnasium's names are of any form, and env.kwargs may hold one; elsewhere cuda:1 is none of code.
+            environment = prefix.startswith("env.")
+            named = all(part.isidentifier() for part in module.split(".")) and (environment or name.isidentifier())
+            if named and module != OWN:
                 yield f"{prefix}{key}", value
 
 

@@ -102,6 +102,20 @@ def test_what_names_code() -> None:
     }
 
 
+def test_code_is_named_in_an_environments_arguments_too_and_the_library_is_not_foreign() -> None:
+    part = {
+        "id": "ddrl.envs.partial:partly_observed",
+        "by_rollout": [{"id": "mine:World-v0"}],
+        "kwargs": {"id": "a:B-v1"},
+    }
+    assert foreign_code({"env": part}) == {
+        "env.id": "ddrl.envs.partial:partly_observed",
+        "env.by_rollout.0.id": "mine:World-v0",
+        "env.kwargs.id": "a:B-v1",
+    }
+    assert foreign_code({"env": {"id": "ddrl.envs.admix:generated", "kwargs": {"seed": 3}}}) == {}
+
+
 def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     task = tmp_path / "walk.toml"
