@@ -3,7 +3,11 @@ machine take many times as long. What a user trusts is remembered in a directory
 imports the sources beside the tests, also one that a test starts with the environment as it is."""
 
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 from tests.sources import environment
 
@@ -12,3 +16,11 @@ os.environ["XDG_STATE_HOME"] = _state.name
 
 os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def denormal_numbers() -> Iterator[None]:
+    """A test that learns in this process lets its thread take denormal numbers as zero; the next one has them again."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)

@@ -4,6 +4,7 @@ JSON line of findings."""
 import sys
 
 import numpy as np
+import outside
 from ranks import RANK, Host, model, report
 
 from ddrl.core.config import ClusterConfig
@@ -17,13 +18,16 @@ def main():
     host = Host(NBYTES, cluster, tables={"cluster.hops": {"hop": hop}, "cluster.masked": {"mask": mask}}, trace=True)
     if RANK == 0:
         host.publish(0)
-    first = None
+    travelled = []
+    decode = outside.Masked.decode
+
+    def noted(self, model, wire, base, start, stop):
+        if start == 0:
+            travelled.append(int(wire[0]))
+        return decode(self, model, wire, base, start, stop)
+
+    outside.Masked.decode = noted
     while not host.relay.finished:
-        executor = host.relay.models.executor
-        if RANK and executor is not None and first is None:
-            flight = next(iter(executor._flights.values()))
-            if flight.headers["length"][0]:
-                first = int(flight.data[0])  # as it travels
         host.relay.progress()
         if RANK == 0 and host.relay.sender.confirms and host.relay.sender.settled:
             host.stop()
@@ -35,7 +39,7 @@ def main():
         source=plan.source.tolist(),
         whole=bool(np.array_equal(pin.data, model(0, NBYTES))),
         first_byte=int(model(0, NBYTES)[0]),
-        travelled=first,
+        travelled=travelled[0] if travelled else None,
         problems=host.problems(),
     )
 

@@ -82,12 +82,12 @@ def test_the_panel_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_without_a_task_gets_neutral_settings_and_is_told_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = parse(["--set", "env.id=Acrobot-v1", "--set", "learner.lr=0.5"])
+    command = parse(["--set", "env.id=Taxi-v3", "--set", "learner.lr=0.5"])
     config = command.config()
     assert (config.learner.lr, config.run.target_return) == (0.5, float("inf"))
     assert config.replay == Config().replay
     announce(command, "1a2b3c4d", 0)
-    assert "neutral settings: no task ships for Acrobot-v1" in capsys.readouterr().err
+    assert "neutral settings: no task ships for Taxi-v3" in capsys.readouterr().err
 
 
 def test_an_environment_that_a_task_ships_for_gets_that_task() -> None:

@@ -28,6 +28,7 @@ from ddrl.envs.admix.block import play_block
 from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Days, Feed, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
+from ddrl.envs.admix.places import draw_order, presented, scores_by_slot
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
 from ddrl.envs.admix.tally import Tally
@@ -120,10 +121,10 @@ class AdmixVectorEnv:
             self._feed.advance(moving)
         self._read()
         columns = {
-            "chosen": self._presented(chosen, order).astype(np.int32),
+            "chosen": presented(chosen, order).astype(np.int32),
             "score": score.astype(np.float32),
             "revenue": (1000 * revenue).astype(np.float32),
-            "logged": self._presented(logged, order).astype(np.int32),
+            "logged": presented(logged, order).astype(np.int32),
         }
         terminated = playing & ~self._feed.has_request
         self._first_window[self._over] = self._window[self._over]
@@ -266,7 +267,11 @@ class AdmixVectorEnv:
         self._playable[:, : self._contracts] = plays
         self._value = np.float32(1000 * self.click_value) * request["ctr"]
         self._logged = np.where(present, request["logged"], -1)
-        self._order = self._draw_order() if self.play.shuffle else None
+        self._order = (
+            draw_order(self._rng, self.num_envs, self.queue, self._contracts if self.play.mode == "contracts" else 0)
+            if self.play.shuffle
+            else None
+        )
 
     def _read_news(self, request: dict[str, NDArray[Any]], present: NDArray[np.bool_]) -> None:
         time = np.where(present, request["time"], 1.0)
@@ -288,20 +293,6 @@ class AdmixVectorEnv:
             return self._estimate < gap
         return np.zeros(self._estimate.shape, bool)
 
-    def _draw_order(self) -> NDArray[np.int64]:
-        """Which ad stands in each place of the queue [N, Q]; in mode "contracts" contracts stay before bids."""
-        keys = self._rng.random((self.num_envs, self.queue))
-        if self.play.mode == "contracts":
-            keys[:, self._contracts :] += 1
-        return keys.argsort(1)
-
-    @staticmethod
-    def _presented(slot: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """The place in the queue as observed, in `order`, of an unshuffled slot [N]; -1 stays."""
-        if order is None:
-            return slot
-        return np.where(slot >= 0, (order == slot[:, None]).argmax(1), -1)
-
     def _check(self, action: NDArray[Any]) -> NDArray[Any]:
         action = np.asarray(action)
         if action.shape != (self.num_envs, *self.spec.action.shape):
@@ -312,24 +303,10 @@ class AdmixVectorEnv:
         return action
 
     def _scores(self, action: NDArray[Any], moving: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Scores [N, Q] by unshuffled slot; bids at their eCPM except in mode "all"."""
-        scores = np.empty((self.num_envs, self.queue))
-        count = action.shape[1]
-        if count < self.queue:
-            scores[:, count:] = self._request["ecpm"]
+        needed = self._mask & moving[:, None]
         if self._bonuses:
-            scores[:, :count] = action + self._value
-        elif self._order is None:
-            scores[:, :count] = action
-        else:
-            np.put_along_axis(scores, self._order[:, :count], action.astype(np.float64), 1)
-        broken = ~np.isfinite(scores) & self._mask & moving[:, None]
-        if broken.any():
-            env, slot = np.argwhere(broken)[0]
-            raise EnvError(
-                f"admix: the score of environment {env}, ad slot {slot} is {scores[env, slot]}, not a number"
-            )
-        return scores
+            return scores_by_slot(action + self._value, self._request["ecpm"], None, needed)
+        return scores_by_slot(action, self._request["ecpm"], self._order, needed)
 
     def _choose(
         self, scores: NDArray[np.float64], playing: NDArray[np.bool_]
