@@ -398,13 +398,13 @@ class Outbox:
     def copied(self, target: int, nbytes: int) -> None:
         """A message has gone, and nothing will say when it has been taken."""
 
-    def sent(self, target: int, nbytes: int) -> int:
+    def sent(self, entry: tuple[int, int], target: int, nbytes: int) -> int:
         """
         A message has gone whose end will be known; the bytes that will have been taken then.
         """
 
-    def taken(self, target: int, nbytes: int) -> None:
-        """Those bytes have been taken."""
+    def taken(self, entry: tuple[int, int], target: int, nbytes: int) -> None:
+        """It has been taken, and those bytes with it."""
 
 class Transfers:
     """

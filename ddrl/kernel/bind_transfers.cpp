@@ -55,9 +55,9 @@ void bind_transfers(nb::module_& module) {
              "Whether this message must end only when it has been taken.")
         .def("copied", &Outbox::copied, "target"_a, "nbytes"_a,
              "A message has gone, and nothing will say when it has been taken.")
-        .def("sent", &Outbox::sent, "target"_a, "nbytes"_a,
+        .def("sent", &Outbox::sent, "entry"_a, "target"_a, "nbytes"_a,
              "A message has gone whose end will be known; the bytes that will have been taken then.")
-        .def("taken", &Outbox::taken, "target"_a, "nbytes"_a, "Those bytes have been taken.");
+        .def("taken", &Outbox::taken, "entry"_a, "target"_a, "nbytes"_a, "It has been taken, and those bytes with it.");
 
     nb::class_<TransfersBase>(module, "Transfers",
                               "Moves the messages of one plan on one host; "

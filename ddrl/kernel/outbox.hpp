@@ -3,12 +3,16 @@
 // Only a window of bytes is handed to MPI and not yet taken, so that precedence is ours and not the socket's, and only
 // a share of it to one target, so that a slow target holds up only its own. MPI calls a small message sent when it has
 // copied it: so now and then one is sent that ends only when it has been taken, and with it all before.
+//
+// A receiver takes messages in the plan's order. One that became ready late may stand before all that is under way, and
+// these may wait for it to be taken first: so it goes although nothing has room.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <queue>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -27,12 +31,14 @@ public:
 
     // The next message that has room.
     std::optional<Entry> take() {
-        while (!ready_.empty() && under_way_ < window_) {
+        while (!ready_.empty()) {
             const auto [entry, target] = ready_.top();
+            const bool first = before_all(entry);
+            if (under_way_ >= window_ && !first) break;
             ready_.pop();
             Target& to = targets_[target];
-            if (to.under_way < share_) return entry;
-            to.waits.push_back(entry);
+            if (to.under_way < share_ || first) return entry;
+            to.waits.insert(entry);
         }
         return std::nullopt;
     }
@@ -47,34 +53,40 @@ public:
     }
 
     // A message has gone whose end will be known; the bytes that will have been taken then.
-    int64_t sent(int target, int64_t bytes) {
+    int64_t sent(Entry entry, int target, int64_t bytes) {
         Target& to = targets_[target];
         to.under_way += bytes;
         bytes += std::exchange(to.unasked, 0);
         under_way_ += bytes;
+        gone_.insert(entry);
         return bytes;
     }
 
-    // Those bytes have been taken.
-    void taken(int target, int64_t bytes) {
-        Target& to = targets_[target];
+    // It has been taken, and those bytes with it.
+    void taken(Entry entry, int target, int64_t bytes) {
         under_way_ -= bytes;
-        to.under_way -= bytes;
-        for (const Entry& entry : to.waits) ready_.emplace(entry, target);
-        to.waits.clear();
+        targets_[target].under_way -= bytes;
+        gone_.erase(entry);
+        for (auto& [each, to] : targets_) {
+            if (to.waits.empty() || (each != target && !before_all(*to.waits.begin()))) continue;
+            for (const Entry& waiting : std::exchange(to.waits, {})) ready_.emplace(waiting, each);
+        }
     }
 
 private:
     struct Target {
         int64_t under_way = 0;
         int64_t unasked = 0;  // of these, those of which nothing says when they are taken
-        std::vector<Entry> waits;  // ready too, but the target has its share
+        std::set<Entry> waits;  // ready too, but the target has its share
     };
     using Ready = std::pair<Entry, int>;  // with the target
+
+    bool before_all(const Entry& entry) const { return gone_.empty() || entry < *gone_.begin(); }
 
     int64_t window_, share_, under_way_ = 0;
     std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
     std::unordered_map<int, Target> targets_;
+    std::set<Entry> gone_;  // whose end will be known
 };
 
 }  // namespace ddrl

@@ -240,7 +240,7 @@ private:
         }
         for (const What& what : finished_) {
             if (what.bytes) {
-                outbox_.taken(plan_.target[at(plan_.mine[at(what.place)])], what.bytes);
+                outbox_.taken({what.sequence, what.place}, plan_.target[at(plan_.mine[at(what.place)])], what.bytes);
                 left(what.sequence, what.place);
             } else {
                 arrived(what.sequence, plan_.incoming[at(what.place)]);
@@ -296,7 +296,7 @@ private:
                 left(sequence, place);
             } else {
                 requests_.push_back(request);
-                what_.push_back({sequence, place, outbox_.sent(target, bytes)});
+                what_.push_back({sequence, place, outbox_.sent(*entry, target, bytes)});
             }
             issued = true;
         }

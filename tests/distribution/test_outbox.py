@@ -23,9 +23,9 @@ def test_a_target_that_has_its_share_holds_up_only_its_own_messages():
     for place, target in enumerate((1, 1, 2)):
         outbox.add((0, place), target)
     assert outbox.take() == (0, 0)
-    ended = outbox.sent(1, 100)
+    ended = outbox.sent((0, 0), 1, 100)
     assert taken(outbox) == [(0, 2)]
-    outbox.taken(1, ended)
+    outbox.taken((0, 0), 1, ended)
     assert taken(outbox) == [(0, 1)]
 
 
@@ -33,11 +33,11 @@ def test_no_more_goes_once_the_window_is_full():
     outbox = Outbox(150, 100)
     for place in range(3):
         outbox.add((0, place), place)
-    first = outbox.take() and outbox.sent(0, 100)
+    first = outbox.take() and outbox.sent((0, 0), 0, 100)
     assert outbox.take() == (0, 1)
-    outbox.sent(1, 100)
+    outbox.sent((0, 1), 1, 100)
     assert outbox.take() is None
-    outbox.taken(0, first)
+    outbox.taken((0, 0), 0, first)
     assert outbox.take() == (0, 2)
 
 
@@ -47,12 +47,12 @@ def test_copied_messages_count_until_one_that_asks_has_been_taken():
     outbox.copied(1, 20)
     assert outbox.asks(1, 20)  # more than a quarter of the share would be unasked
     assert not outbox.asks(2, 20)
-    ended = outbox.sent(1, 80)
+    ended = outbox.sent((0, 0), 1, 80)
     assert ended == 100
-    outbox.add((0, 0), 1)
+    outbox.add((0, 1), 1)
     assert outbox.take() is None
-    outbox.taken(1, ended)
-    assert outbox.take() == (0, 0)
+    outbox.taken((0, 0), 1, ended)
+    assert outbox.take() == (0, 1)
     assert not outbox.asks(1, 20)
 
 
@@ -63,6 +63,33 @@ def test_copied_messages_alone_never_stop_a_host():
         outbox.add((0, place), target)
         assert outbox.take() == (0, place)
         if outbox.asks(target, 10):
-            outbox.taken(target, outbox.sent(target, 10))
+            outbox.taken((0, place), target, outbox.sent((0, place), target, 10))
         else:
             outbox.copied(target, 10)
+
+
+def test_a_message_that_stands_before_all_under_way_goes_although_nothing_has_room():
+    """A receiver that takes messages in order waits for it, and takes none of the others before."""
+    outbox = Outbox(100, 50)
+    outbox.add((0, 5), 1)
+    assert outbox.take() == (0, 5)
+    ended = outbox.sent((0, 5), 1, 100)
+    outbox.add((0, 6), 1)
+    outbox.add((0, 3), 1)
+    assert taken(outbox) == [(0, 3)]
+    outbox.sent((0, 3), 1, 50)
+    outbox.add((0, 4), 1)
+    assert outbox.take() is None
+    outbox.taken((0, 3), 1, 50)
+    assert taken(outbox) == [(0, 4)]
+    outbox.taken((0, 5), 1, ended)
+    assert taken(outbox) == [(0, 6)]
+
+
+def test_what_waits_for_one_target_goes_once_it_stands_before_all_that_is_under_way():
+    outbox = Outbox(1000, 50)
+    ended = [outbox.sent(entry, target, 50) for entry, target in (((0, 1), 1), ((0, 5), 2))]
+    outbox.add((0, 3), 2)
+    assert outbox.take() is None  # (0, 1) stands before it
+    outbox.taken((0, 1), 1, ended[0])
+    assert taken(outbox) == [(0, 3)]
