@@ -47,7 +47,10 @@ def command(mode: str, run: Path, steps: int) -> list[str]:
 
 
 def start(mode: str, run: Path, steps: int, mark: str) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own; its words go to RUN.log."""
+    """Start it in a session of its own; its words go to RUN.log. A killed mpirun leaves a folder named by its process
+    id, which a later one with that id refuses: each gets a folder of its own."""
+    folder = run.with_suffix(".mpi")
+    folder.mkdir()
     variables = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     with run.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(
@@ -56,7 +59,13 @@ def start(mode: str, run: Path, steps: int, mark: str) -> subprocess.Popen[bytes
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, **variables, "OMP_NUM_THREADS": "1", MARK: mark},
+            env={
+                **os.environ,
+                **variables,
+                "PRTE_MCA_prte_tmpdir_base": str(folder),
+                "OMP_NUM_THREADS": "1",
+                MARK: mark,
+            },
         )
 
 

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddrl._kernel import Outbox
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PlanError
 from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import PACKAGE, load_scheme, make_plan, preset_relays
+from ddrl.distribution.transport.executor import POSTED
 
 SCHEMES = [name for name in plugins.names(PACKAGE) if hasattr(load_scheme(name), "plan")]
 
@@ -71,6 +73,44 @@ def test_no_order_of_sending_can_deadlock(request_, random):
         left.remove(message)
         assert not held[message[1]].intersection(range(message[2], message[2] + message[3]))
         held[message[1]].update(range(message[2], message[2] + message[3]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests(), st.randoms(), st.sampled_from([(1, 1), (4, 1), (4, 3)]))
+def test_nor_can_receivers_that_take_in_order_from_senders_with_little_room(request_, random, room):
+    """Every send ends when it has been taken, POSTED receives stand for each source; any of these may be next."""
+    plan = make_plan(request_[0], request_[1], request_[2], **request_[3])
+    window, share = room
+    mine = [plan.sent_by(host).tolist() for host in range(plan.hosts + 1)]
+    outboxes = [Outbox(window, share) for _ in mine]
+    due = {}
+    for message in range(plan.messages):
+        due.setdefault((int(plan.source[message]), int(plan.target[message])), []).append(message)
+    chunks = [set(range(plan.first[m], plan.first[m] + plan.count[m])) for m in range(plan.messages)]
+    waiting = [dict(enumerate(map(chunks.__getitem__, messages))) for messages in mine]
+    gone: dict[int, int] = {}  # message: bytes that will have been taken
+
+    def ready(host, held):
+        for place in [place for place, needed in waiting[host].items() if needed <= held]:
+            outboxes[host].add((0, place), int(plan.target[mine[host][place]]))
+            del waiting[host][place]
+        while (entry := outboxes[host].take()) is not None:
+            message = mine[host][entry[1]]
+            gone[message] = outboxes[host].sent(entry, int(plan.target[message]), 1)
+
+    held = [set() for _ in mine]
+    held[0] = set(range(plan.chunks))
+    ready(0, held[0])
+    while any(due.values()):
+        taken = [message for messages in due.values() for message in messages[:POSTED] if message in gone]
+        assert taken, "all wait for one another"
+        message = random.choice(taken)
+        source, target = int(plan.source[message]), int(plan.target[message])
+        due[source, target].remove(message)
+        outboxes[source].taken((0, mine[source].index(message)), target, gone.pop(message))
+        held[target] |= chunks[message]
+        ready(source, held[source])
+        ready(target, held[target])
 
 
 def test_the_check_refuses_a_chunk_sent_twice_one_never_sent_and_hosts_that_wait_for_each_other():
