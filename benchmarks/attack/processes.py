@@ -217,4 +217,6 @@ def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
                 log = run.with_suffix(".log").read_text(errors="replace")[-1500:]
                 troubles.append({"turn": turn, "mode": mode, "status": process.returncode, "log": log, **found})
                 print(f"{turn}: {troubles[-1]}", flush=True)
+            if turn % 20 == 19:
+                print(f"{turn + 1} starts, {len(troubles)} troubles", flush=True)
     return {"starts": sum(ended.values()), "ended": dict(ended), "longest_s": round(longest, 1), "troubles": troubles}
