@@ -129,6 +129,10 @@ class QueueActor(nn.Module):
             action = torch.minimum(torch.maximum(moved, bounds.low), bounds.low + bounds.width)
         return action
 
+    def departure(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+        """How far an action is from the prior, as a share of the bounds' distance [B, actions]."""
+        return self.bounds.share(action) - self.bounds.prior(observation)
+
 
 class QueueCritic(nn.Module):
     """`outputs` numbers of (state, action): [B, 1, outputs], or [B, actions, outputs] where rewards are by place.

@@ -44,7 +44,8 @@ def test_the_actor_raises_the_bonus_of_a_contract_that_would_miss_its_demand() -
     wanted += ["rollout.refresh=write", "env.num_envs=8", "learner.hidden=[32,32]", "learner.d4pg.actor_start=800"]
     wanted += ["replay.min_size=400", "learner.d4pg.actor_lr_factor=0.3", "rollout.epsilon_start=1.0"]
     wanted += ["rollout.epsilon_end=1.0"]
-    wanted += ["learner.d4pg.actor_delay=1"]
+    wanted += ["learner.d4pg.actor_delay=1", "learner.d4pg.actor_anchor=0", "learner.batch_size=64"]
+    wanted += ["replay.samples_per_insert=16"]
     config = load_config(tasks()["admix"], wanted)
     object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "pace_step": 0.0, "repeat": 20, "delay": 0.0})
     run = Inside(config, [Explorer({})])

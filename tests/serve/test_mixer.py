@@ -12,6 +12,7 @@ import pytest
 
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError
 from ddrl.envs.admix import Market, MarketConfig, generated
+from ddrl.envs.admix.feed import alpha_of
 from ddrl.run.log_scoring import requests_of
 from ddrl.run.serving import make_book
 from ddrl.serve import Billing, Control, DisplayRequest, Mixer, snapshot
@@ -60,7 +61,7 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
     mixer.use(policy)
     state_arrays = mixer._state_arrays({})
     if mixer.pacing:
-        mixer.pacing.begin(0, env._pacing.state[0, 0])  # type: ignore[attr-defined]
+        mixer.pacing.begin(0, alpha_of(env.play, env._days(env._seeds[0], 0)))  # type: ignore[attr-defined]
     first = env._prior[0].copy()
     mixer._queue.write_into(state_arrays)
     over, choices = False, 0
