@@ -120,6 +120,17 @@ def flush_denormals() -> None:
     torch.set_flush_denormal(True)
 
 
+def fix_order_of_sums() -> None:
+    """Let a GPU's kernels add in one order where they can, so that equal runs give equal bits; some are slower, and
+    torch warns of one that cannot. cuBLAS reads its part at its first product, so this comes before."""
+    import torch
+
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports torch's compiler
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
 def set_torch_threads(threads: int) -> None:
     """Threads of torch's CPU kernels, for every task of the process."""
     import torch
