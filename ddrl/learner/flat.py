@@ -75,7 +75,11 @@ class FlatParameters:
         """Let `vector`, which holds the same values wherever it lies, be the module's memory from here on."""
         tensors = named_tensors(self.module)
         homes = dict(zip(map(id, tensors.values()), self.split(vector), strict=True))
-        self.module._apply(lambda tensor: homes.get(id(tensor), tensor).to(vector.device))
+
+        def home_of(tensor: torch.Tensor) -> torch.Tensor:
+            return homes.get(id(tensor), tensor).to(vector.device)
+
+        self.module._apply(home_of)
         self.vector = vector
         for tensor, home in zip(named_tensors(self.module).values(), self.split(vector), strict=True):
             if tensor.data_ptr() != home.data_ptr():  # torch's recurrent layers lay out their parameters anew

@@ -210,8 +210,8 @@ class Learner:
             moved = iter(move(vectors, chosen))
         except torch.OutOfMemoryError as error:
             raise NetworkError(
-                f"{chosen} has too little memory for the {sum(map(len, vectors)) / 1e6:.1f} MB of parameters and moments: "
-                f"end what else uses it, or name another device ({_first_line(error)})"
+                f"{chosen} has too little memory for the {sum(map(len, vectors)) / 1e6:.1f} MB of parameters and "
+                f"moments: end what else uses it, or name another device ({_first_line(error)})"
             ) from error
         self.device = chosen
         for part in self.parts.values():
