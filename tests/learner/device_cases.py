@@ -6,9 +6,9 @@ one would cost; on CUDA sums have another order, and random numbers are others."
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,15 +71,15 @@ class Case(NamedTuple):
     algorithm: str
     spec: EnvSpec
     batch: Callable[[EnvSpec, int, int], Any] = learner_cases.random_batch
-    table: dict[str, Any] = {}
+    table: Mapping[str, Any] = MappingProxyType({})
     draws: bool = False
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     rounds: bool = False
 
     def learner(self, device: str) -> Learner:
         options = {"hidden": [16, 16], "target_period": 2, "lr": 1e-3, **self.options}
         config = LearnerConfig(algorithm=self.algorithm, **options)
-        tables = {f"learner.{self.algorithm}": self.table} if self.table else {}
+        tables = {f"learner.{self.algorithm}": dict(self.table)} if self.table else {}
         return Learner.of(Config(run=RunConfig(seed=3), learner=config, tables=tables), self.spec, device)
 
     def batches(self, learner: Learner) -> Iterator[Any]:
