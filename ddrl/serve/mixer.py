@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl._kernel import AdQueue
-from ddrl.core.errors import MessageError, NetworkError, shortened
+from ddrl.core.decoding import decode
+from ddrl.core.errors import MessageError, NetworkError
 from ddrl.serve.book import SUPPORT, Book
 from ddrl.serve.messages import (
+    UNREADABLE,
     Billing,
     Candidate,
     ContractState,
@@ -75,11 +77,7 @@ class Mixer:
 
     def decide(self, body: bytes) -> bytes:
         """A `DisplayRequest` in JSON in, a `Decision` in JSON out; MessageError names what is wrong with it."""
-        try:
-            request = self._decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise MessageError(shortened(error)) from None
-        return self._encoder.encode(self.choose(request))
+        return self._encoder.encode(self.choose(decode(body, self._decoder, MessageError, UNREADABLE)))
 
     def choose(self, request: DisplayRequest) -> Decision:
         """The ad to show, which counts as shown. MessageError for a request that cannot be answered, NetworkError for a

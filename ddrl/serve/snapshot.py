@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddrl.core.decoding import read_json
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import write_atomically
 from ddrl.serve.mixer import Mixer
@@ -62,12 +63,7 @@ def save(path: Path, data: bytes) -> None:
 
 def restore(path: Path, mixer: Mixer) -> None:
     """Set the mixer's counters to those of `path`; CheckpointError for a file that is damaged or of other contracts."""
-    try:
-        whole = msgspec.json.decode(path.read_bytes(), type=_Snapshot)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {shortened(error)}; --new-day begins without it") from None
+    whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
     known = {contract.ad: contract for contract in whole.contracts}
     if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(mixer.book.ids.tolist()):
         raise CheckpointError(
