@@ -5,9 +5,10 @@ The package's top imports nothing heavy: a rollout process never loads torch. Se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # nothing is imported here: Ctrl-C in the middle of it would end a run with a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from ddrl.notebook import play, start, watch
     from ddrl.telemetry import Run, attach
 

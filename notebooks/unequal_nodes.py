@@ -33,17 +33,32 @@ def regrets(kinds: Sequence[str], sizers: Sequence[str], *, nodes: int = 16, clu
     return {name: np.array(values) for name, values in found.items()}
 
 
-class LiveCluster:
-    """One simulated cluster that goes on while one interferes: `run`, `slow_down`, `run` again.
+class History:
+    """What has happened so far, iteration by iteration."""
 
-    `sizes` and `seconds` [K, N] hold what has happened so far."""
+    def __init__(self) -> None:
+        self._sizes: list[Sequence[int] | NDArray[np.int64]] = []
+        self._seconds: list[Sequence[float] | NDArray[np.float64]] = []
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each node [K, N]."""
+        return np.array(self._sizes)
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Seconds of each node [K, N]."""
+        return np.array(self._seconds)
+
+
+class LiveCluster(History):
+    """One simulated cluster that goes on while one interferes: `run`, `slow_down`, `run` again."""
 
     def __init__(self, sizer: str, nodes: int = 4, *, kind: str = "static", seed: int = 1, longest: int = 1000) -> None:
         self._simulation = Simulation(make_scenario(kind, 1, nodes, longest, seed))
         self._sizer = make_sizer(sizer, self._simulation.scenario.cluster)
         self._observation = self._simulation.blank()
-        self._sizes: list[NDArray[np.int64]] = []
-        self._seconds: list[NDArray[np.float64]] = []
+        super().__init__()
 
     def run(self, iterations: int) -> LiveCluster:
         """Go on for so many iterations."""
@@ -62,18 +77,8 @@ class LiveCluster:
         simulation.scenario = slow_down(simulation.scenario, node, simulation.iteration, end, factor)
         return self
 
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Samples of each node [K, N]."""
-        return np.array(self._sizes)
 
-    @property
-    def seconds(self) -> NDArray[np.float64]:
-        """Seconds of each node [K, N]."""
-        return np.array(self._seconds)
-
-
-class ProcessCluster:
+class ProcessCluster(History):
     """The same with processes of this machine, which compute as many samples as they are given.
 
     Times are those that the notebook measures, from the sending of a size to the answer. A node that is slowed down
@@ -81,8 +86,7 @@ class ProcessCluster:
 
     def __init__(self, sizer: str = "affine", nodes: int = 3, *, total: int = 900) -> None:
         self._balancer, self._factors = Balancer(total, nodes, sizer), [1.0] * nodes
-        self._sizes: list[NDArray[np.int64]] = []
-        self._seconds: list[list[float]] = []
+        super().__init__()
         context = multiprocessing.get_context("spawn")
         ends = [context.Pipe() for _ in range(nodes)]
         self._nodes: list[Connection] = [mine for mine, _ in ends]
@@ -112,16 +116,6 @@ class ProcessCluster:
         """From now on `node` takes `factor` times as long for a sample; below 1 it is freed again."""
         self._factors[node] *= factor
         return self
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Samples of each node [K, N]."""
-        return np.array(self._sizes)
-
-    @property
-    def seconds(self) -> NDArray[np.float64]:
-        """Seconds of each node [K, N]."""
-        return np.array(self._seconds)
 
     def close(self) -> None:
         """End the processes."""

@@ -16,6 +16,7 @@ import numpy as np
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.errors import ConfigError
+from ddrl.envs.admix.pacing import Pacing
 from ddrl.envs.admix.replay import Decision, Feedback, Outlook
 from ddrl.envs.admix.state import MAX_PACE
 
@@ -43,7 +44,11 @@ class Learned:
         self._state = np.zeros(len(outlook.inventories), saved.model.spec.observation.numpy)
         self._required = np.stack([inventory.split() for inventory in outlook.inventories])
         self._prior = 1000 * contracts.billed_rate * outlook.yesterday_alpha
+        self._pacing = Pacing(contracts, given.get("pace_step", 0.0), len(self._prior))
+        for day, alpha in enumerate(outlook.yesterday_alpha):
+            self._pacing.begin(day, alpha)
         self._repeat, self._next, self._bonus = given["repeat"], 0, self._prior
+        self._paces = given.get("pace_step", 0.0) > 0
 
     def decide(self, feedback: Feedback) -> Decision:
         """The bonus of each contract, from eCPM to currency."""
@@ -58,6 +63,8 @@ class Learned:
         demand, estimate = np.maximum(contracts.demand, 1), feedback.estimate
         due = feedback.due * contracts.demand
         mask = state["queue_mask"] = feedback.shown < contracts.cap
+        if self._paces:
+            self._prior = 1000 * self._pacing.decide(due, estimate, feedback.seen_billed, feedback.seen_shown)
         left = np.maximum(contracts.demand - due, 0.02 * contracts.demand + 1e-9)
         known = {
             "impressions": estimate / demand,

@@ -95,16 +95,14 @@ def role(words: str) -> str:
 
 def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
     """Seconds until nothing of a run lives; above LIMIT it hangs, and is killed."""
-    begin = time.monotonic()
-    while processes(mark) or process.poll() is None:
-        if time.monotonic() - begin > LIMIT:
-            for pid in processes(mark):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
-            break
+    begin, seconds = time.monotonic(), 0.0
+    while (living := processes(mark)) or process.poll() is None:
+        seconds = time.monotonic() - begin
+        for pid in living if seconds > LIMIT else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-    return time.monotonic() - begin
+    return seconds
 
 
 def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals | None) -> dict[str, Any]:
@@ -135,6 +133,7 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
 
 def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too
     draw, end = random.Random(seed), time.monotonic() + seconds
     sent, troubles, resumed, resumes, left = Counter[str](), list[dict[str, Any]](), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
@@ -217,4 +216,6 @@ def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
                 log = run.with_suffix(".log").read_text(errors="replace")[-1500:]
                 troubles.append({"turn": turn, "mode": mode, "status": process.returncode, "log": log, **found})
                 print(f"{turn}: {troubles[-1]}", flush=True)
+            if turn % 20 == 19:
+                print(f"{turn + 1} starts, {len(troubles)} troubles", flush=True)
     return {"starts": sum(ended.values()), "ended": dict(ended), "longest_s": round(longest, 1), "troubles": troubles}

@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import CheckpointError, RunDirError, shortened
+from ddrl.core.decoding import decode
+from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -177,15 +178,13 @@ def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.
 
 
 def _parse(text: bytes, place: Path) -> _Manifest:
-    try:
-        written = msgspec.json.decode(text, type=_Format).format
-        if written != FORMAT:
-            raise CheckpointError(
-                f"{place} has the format {written[:40]!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
-            )
-        manifest = msgspec.json.decode(text, type=_Manifest)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{place} is corrupt or was not written by ddrl: {shortened(error)}") from None
+    what = f"{place} is corrupt or was not written by ddrl"
+    written = decode(text, _Format, CheckpointError, what).format
+    if written != FORMAT:
+        raise CheckpointError(
+            f"{place} has the format {written[:40]!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
+        )
+    manifest = decode(text, _Manifest, CheckpointError, what)
     if manifest.checksum and manifest.checksum != _checksum(manifest):
         raise CheckpointError(f"{place} is corrupt: its checksum differs")
     return manifest

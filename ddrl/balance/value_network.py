@@ -6,18 +6,19 @@ the same network in torch. The file is safetensors: its metadata says the form, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ddrl.balance.node_state import CONTEXT_FEATURES, FIRST, FORMS, NODE_FEATURES
 from ddrl.balance.objectives import OBJECTIVES
-from ddrl.core.errors import CheckpointError
+from ddrl.core.decoding import decode
+from ddrl.core.errors import CheckpointError, shortened
 
 SHIPPED = Path(__file__).parent / "ddqn.safetensors"
 WIDTH, HIDDEN = 48, 64
@@ -50,6 +51,11 @@ def shapes(form: str) -> dict[str, tuple[int, ...]]:
     }
 
 
+class _About(msgspec.Struct, frozen=True):
+    form: str = ""
+    hidden: tuple[str, ...] = ()
+
+
 class ValueNetwork:
     """Loaded once; `__call__` takes features [..., N, F] and context [..., G]."""
 
@@ -64,15 +70,15 @@ class ValueNetwork:
             opened: Any = safe_open(path, "numpy")  # its methods have no types
             with opened as file:
                 tensors: dict[str, NDArray[np.float32]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about: dict[str, Any] = json.loads((file.metadata() or dict[str, str]()).get("ddqn", "{}"))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read as the network of a sizer: {error}") from None
-        form = about.get("form", "")
-        if form not in FORMS or {name: tensor.shape for name, tensor in tensors.items()} != shapes(form):
+                about = (file.metadata() or dict[str, str]()).get("ddqn", "{}").encode()
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: cannot be read as the network of a sizer: {shortened(error)}") from None
+        told = decode(about, _About, CheckpointError, f"{path}: cannot be read as the network of a sizer")
+        if told.form not in FORMS or {name: tensor.shape for name, tensor in tensors.items()} != shapes(told.form):
             raise CheckpointError(
                 f"{path} holds another network: train it anew, python -m benchmarks.microbatch --train"
             )
-        return ValueNetwork(tensors, form, tuple(about["hidden"]))
+        return ValueNetwork(tensors, told.form, told.hidden)
 
     def __call__(self, features: NDArray[np.float32], context: NDArray[np.float32]) -> Values:
         """Action values for every objective."""

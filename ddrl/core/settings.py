@@ -20,7 +20,8 @@ import tomli_w
 
 from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError
+from ddrl.core.decoding import DAMAGE
+from ddrl.core.errors import ConfigError, shortened
 from ddrl.core.fields import check_ranges
 
 
@@ -96,10 +97,12 @@ def config_from_toml(text: str, source: str) -> Config:
     """Read a config that `config_to_toml` wrote; `source` names it in errors."""
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    _check_names(tree, source)
-    return _to_config(tree, source)
+        _check_names(tree, source)
+        return _to_config(tree, source)
+    except ConfigError as error:
+        raise ConfigError(shortened(error)) from None
+    except DAMAGE as error:
+        raise ConfigError(f"{source} is not valid TOML: {shortened(error)}") from None
 
 
 def config_to_toml(config: Config) -> str:

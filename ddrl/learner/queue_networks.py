@@ -40,9 +40,10 @@ class Queue(nn.Module):
         self.pooled = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(hidden))
 
     def forward(
-        self, observation: Mapping[str, torch.Tensor], extra: torch.Tensor | None = None
+        self, observation: Mapping[str, torch.Tensor], extra: torch.Tensor | None = None, *, alone: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class; `extra` [B, Q, extra] are further inputs of each place."""
+        """See the class; `extra` [B, Q, extra] are further inputs of each place. `alone`: no gradient flows from one
+        place to another."""
         mask = observation[f"{AXIS}_mask"].unsqueeze(2).float()
         places = mask.shape[1]
         own = [observation[name].reshape(mask.shape[0], places, -1) for name in self._own]
@@ -51,7 +52,8 @@ class Queue(nn.Module):
         x = torch.sign(x) * torch.log1p(torch.abs(x))
         x = torch.relu(self.first(x if extra is None else torch.cat([x, extra], 2)))
         for layer, pooled in zip(self.layers, self.pooled, strict=True):
-            x = torch.relu(layer(x) + pooled(masked_mean(x, mask)).unsqueeze(1))
+            mean = masked_mean(x.detach() if alone else x, mask)
+            x = torch.relu(layer(x) + pooled(mean).unsqueeze(1))
         return x, mask
 
 
@@ -127,12 +129,18 @@ class QueueActor(nn.Module):
             action = torch.minimum(torch.maximum(moved, bounds.low), bounds.low + bounds.width)
         return action
 
+    def departure(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+        """How far an action is from the prior, as a share of the bounds' distance [B, actions]."""
+        return self.bounds.share(action) - self.bounds.prior(observation)
+
 
 class QueueCritic(nn.Module):
     """`outputs` numbers of (state, action): [B, 1, outputs], or [B, actions, outputs] where rewards are by place.
 
     It sees each action as a share of the bounds' distance, and as its departure from the prior: what a departure is
-    worth is small beside what the prior says of the state."""
+    worth is small beside what the prior says of the state. Where rewards are by place, an actor climbs each place's
+    value by that place's action alone: rewards are as in an auction, and whoever climbs their sum by all actions learns
+    to bid low, so that the others pay less."""
 
     def __init__(self, spec: EnvSpec, hidden: list[int], outputs: int) -> None:
         super().__init__()
@@ -144,7 +152,7 @@ class QueueCritic(nn.Module):
         """See the class."""
         share, begin = self.bounds.share(action), self.bounds.prior(observation)
         extra = by_place(observation[f"{AXIS}_mask"], share, 3 * (share - begin), 0.5 * logit(begin))
-        x, mask = self.queue(observation, extra)
+        x, mask = self.queue(observation, extra, alone=self._by_place and action.requires_grad)
         if self._by_place:
             return self.head(x[:, : action.shape[1]])
         return self.head(masked_mean(x, mask)).unsqueeze(1)

@@ -7,7 +7,6 @@ run the seconds count as they are."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.roles import Role
 from ddrl.pool.devices import Device, parse_devices
-from ddrl.pool.reading import read_pool
+from ddrl.pool.reading import read_plan, read_pool
 from ddrl.pool.traces import Lease
 from ddrl.telemetry import Run
 from ddrl.telemetry.reading import Processes
@@ -64,19 +63,15 @@ def read_recordings(path: Path) -> list[Recording]:
     plan = path / "pool" / "plan.json"
     if not plan.exists():
         return [_read_run(path)]
-    try:
-        document = json.loads(plan.read_text())
-        devices = parse_devices(document["devices"])
-        tasks = [(str(task["name"]), Path(task["directory"])) for task in document["tasks"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunDirError(f"{plan} cannot be read ({error})") from None
+    told = read_plan(path)
+    devices = parse_devices(told.devices)
     record = read_pool(path)
     found: list[Recording] = []
-    for name, directory in tasks:
+    for name, directory in ((task.name, Path(task.directory)) for task in told.tasks):
         home = directory if directory.is_dir() else path / name  # the pool's directory may have been moved
         if (home / "telemetry.sqlite").exists():
             of_task = [lease for lease in record.leases if lease.task == name]
-            found.append(_read_run(home, of_task, devices, makespan=record.seconds if len(tasks) == 1 else 0.0))
+            found.append(_read_run(home, of_task, devices, makespan=record.seconds if len(told.tasks) == 1 else 0.0))
     if not found:
         raise RunDirError(f"no task of the pool {path} has recorded anything")
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import ask
+from ddrl.pool.reading import read_plan
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,11 +43,7 @@ def _command(cancel: str | None, reweight: list[str] | None) -> dict[str, Any]:
 
 
 def _ask(pool: Path, command: dict[str, Any]) -> dict[str, Any]:
-    try:
-        run_id = json.loads((pool / "pool" / "plan.json").read_text())["run_id"]
-    except (OSError, ValueError, KeyError) as error:
-        raise PoolError(f"{pool} is not the directory of a pool: its pool/plan.json cannot be read ({error})") from None
-    answer = ask(str(run_id), command)
+    answer = ask(read_plan(pool).run_id, command)
     if answer is None:
         end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
         raise PoolError(f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {pool}")

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ddrl.core.decoding import decode
 from ddrl.core.errors import PoolError
 
 MAX_BYTES = 1 << 20
@@ -107,7 +108,6 @@ def _receive(connection: socket.socket) -> dict[str, Any] | None:
             data += piece
             if len(data) > MAX_BYTES:
                 return None
-        document = json.loads(data)
-    except (OSError, ValueError):
+        return decode(data, dict[str, Any], PoolError, "a command")
+    except (OSError, PoolError):
         return None
-    return document if isinstance(document, dict) else None  # pyright: ignore[reportUnknownVariableType]

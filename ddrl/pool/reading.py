@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ddrl.core.decoding import decode, read_json
 from ddrl.core.errors import PoolError
 from ddrl.pool.offline import lower_bound
 from ddrl.pool.traces import Lease, TaskTrace
@@ -65,26 +66,43 @@ def find_pools(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+class PoolPlanTask(msgspec.Struct, frozen=True):
+    """What plan.json says of a task, as far as a reader needs it."""
+
+    name: str
+    directory: str
+
+
+class PoolPlanFile(msgspec.Struct, frozen=True):
+    """What plan.json says of a pool, as far as a reader needs it."""
+
+    tasks: tuple[PoolPlanTask, ...]
+    devices: str
+    policy: str
+    run_id: str = ""
+    began: float = 0.0  # [s, CLOCK_MONOTONIC]; 0: a pool by an earlier ddrl
+
+
+def read_plan(path: Path) -> PoolPlanFile:
+    """The plan in a pool's directory. PoolError where it is none."""
+    what = f"{path} is not the directory of a pool: its pool/plan.json cannot be read"
+    return read_json(path / "pool" / "plan.json", PoolPlanFile, PoolError, what)
+
+
 def read_pool(path: Path) -> PoolRecord:
     """Read a pool's directory. PoolError where it is none."""
-    try:
-        plan = msgspec.json.decode((path / "pool" / "plan.json").read_bytes())
-        began = float(plan.get("began", 0.0))
-        tasks, devices = tuple(str(task["name"]) for task in plan["tasks"]), str(plan["devices"]).split(",")
-        policy = str(plan["policy"])
-    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
-        raise PoolError(f"{path} is not the directory of a pool: its pool/plan.json cannot be read ({error})") from None
+    plan = read_plan(path)
+    began = plan.began
     leases = [lease for lease in _lines(path / "pool" / "leases.jsonl", Lease) if lease.granted >= began]
     began = began or min((lease.asked for lease in leases), default=0.0)  # of a pool by an earlier ddrl
-    try:
-        summary: dict[str, Any] = msgspec.json.decode((path / "summary.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        summary = {}
+    summary: dict[str, Any] = {}
+    if (path / "summary.json").exists():
+        summary = read_json(path / "summary.json", dict[str, Any], PoolError, f"{path / 'summary.json'} cannot be read")
     return PoolRecord(
         name=path.name,
-        tasks=tasks,
-        devices=tuple(device.strip() for device in devices),
-        policy=policy,
+        tasks=tuple(task.name for task in plan.tasks),
+        devices=tuple(device.strip() for device in plan.devices.split(",")),
+        policy=plan.policy,
         leases=tuple(
             replace(lease, asked=lease.asked - began, granted=lease.granted - began, released=lease.released - began)
             for lease in sorted(leases, key=lambda lease: lease.released)
@@ -176,7 +194,5 @@ def _lines(path: Path, kind: type[Kind]) -> list[Kind]:
         lines = path.read_bytes().split(b"\n")
     except OSError:
         return []
-    try:
-        return [msgspec.json.decode(line, type=kind, strict=False) for line in lines[:-1] if line]
-    except msgspec.MsgspecError as error:
-        raise PoolError(f"{path} cannot be read ({error}): it is damaged, or of another version of ddrl") from None
+    decoder, what = msgspec.json.Decoder(kind, strict=False), f"{path} is damaged, or of another version of ddrl"
+    return [decode(line, decoder, PoolError, what) for line in lines[:-1] if line]

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.core.decoding import read_json
 from ddrl.core.errors import PoolError
 
 
@@ -90,12 +91,7 @@ class TaskTrace:
 
 def read_traces(path: Path) -> list[TaskTrace]:
     """Traces of a file. PoolError where it is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_File).tasks
-    except OSError as error:
-        raise PoolError(f"cannot read the trace {path}: {error.strerror or error}") from None
-    except msgspec.MsgspecError as error:
-        raise PoolError(f"{path} is no trace of a pool: {error}") from None
+    return read_json(path, _File, PoolError, f"{path} is no trace of a pool").tasks
 
 
 def write_traces(path: Path, traces: Sequence[TaskTrace]) -> None:

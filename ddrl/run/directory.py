@@ -25,7 +25,7 @@ from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, RunDirError, shortened
+from ddrl.core.errors import RunDirError
 from ddrl.core.files import write_atomically
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.run.lock import RunLock
@@ -109,12 +109,7 @@ class RunDirectory:
         except ValueError as error:
             raise RunDirError(f"{path / 'config.toml'} is damaged: {error}") from None
         directory = cls(path, RunLock(path) if claim else None)
-        try:
-            config = config_from_toml(text, str(directory.config))
-        except ConfigError as error:
-            raise ConfigError(shortened(error)) from None
-        except (RecursionError, ValueError) as error:  # values that TOML's grammar allows and its reader does not
-            raise RunDirError(f"{directory.config} is damaged: {shortened(error)}") from None
+        config = config_from_toml(text, str(directory.config))
         if claim:
             sweep_unfinished(directory)
         return directory, config

@@ -23,8 +23,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupts:
-    """Notes that a stop was asked for: Ctrl-C, SIGTERM, SIGHUP (the terminal was closed) and SIGUSR1 ask for a clean
-    stop; a second Ctrl-C ends at once.
+    """Notes that a stop was asked for: Ctrl-C, SIGTERM, SIGHUP (the terminal was closed; not under nohup) and SIGUSR1
+    ask for a clean stop; a second Ctrl-C ends at once.
 
     Use as a context in the main thread of the trainer's process. Nothing is done inside a signal handler but to set
     flags; who drives the task looks at them between two moves.
@@ -37,7 +37,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
-            self._previous[number] = signal.signal(number, self._note)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: go on without a terminal
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,8 +23,9 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, DdrlError
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.envs.admix.contracts import GENDERS
-from ddrl.envs.admix.feed import prior_of
+from ddrl.envs.admix.feed import alpha_of, prior_of
 from ddrl.envs.admix.making import Morning, morning
+from ddrl.envs.admix.pacing import Pacing
 from ddrl.envs.admix.settings import OVERALL_FIELDS
 from ddrl.envs.admix.state import StateWriter
 from ddrl.envs.admix.vector import AdmixVectorEnv
@@ -68,8 +69,12 @@ def book_of(day: Morning) -> Book:
     writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
     rows, bid_row = np.zeros((contracts.count, 0), np.float32), np.zeros(0, np.float32)
     if writer.ad_fields:
-        writer.prepare(spec.observation.numpy, required[None], theta[None], prior[None])
+        writer.prepare(spec.observation.numpy, required[None], theta[None])
         rows, bid_row = writer.constant_rows()
+    pacing = None
+    if play.pace_step:
+        pacing = Pacing(contracts, play.pace_step, 1)
+        pacing.begin(0, alpha_of(play, day))
     shown = Play(**{item.name: getattr(play, item.name) for item in fields(Play)})
     return Book(
         spec=spec, play=shown, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
@@ -77,7 +82,7 @@ def book_of(day: Morning) -> Book:
         curve=day.inventory.curve, theta=theta, prior=prior.astype(np.float32), rows=rows, bid_row=bid_row,
         fields=writer.ad_fields,
         overall=OVERALL_FIELDS, bids=day.bids, regions=contracts.regions.shape[1], genders=GENDERS,
-        ages=contracts.ages.shape[1], click_value=day.click_value,
+        ages=contracts.ages.shape[1], click_value=day.click_value, pacing=pacing,
     )  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ddrl.core.errors import CheckpointError, DdrlError, MessageError, shortened
+from ddrl.core.decoding import decode
+from ddrl.core.errors import CheckpointError, DdrlError, MessageError
 from ddrl.serve import openapi
-from ddrl.serve.messages import Billing, Control, Error
+from ddrl.serve.messages import UNREADABLE, Billing, Control, Error
 from ddrl.serve.mixer import Mixer
 from ddrl.serve.served_policy import ServedPolicy
 from ddrl.serve.settings import ServeConfig
@@ -156,11 +157,11 @@ class App:
         return answer
 
     async def _bill(self, body: bytes) -> Answer:
-        self.mixer.bill(_decoded(body, Billing))
+        self.mixer.bill(decode(body, Billing, MessageError, UNREADABLE))
         return 200, b"{}"
 
     async def _control(self, body: bytes) -> Answer:
-        self.mixer.control(_decoded(body, Control))
+        self.mixer.control(decode(body, Control, MessageError, UNREADABLE))
         return 200, b"{}"
 
     async def _contracts(self, body: bytes) -> Answer:
@@ -204,10 +205,3 @@ class App:
         samples += [("_sum", self._seconds), ("_count", sums)]
         add("decision_seconds", "histogram", "Time from a body to its answer, without the network.", *samples)
         return 200, "\n".join((*lines, "")).encode()
-
-
-def _decoded(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MessageError(shortened(error)) from None

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,22 @@ class Play:
     support_gap: float
     overall_fields: tuple[str, ...]
     traffic_fields: tuple[str, ...]
+
+
+class Pacer(Protocol):
+    """A prior that follows delivery, for one day; `state` is all that it keeps from one decision to the next."""
+
+    state: NDArray[np.float64]  # [3, 1, C]
+
+    def decide(
+        self,
+        due: NDArray[np.float64],
+        estimate: NDArray[np.float64],
+        seen_billed: NDArray[np.float64],
+        seen_shown: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """The next prior [1, C] [currency], from what is due by now and billed as estimated [1, C], and known [C]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,7 @@ class Book:
     genders: int
     ages: int
     click_value: float  # of a click on a contract ad [currency]
+    pacing: Pacer | None = None  # moves the prior at each decision; None: it stays
 
     @property
     def bonuses(self) -> bool:

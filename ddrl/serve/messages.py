@@ -17,6 +17,9 @@ _Count = Annotated[int, Meta(ge=0)]
 _Listed = Meta(max_length=MAX_CANDIDATES)
 
 
+UNREADABLE = "the body cannot be read"  # what the answer to one that is no such message begins with
+
+
 class DisplayRequest(Struct, forbid_unknown_fields=True, gc=False):
     """One display request: the visitor, the slot, and a list of candidates by column."""
 

@@ -6,6 +6,7 @@ changes nothing; one that is answered was counted once."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl._kernel import AdQueue
-from ddrl.core.errors import MessageError, NetworkError, shortened
-from ddrl.serve.book import SUPPORT, Book
+from ddrl.core.decoding import decode
+from ddrl.core.errors import MessageError, NetworkError
+from ddrl.serve.book import SUPPORT, Book, Pacer
 from ddrl.serve.messages import (
+    UNREADABLE,
     Billing,
     Candidate,
     ContractState,
@@ -63,7 +66,7 @@ class Mixer:
         self.shown, self.seen_shown, self.seen_billed = np.zeros(count), np.zeros(count), np.zeros(count)
         self.sums = np.zeros(5)
         self.requests = self.empty_queues = self.cut_bids = self.changes = 0
-        self._rows = book.rows.copy()
+        self._rows, self._prior, self.pacing = book.rows.copy(), book.prior.copy(), copy.deepcopy(book.pacing)
         self._overall = np.zeros(len(book.overall), np.float32)
         self._place = {int(ad): place for place, ad in enumerate(book.ids)}
         self._queue = self._make_queue(seed)
@@ -75,11 +78,7 @@ class Mixer:
 
     def decide(self, body: bytes) -> bytes:
         """A `DisplayRequest` in JSON in, a `Decision` in JSON out; MessageError names what is wrong with it."""
-        try:
-            request = self._decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise MessageError(shortened(error)) from None
-        return self._encoder.encode(self.choose(request))
+        return self._encoder.encode(self.choose(decode(body, self._decoder, MessageError, UNREADABLE)))
 
     def choose(self, request: DisplayRequest) -> Decision:
         """The ad to show, which counts as shown. MessageError for a request that cannot be answered, NetworkError for a
@@ -107,6 +106,8 @@ class Mixer:
             self._slot[0] = request.slot
         if self._further is not None:
             self._further[...] = self._overall[self._further_places]
+        if self.pacing and self._held is None:
+            self._pace(self.pacing)
         policy = self._policy
         scores = policy.scores() if self._held is None else self._held
         try:
@@ -132,6 +133,13 @@ class Mixer:
         if slot >= 0:
             queue.show(slot)
         return decision
+
+    def _pace(self, pacing: Pacer) -> None:
+        """The prior of a new decision, by what is due and known as of the present request."""
+        due, estimate = np.array([self._queue.due]), np.array([self._queue.estimate])
+        self._prior[:] = 1000 * pacing.decide(due, estimate, self.seen_billed, self.seen_shown)[0]
+        count = len(self._prior)
+        self._prior_seen[:count] = self._prior * self._mask_seen[:count]
 
     def _worth(self, request: DisplayRequest, place: int) -> float:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]
@@ -238,10 +246,11 @@ class Mixer:
         book = self.book
         tables: dict[str, Any] = {name: getattr(self, name) for name in ("shown", "seen_shown", "seen_billed", "sums")}
         tables |= {name: np.ascontiguousarray(getattr(book, name)) for name in (
-            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row", "prior",
+            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row",
         )}  # fmt: skip
         traffic = book.traffic_rows()
         tables |= {"rate": self.rate, "theta": self.theta, "rows": self._rows, "traffic_rows": traffic}
+        tables["prior"] = self._prior
         self._value = 1000 * book.click_value
         sizes: dict[str, Any] = {
             "contracts": len(book.ids),
@@ -270,6 +279,7 @@ class Mixer:
             "traffic": np.zeros(book.traffic_rows().shape[1], np.float32),
         }
         state = {name: inputs[name][0] if name in inputs else array for name, array in spare.items()}
+        self._mask_seen, self._prior_seen = state["queue_mask"], state["prior"]
         self._further, self._further_places = None, [book.overall.index(name) for name in book.play.overall_fields]
         whole = self._further_places == list(range(len(book.overall)))
         if "overall" in inputs and not whole:

@@ -5,7 +5,7 @@
     requests  display requests answered
     sums      contract ads shown, sum of their ctr, bids shown, sum of their ctr, sum of their eCPM
     contracts for each: ad, shown, seen_shown and seen_billed (impressions whose billing is known, and those of them
-              that count), rate, theta
+              that count), rate, theta, and what pacing keeps of it (`Pacing.state`), where the prior follows delivery
 
 Written whole (`core.files`), every state_period seconds and at the end; what was shown between the last one and a kill
 is lost. Taken back by ad id."""
@@ -15,7 +15,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from ddrl.core.decoding import read_json
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import write_atomically
 from ddrl.serve.mixer import Mixer
@@ -30,6 +32,7 @@ class _Contract(msgspec.Struct):
     seen_billed: float
     rate: float
     theta: float
+    pacing: list[float] = []
 
 
 class _Snapshot(msgspec.Struct):
@@ -44,9 +47,10 @@ class _Snapshot(msgspec.Struct):
 def encode(mixer: Mixer) -> bytes:
     """The counters as they are now."""
     columns = (mixer.shown, mixer.seen_shown, mixer.seen_billed, mixer.rate, mixer.theta)
+    paced = mixer.pacing.state[:, 0].T.tolist() if mixer.pacing else [[]] * len(mixer.book.ids)
     contracts = [
         _Contract(ad, *values)
-        for ad, *values in zip(mixer.book.ids.tolist(), *(column.tolist() for column in columns), strict=True)
+        for ad, *values in zip(mixer.book.ids.tolist(), *(column.tolist() for column in columns), paced, strict=True)
     ]
     whole = _Snapshot(FORMAT, mixer.began, mixer.requests, mixer.empty_queues, mixer.sums.tolist(), contracts)
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
@@ -62,12 +66,7 @@ def save(path: Path, data: bytes) -> None:
 
 def restore(path: Path, mixer: Mixer) -> None:
     """Set the mixer's counters to those of `path`; CheckpointError for a file that is damaged or of other contracts."""
-    try:
-        whole = msgspec.json.decode(path.read_bytes(), type=_Snapshot)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {shortened(error)}; --new-day begins without it") from None
+    whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
     known = {contract.ad: contract for contract in whole.contracts}
     if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(mixer.book.ids.tolist()):
         raise CheckpointError(
@@ -78,5 +77,7 @@ def restore(path: Path, mixer: Mixer) -> None:
     for name in ("shown", "seen_shown", "seen_billed", "rate"):
         getattr(mixer, name)[:] = [getattr(contract, name) for contract in held]
     mixer.set_theta(slice(None), [contract.theta for contract in held])
+    if mixer.pacing and all(len(contract.pacing) == len(mixer.pacing.state) for contract in held):
+        mixer.pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
     mixer.sums[:] = whole.sums
     mixer.began, mixer.requests, mixer.empty_queues = whole.began, whole.requests, whole.empty_queues

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from ddrl.core.config import Config
+from ddrl.core.decoding import decode
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
 from ddrl.telemetry import keys, wire
 from ddrl.telemetry.directory import find_runs
@@ -62,7 +63,8 @@ def read_request(parts: list[bytes]) -> Request:
         raise MessageError(
             "a message on the control socket was not one of ddrl's and was dropped: does another program use the port?"
         )
-    return wire.decode(parts[2], _REQUEST_DECODER, "a command on the control socket could not be read and was dropped")
+    what = "a command on the control socket could not be read and was dropped"
+    return decode(parts[2], _REQUEST_DECODER, MessageError, what)
 
 
 def check_setting(config: Config, name: str, value: object) -> float | str | None:
@@ -264,7 +266,7 @@ class Attached:
             what = f"{self.path}: the answer on its control port is not a run's: does another program use the port?"
             if len(parts) != 2 or parts[0] != TOPIC:
                 raise MessageError(what)
-            reply = wire.decode(parts[1], _REPLY_DECODER, what)
+            reply = decode(parts[1], _REPLY_DECODER, MessageError, what)
             if reply.id != request.id:  # the late answer to a command that was given up
                 continue
             if not reply.ok:

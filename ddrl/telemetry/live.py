@@ -19,6 +19,7 @@ import zmq
 
 from ddrl.channels.segment import start_time
 from ddrl.core.config import TelemetryConfig
+from ddrl.core.decoding import decode as decode_message
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.files import write_atomically
 from ddrl.telemetry import keys, wire
@@ -108,9 +109,8 @@ def encode(item: Record | Event | Evaluation) -> bytes:
 
 def decode(data: bytes) -> Record | Event | Evaluation:
     """Read what `encode` made; MessageError for anything else."""
-    message = wire.decode(
-        data, _DECODER, "a message on the telemetry socket is not one of ddrl's: does another program use it?"
-    )
+    what = "a message on the telemetry socket is not one of ddrl's: does another program use it?"
+    message = decode_message(data, _DECODER, MessageError, what)
     if isinstance(message, _RecordMessage):
         if message.processes < 0 or len(message.table) != message.processes * len(message.columns) * 8:
             raise MessageError(
@@ -153,7 +153,7 @@ def read_live_file(run_dir: Path) -> LiveFile | None:
     """What RUN/live.json says; None where there is none or it is not ours."""
     try:
         with (run_dir / LIVE_FILE).open("rb") as file:
-            return wire.decode(file.read(MAX_LIVE_FILE), _LIVE_FILE_DECODER, LIVE_FILE)
+            return decode_message(file.read(MAX_LIVE_FILE), _LIVE_FILE_DECODER, MessageError, LIVE_FILE)
     except (OSError, MessageError):
         return None
 

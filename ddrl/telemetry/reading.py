@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
+from ddrl.core.decoding import DAMAGE
 from ddrl.core.errors import MissingExtraError, RunDirError
 from ddrl.telemetry.directory import read_config
 from ddrl.telemetry.opening import APPLICATION_ID, SCHEMA_VERSION, quoted
@@ -294,7 +295,7 @@ class Run:
             if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshots'").fetchone():
                 return None
             row = self._db.execute("SELECT time, fields FROM snapshots WHERE kind = ?", (kind,)).fetchone()
-        return None if row is None else {"time": row[0], **json.loads(row[1])}
+            return None if row is None else {"time": row[0], **json.loads(row[1])}
 
     def close(self) -> None:
         """Let go of the file."""
@@ -325,7 +326,7 @@ class Run:
         """SQLite's errors in the words of the user."""
         try:
             yield
-        except (sqlite3.Error, msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (sqlite3.Error, KeyError, TypeError, *DAMAGE) as error:
             if not self.path.is_dir():
                 raise RunDirError(f"the run directory {self.path} was deleted while it was read") from None
             raise RunDirError(

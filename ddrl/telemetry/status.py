@@ -18,9 +18,9 @@ from typing import Literal
 import msgspec
 
 from ddrl.channels.segment import start_time
+from ddrl.core.decoding import decode
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.files import write_atomically
-from ddrl.telemetry import wire
 from ddrl.telemetry.live import is_alive, read_live_file
 from ddrl.telemetry.record import Event
 
@@ -92,7 +92,7 @@ def run_status(run_dir: Path) -> Status:
     """The state of a run directory, without opening its telemetry."""
     try:
         with (run_dir / FILE_NAME).open("rb") as file:
-            status = wire.decode(file.read(65536), _DECODER, FILE_NAME)
+            status = decode(file.read(65536), _DECODER, MessageError, FILE_NAME)
     except (OSError, MessageError):
         return _status_of_older(run_dir)
     if status.goes_on and status.host == socket.gethostname() and start_time(status.pid) != status.pid_started:

@@ -68,8 +68,9 @@ def test_boltzmann_draws_from_the_softmax_of_the_values_and_epsilon_from_all_ali
         counts = np.bincount(chooser.choose(outputs, SEEN, epsilon)[0], minlength=3)
         assert ((counts - count * wanted) ** 2 / (count * wanted)).sum() < 18  # chi-square, 2 degrees, p = 1e-4
     assert set(chooser.greedy(outputs)) == {2}
-    with pytest.raises(ConfigError, match="temperature is 0"):
-        Boltzmann(discrete(3), 1, 0, {"temperature": 0.0})
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="must be above 0 and finite"):
+            Boltzmann(discrete(3), 1, 0, {"temperature": wrong})
 
 
 def test_categorical_actions_have_the_probabilities_that_are_recorded() -> None:

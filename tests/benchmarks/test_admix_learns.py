@@ -12,9 +12,12 @@ import torch
 from benchmarks.admix.__main__ import SMALL, cases, interval
 from benchmarks.admix.inside import Explorer, Inside
 from benchmarks.admix.learned import Learned
+from ddrl.acting.policy_file import save_policy
 from ddrl.core.settings import load_config
+from ddrl.envs import make_vector_env
 from ddrl.envs.admix import AdmixVectorEnv
 from ddrl.envs.admix.scoring import load
+from ddrl.learner import Learner
 from ddrl.run.cli import tasks
 from tests.envs.admix.days import HandDay, contracts, hand_env, requests
 from tests.run.launch import ddrl, settings
@@ -39,10 +42,12 @@ def test_the_actor_raises_the_bonus_of_a_contract_that_would_miss_its_demand() -
     play = {name: value for name, value in task.items() if name not in market}
     wanted = ["env.id=tests.benchmarks.test_admix_learns:two_contracts", "replay.source=areas", "areas.block=40"]
     wanted += ["rollout.refresh=write", "env.num_envs=8", "learner.hidden=[32,32]", "learner.d4pg.actor_start=800"]
-    wanted += ["replay.min_size=400", "learner.d4pg.actor_lr_factor=0.3", "rollout.epsilon_end=1.0"]
-    wanted += ["learner.d4pg.actor_delay=1"]
+    wanted += ["replay.min_size=400", "learner.d4pg.actor_lr_factor=0.3", "rollout.epsilon_start=1.0"]
+    wanted += ["rollout.epsilon_end=1.0"]
+    wanted += ["learner.d4pg.actor_delay=1", "learner.d4pg.actor_anchor=0", "learner.batch_size=64"]
+    wanted += ["replay.samples_per_insert=16"]
     config = load_config(tasks()["admix"], wanted)
-    object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "repeat": 20, "delay": 0.0})
+    object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "pace_step": 0.0, "repeat": 20, "delay": 0.0})
     run = Inside(config, [Explorer({})])
     before, returned = served(run)
     np.testing.assert_allclose(before, [3.75, 6.25], rtol=1e-5)
@@ -52,6 +57,22 @@ def test_the_actor_raises_the_bonus_of_a_contract_that_would_miss_its_demand() -
     after, better = served(run)
     assert after[0] > before[0] + 1
     assert better > returned + 0.2
+
+
+def test_a_policy_that_has_learned_nothing_plays_as_adaptive_pacing(tmp_path: Path) -> None:
+    """Exported, beside the baseline that decides as often: the same ads at the same requests."""
+    config = load_config(tasks()["admix"], ["env.kwargs.billed=0.8", "env.kwargs.billed_spread=0.4"])
+    every, step = config.env.kwargs["repeat"], config.env.kwargs["pace_step"]
+    learner = Learner.of(config, make_vector_env(config.env, 1).spec)
+    model = learner.acting_model()
+    save_policy(tmp_path, model, learner.parameters.vector.numpy(), env=config.env)
+    (case,), rule = cases(replace(SMALL, drift=0.3, billed=0.8, billed_spread=0.4), 0, 2), load("adaptive_pacing")
+    settings = Learned.Settings(str(tmp_path)), rule.Settings(step=step)
+    learned, paced = (
+        case.play(each, of, 0.05, True, every) for each, of in zip((Learned, rule), settings, strict=True)
+    )
+    assert (learned.slots == paced.slots).mean() > 0.999  # float32 decides ties
+    np.testing.assert_allclose(case.normalised(learned), case.normalised(paced), atol=1e-3)
 
 
 def served(run: Inside) -> tuple[np.ndarray, float]:
@@ -67,7 +88,7 @@ def served(run: Inside) -> tuple[np.ndarray, float]:
 
 @pytest.mark.long
 def test_the_task_beats_its_prior_on_days_that_it_never_saw(tmp_path: Path) -> None:
-    """The exported policy scores more than yesterday's duals; at 95 %, over 20 days, paired."""
+    """The exported policy scores more than yesterday's duals, where its prior begins; at 95 %, over 20 days, paired."""
     run = tmp_path / "run"
     ended = ddrl("admix", "--serial", *settings(f"run.dir={run}"), limit=1500)
     assert ended.returncode == 0, ended.stderr

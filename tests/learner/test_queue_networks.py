@@ -117,6 +117,30 @@ def test_the_value_depends_on_the_action_of_each_place_and_its_gradient_reaches_
     assert (gradient[~given["queue_mask"]] == 0).all()
 
 
+def test_the_value_of_a_place_with_a_reward_of_its_own_is_climbed_by_its_own_action_alone() -> None:
+    """Though it depends on the other actions."""
+    given = observation() | {"queue_mask": torch.ones(6, QUEUE, dtype=torch.bool)}
+    critics = make_critics(spec((QUEUE,)), [16, 16], outputs=1)
+    action = torch.full((6, QUEUE), 4.0, requires_grad=True)
+    gradient = torch.autograd.grad(critics(given, action)[:, 2].sum(), action)[0]
+    assert (gradient[:, 2] != 0).all()
+    assert (gradient[:, [0, 1, 3, 4]] == 0).all()
+    moved = action.detach().clone()
+    moved[:, 0] = 8.0
+    assert (critics(given, moved)[:, 2] != critics(given, action)[:, 2]).all()
+
+
+def test_the_anchor_costs_the_square_of_the_departure_from_the_prior() -> None:
+    config, given = Config(learner=LearnerConfig(algorithm="d4pg", hidden=[8])), observation()
+    free, held = (D4PG(config, spec((QUEUE,)), D4PGSettings(actor_anchor=anchor)) for anchor in (0.0, 2.0))
+    action = given["prior"] + 0.8  # a tenth of the range
+    outputs, batch = {"z": torch.zeros(6, QUEUE, 51), "action": action}, SimpleNamespace(s_tm1=given)
+    further = held.loss(outputs, batch, "actor").scalar() - free.loss(outputs, batch, "actor").scalar()
+    assert float(further) == pytest.approx(2.0 * QUEUE * 0.1**2, rel=1e-4)
+    with pytest.raises(ConfigError, match="the prior, an array"):
+        D4PG(config, spec(prior=False), D4PGSettings(actor_anchor=2.0))
+
+
 def test_it_acts_in_onnx_as_in_torch() -> None:
     actor = shaken(make_actor(spec(), [16, 16]))
     model = export_model(Acting("actor", actor, ("mean",)), actor, spec(), Declaration("d4pg", "gaussian"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl.run.process import Interrupts
 from tests.run.launch import (
     TINY,
     ddrl,
@@ -110,6 +111,19 @@ def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
     assert "Traceback" not in done.stderr
     assert any((tmp_path / "run" / "checkpoints").glob("0*"))  # the trainer is whole, and what it learned is kept
     assert segments_of(tmp_path / "run") == []
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupts.requested
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert interrupts.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,9 +12,10 @@ import pytest
 
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError
 from ddrl.envs.admix import Market, MarketConfig, generated
+from ddrl.envs.admix.feed import alpha_of
 from ddrl.run.log_scoring import requests_of
 from ddrl.run.serving import make_book
-from ddrl.serve import Billing, Control, DisplayRequest, Mixer
+from ddrl.serve import Billing, Control, DisplayRequest, Mixer, snapshot
 from ddrl.serve.mixer import REASONS
 from tests.serve.material import SMALL, env_config, linear_policy, request_of, small_mixer
 
@@ -37,13 +39,15 @@ def _as_request(env: Any, request_id: int) -> DisplayRequest:
     )
 
 
-@pytest.mark.parametrize("mode", ["all", "contracts", "bonuses"])
+@pytest.mark.parametrize("mode", ["all", "contracts", "bonuses", "bonuses with pacing"])
 @pytest.mark.parametrize("billed", [1.0, 0.7])
 def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, billed: float) -> None:
-    kwargs = SMALL | {"mode": mode, "billed": billed, "requests": 300, "seed": 5}
-    if mode == "bonuses":
+    bonuses, paces = mode.startswith("bonuses"), mode.endswith("pacing")
+    kwargs = SMALL | {"mode": mode.split()[0], "billed": billed, "requests": 300, "seed": 5}
+    if bonuses:
         kwargs |= {
             "prior": "demand",
+            "pace_step": 2.0 * paces,
             "ad_fields": ["ad_id", "kind", "pace", "cap", "penalty", "impressions", "late", "need", "rate"],
         }
     env = generated(1, **kwargs)
@@ -56,8 +60,9 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
     mixer._queue = _with_curve(mixer, env)  # the environment plays another day than the server's first
     mixer.use(policy)
     state_arrays = mixer._state_arrays({})
-    if mode == "bonuses":
-        prior = mixer.book.prior
+    if mixer.pacing:
+        mixer.pacing.begin(0, alpha_of(env.play, env._days(env._seeds[0], 0)))  # type: ignore[attr-defined]
+    first = env._prior[0].copy()
     mixer._queue.write_into(state_arrays)
     over, choices = False, 0
     while not over:
@@ -68,8 +73,8 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
         np.testing.assert_array_equal(state_arrays["queue_mask"], state["queue_mask"][0])
         np.testing.assert_allclose(state_arrays["ad"], state["ad"][0], rtol=1e-6)
         np.testing.assert_array_equal(state_arrays["ad_id"], state["ad_id"][0])
-        if mode == "bonuses":
-            np.testing.assert_allclose(state_arrays["prior"], prior * state["queue_mask"][0])
+        if bonuses:
+            np.testing.assert_allclose(state_arrays["prior"], state["prior"][0], rtol=1e-5)
         np.testing.assert_array_equal(state_arrays["traffic"], state["traffic"][0])
         np.testing.assert_allclose(mixer._overall, state["overall"][0], rtol=1e-5, atol=1e-7)
         scores = policy.scores()
@@ -86,6 +91,7 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
         choices += 1
         state, over = step.observation, bool(step.terminated[0])
     assert choices > 200
+    assert bool(np.abs(env._prior[0] - first).max() > 0.1) == paces
     np.testing.assert_array_equal(mixer.shown, env.delivery.shown[0])
     assert mixer.sums[0] > 10
     assert mixer.sums[2] > 10
@@ -127,7 +133,7 @@ def test_one_action_decides_as_many_requests_as_in_the_environment() -> None:
 def _with_curve(mixer: Mixer, env: Any) -> Any:
     """The mixer's queue on the day that the environment plays."""
     object.__setattr__(mixer.book, "curve", np.ascontiguousarray(env._curve[0]))
-    mixer.book.prior[:] = env._prior[0]
+    mixer._prior[:] = env._prior[0]
     if "required" in mixer.book.fields:
         mixer._rows[:, mixer.book.fields.index("required")] = env._required[0]
     return mixer._make_queue(0)
@@ -331,6 +337,23 @@ def test_billing_news_move_the_estimate_and_never_exceed_what_was_shown() -> Non
     assert mixer.contracts()[0].billed_estimate == pytest.approx(2)
     with pytest.raises(MessageError, match="0 billed of 5"):
         mixer.bill(Billing([ad], [5], [0]))
+
+
+def test_what_pacing_knows_survives_a_restart(tmp_path: Path) -> None:
+    def made() -> Mixer:
+        fields = {"ad_fields": ["pace"], "prior": "demand", "pace_step": 2.0}
+        return small_mixer({"pace": 0.0}, mode="bonuses", repeat=1, **fields)
+
+    first, again = made(), made()
+    for number in range(4):
+        first.choose(request_of(first.book, number, time=0.2 * (number + 1)))
+    snapshot.save(tmp_path / "state", snapshot.encode(first))
+    snapshot.restore(tmp_path / "state", again)
+    assert (first.pacing.state[1] > 0).all()  # type: ignore[union-attr]
+    for mixer in (first, again):
+        mixer.choose(request_of(mixer.book, 9, time=0.95))
+    np.testing.assert_array_equal(first._prior, again._prior)
+    assert not np.allclose(first._prior, made()._prior)
 
 
 def test_any_subset_of_the_state_can_be_served() -> None:

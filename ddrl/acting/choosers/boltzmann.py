@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,8 @@ class Boltzmann(EpsilonGreedy):
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, num_envs, seed, settings)
         self._temperature = float(settings.get("temperature", 1.0))
-        if not self._temperature > 0.0:
-            raise ConfigError(f"boltzmann's temperature is {self._temperature}: it must be above 0")
+        if not 0.0 < self._temperature < math.inf:
+            raise ConfigError(f"boltzmann's temperature is {self._temperature}: it must be above 0 and finite")
         seed_of_noise = np.random.SeedSequence([seed, 1])
         self._noise = np.random.default_rng(seed_of_noise)
 

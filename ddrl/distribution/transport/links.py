@@ -224,7 +224,7 @@ class _Probe(Exchange):
             def quickest(size: int) -> float:
                 seconds: list[float] = []
                 for _ in range(BURST_TURNS):
-                    time.sleep(min(0.1, 2 * size / rate))  # idle links gain what they may
+                    time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
                     begun = time.perf_counter()
                     self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
                     seconds.append(time.perf_counter() - begun)

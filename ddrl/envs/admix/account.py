@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ddrl.core.errors import RunDirError, shortened
+from ddrl.core.decoding import read_json
+from ddrl.core.errors import RunDirError
 from ddrl.core.files import write_atomically
 
 MODULE = "ddrl.envs.admix"  # of environments whose policies have accounts
@@ -64,12 +65,9 @@ def write_account(run: Path, account: Account) -> Path:
 
 def read_account(run: Path) -> Account | None:
     """The account in `run`; None where there is none. RunDirError for a file of another format."""
-    try:
-        account = msgspec.json.decode((run / NAME).read_bytes(), type=Account)
-    except FileNotFoundError:
+    if not (run / NAME).exists():
         return None
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise RunDirError(f"{run / NAME} cannot be read: {shortened(error)}; make it again") from None
+    account = read_json(run / NAME, Account, RunDirError, f"{run / NAME} cannot be read: make it again")
     if account.format != FORMAT:
         raise RunDirError(f"{run / NAME} has the format {account.format[:40]!r}, not {FORMAT!r}: make it again")
     return account

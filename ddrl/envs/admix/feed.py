@@ -53,12 +53,16 @@ class Day(Protocol):
 Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
 
 
-def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
-    """The bonuses [C] (eCPM) from which a policy departs on this day; 0 without a prior."""
-    contracts = day.contracts
+def alpha_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
+    """The duals [C] (currency) from which a policy departs on this day; 0 without a prior."""
     if play.prior == "yesterday":
-        return 1000 * contracts.billed_rate * cast(Any, day).yesterday_alpha  # a log has none, which is refused before
-    return 1000 * day.inventory.split() * contracts.penalty * (play.prior == "demand")
+        return cast(Any, day).yesterday_alpha  # a log has none, which is refused before
+    return day.inventory.split() * day.contracts.penalty * (play.prior == "demand")
+
+
+def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
+    """The same as bonuses [C] (eCPM)."""
+    return 1000 * alpha_of(play, day) * (day.contracts.billed_rate if play.prior == "yesterday" else 1.0)
 
 
 class Feed:

@@ -94,6 +94,13 @@ class PlayConfig:
         "penalty.",
         choices=("off", "yesterday", "demand"),
     )
+    pace_step: float = setting(
+        0.0,
+        "",
+        "Above 0 the prior is adaptive pacing that begins with it: at each decision its duals go this many penalties "
+        "towards what the remaining demand needs, by the share of the demand that was missed; 0: it stays all day.",
+        ge=0,
+    )
     relative: bool = setting(
         False,
         "",
@@ -157,6 +164,8 @@ class PlayConfig:
                 'play.reward_by = "contract" needs play.relative = true and bids at their eCPM (play.mode = bonuses or '
                 "contracts): what a bid pays belongs to no contract"
             )
+        if self.pace_step and self.prior == "off":
+            raise ConfigError(f"play.pace_step ({self.pace_step:g}) moves the prior, and play.prior is off: set one")
         if self.shuffle and self.mode == "bonuses":
             raise ConfigError(
                 "play.shuffle has no effect in mode bonuses: its actions are by contract; set it to false"

@@ -59,10 +59,8 @@ class StateWriter:
         dtype: np.dtype[Any],
         required: NDArray[np.float64],
         theta: NDArray[np.float64],
-        prior: NDArray[np.float64],
     ) -> None:
-        """Begin with an array that holds what stays: `required` [n, C] is d_j / S_j, `theta` [n, C], `prior` [n, C]
-        (eCPM)."""
+        """Begin with an array that holds what stays: `required` [n, C] is d_j / S_j, `theta` [n, C]."""
         self._state = np.zeros(self._count, dtype)
         count, contracts = self.contracts.count, self.contracts
         constant = {
@@ -77,8 +75,6 @@ class StateWriter:
                 self._state["ad"][:, :count, index], self._state["ad"][:, count:, index] = constant[name]
         if self._ids:
             self._state["ad_id"][:, :count] = contracts.ad_id
-        if self._prior:
-            self._state["prior"][:, :count] = prior
 
     def constant_rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What stays of a row of "ad" in the first environment after `prepare`: of each contract [C, fields], and of a
@@ -96,8 +92,10 @@ class StateWriter:
         due: NDArray[np.float64],
         overall: dict[str, NDArray[np.float64]],
         value: NDArray[np.float32],
+        prior: NDArray[np.float64],
     ) -> NDArray[Any]:
-        """A new array of states [n]; `due` [n, C] impressions, `value` [n, C] of a click on a contract [eCPM]."""
+        """A new array of states [n]; `due` [n, C] impressions, `value` [n, C] of a click on a contract and `prior`
+        [n, C], both eCPM."""
         state, count = self._state, self.contracts.count
         state["queue_mask"] = mask
         bids_shown = mask.shape[1] > count
@@ -105,6 +103,8 @@ class StateWriter:
             state["ad_id"][:, count:] = request["bid_ad"]
         if self._slots:
             state["slot_id"] = request["slot"]
+        if self._prior:
+            state["prior"][:, :count] = prior
         for index, name in enumerate(self._ad_fields):
             ads = state["ad"][:, :count, index]
             bids = state["ad"][:, count:, index]

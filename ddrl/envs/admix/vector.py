@@ -26,8 +26,9 @@ from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep
 from ddrl.envs.admix.block import play_block
 from ddrl.envs.admix.delivery import Delivery
-from ddrl.envs.admix.feed import Days, Feed, prior_of
+from ddrl.envs.admix.feed import Days, Feed, alpha_of, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
+from ddrl.envs.admix.pacing import Pacing
 from ddrl.envs.admix.places import draw_order, presented, scores_by_slot
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
@@ -61,6 +62,7 @@ class AdmixVectorEnv:
         self._all = np.arange(count)
         self.rate = np.full((count, self._contracts), play.rate)
         self.theta = np.ones((count, self._contracts))
+        self._pacing = Pacing(self.contracts, play.pace_step, count) if play.pace_step else None
         self._tally = Tally(count, self._contracts)
         self._started = False
 
@@ -84,7 +86,7 @@ class AdmixVectorEnv:
         self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
         for env in range(n):
             self._begin_day(env)
-        self._writer.prepare(self._dtype, self._required, self.theta, self._prior)
+        self._writer.prepare(self._dtype, self._required, self.theta)
         self._started = True
         self._read()
         self._first_window = self._window.copy()
@@ -152,7 +154,7 @@ class AdmixVectorEnv:
                 raise EnvError(f"admix: {name} must be probabilities in [0, 1]")
             getattr(self, name)[...] = values
         if theta is not None and self._started:
-            self._writer.prepare(self._dtype, self._required, self.theta, self._prior)
+            self._writer.prepare(self._dtype, self._required, self.theta)
 
     def close(self) -> None:
         """Nothing is held but memory."""
@@ -227,7 +229,7 @@ class AdmixVectorEnv:
         for env in np.flatnonzero(starting):
             self._begin_day(int(env))
         if starting.any():
-            self._writer.prepare(self._dtype, self._required, self.theta, self._prior)
+            self._writer.prepare(self._dtype, self._required, self.theta)
 
     def _begin_day(self, env: int) -> None:
         day = self._days(self._seeds[env], self._episode[env])
@@ -238,6 +240,8 @@ class AdmixVectorEnv:
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
         self._prior[env] = prior_of(self.play, day)
+        if self._pacing:
+            self._pacing.begin(env, alpha_of(self.play, day), midway=self.play.first_window > 0)
         self.delivery.reset(env)
         self._tally.begin_day(env)
         self._charged[env] = 0
@@ -294,12 +298,9 @@ class AdmixVectorEnv:
         return np.zeros(self._estimate.shape, bool)
 
     def _check(self, action: NDArray[Any]) -> NDArray[Any]:
-        action = np.asarray(action)
-        if action.shape != (self.num_envs, *self.spec.action.shape):
-            raise EnvError(
-                f"admix: scores of shape {action.shape}; mode {self.play.mode} takes "
-                f"{(self.num_envs, *self.spec.action.shape)}"
-            )
+        action, wanted = np.asarray(action), (self.num_envs, *self.spec.action.shape)
+        if action.shape != wanted:
+            raise EnvError(f"admix: scores of shape {action.shape}; mode {self.play.mode} takes {wanted}")
         return action
 
     def _scores(self, action: NDArray[Any], moving: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -334,15 +335,18 @@ class AdmixVectorEnv:
             "time": self._time,
             **self._tally.means(),
         }
+        if self._pacing:
+            news = self.delivery.seen_billed, self.delivery.seen_shown
+            self._prior = 1000 * self._pacing.decide(self._due, self._estimate, *news)
         mask = self._mask
         if self._bonuses:
             mask = (self.delivery.shown < self.contracts.cap) & self._feed.has_request[:, None]
         state = self._writer.write(
             self._request, self._feed.has_request, mask, self.delivery, self._estimate, self._due, overall,
-            self._value,
+            self._value, self._prior,
         )  # fmt: skip
         if self._order is not None:
-            for name in ("queue_mask", "ad_id", "ad"):
+            for name in ("queue_mask", "ad_id", "prior", "ad"):
                 if name in (state.dtype.names or ()):
                     values = state[name]
                     order = self._order if values.ndim == 2 else self._order[:, :, None]

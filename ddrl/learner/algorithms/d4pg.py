@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
@@ -30,6 +30,8 @@ from ddrl.learner.algorithms.td3 import require_bounds
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from ddrl.learner.queue_networks import QueueActor
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class D4PGSettings:
         0, "updates", "Updates of the critic before the actor's first, where the actor begins as a good prior.", ge=0
     )
     actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
+    actor_anchor: float = setting(
+        0.0,
+        "return",
+        "What the actor's departure from the prior (an array of the observation) costs: this times its square, the "
+        "departure as a share of the action's range; 0: nothing.",
+        ge=0,
+    )
 
     def __post_init__(self) -> None:
         if self.v_min >= self.v_max:
@@ -84,6 +93,11 @@ class D4PG:
         self.critic = actor_critic.make_critics(spec, config.learner.hidden, outputs=outputs)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
         self.lr_factors = {"actor": settings.actor_lr_factor}
+        if settings.actor_anchor and "prior" not in spec.observation.arrays:
+            raise ConfigError(
+                f"learner.d4pg.actor_anchor ({settings.actor_anchor:g}) holds the actor at the prior, an array that "
+                "this environment's observations lack: set it to 0"
+            )
 
     def modules(self) -> Mapping[str, nn.Module]:
         """See `Algorithm`."""
@@ -110,9 +124,13 @@ class D4PG:
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`. Critic: mean_b w_b d(target_b, Z(s_tm1_b, a_tm1_b)), the target r_t + discount_t Z'(s_t,
-        mu'(s_t)) held constant; actor: -mean E[Z(s_tm1, mu(s_tm1))]."""
+        mu'(s_t)) held constant; actor: -mean E[Z(s_tm1, mu(s_tm1))] + actor_anchor mean |departure|^2."""
         if part == "actor":
-            return Loss(-self._mean(outputs["z"]).sum(1).mean())
+            loss, anchor = -self._mean(outputs["z"]).sum(1).mean(), self._settings.actor_anchor
+            if anchor:
+                departure = cast("QueueActor", self.actor).departure(batch.s_tm1, outputs["action"])
+                loss = loss + anchor * departure.square().sum(1).mean()
+            return Loss(loss)
         rows, objectives, _ = outputs["z_tm1"].shape
         z_tm1, z_t = outputs["z_tm1"].flatten(0, 1), outputs["z_t"].flatten(0, 1)  # [B K, N]
         r_t, discount_t = batch.r_t.flatten(), batch.discount_t.repeat_interleave(objectives)

@@ -12,7 +12,6 @@ POOL/summary.json     written at the end
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -20,11 +19,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ddrl.channels.segment import segment_name
 from ddrl.core import plugins
 from ddrl.core.config import Config
+from ddrl.core.decoding import read_json
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
 from ddrl.core.settings import apply_overrides, load_config, plugin_settings
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -102,10 +100,7 @@ class PoolPlan:
     def read(cls, directory: Path) -> PoolPlan:
         """The plan that a pool's directory keeps. RunDirError where it is no pool's."""
         path = directory / OWN / "plan.json"
-        try:
-            return msgspec.convert(json.loads(path.read_text()), cls)
-        except (OSError, ValueError, msgspec.ValidationError) as error:
-            raise RunDirError(f"{directory} is not the directory of a pool: {path} cannot be read ({error})") from None
+        return read_json(path, cls, RunDirError, f"{directory} is not the directory of a pool: {path} cannot be read")
 
     def write(self) -> None:
         """Keep it, and make the folder for what the pool writes."""
@@ -132,7 +127,7 @@ class PoolPlan:
     def read_end(self, task: str) -> TaskEnd | None:
         """How the task ended; None where nothing was written."""
         path = self.end_of(task)
-        return msgspec.convert(json.loads(path.read_text()), TaskEnd) if path.exists() else None
+        return read_json(path, TaskEnd, RunDirError, f"{path} cannot be read") if path.exists() else None
 
     def parsed_devices(self) -> tuple[Device, ...]:
         """The devices."""

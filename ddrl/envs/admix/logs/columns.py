@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.errors import EnvError
+from ddrl.core.errors import EnvError, shortened
 from ddrl.envs.admix.logs.schema import VERSION, arrow
 
 BATCH = 4096  # rows that are in memory at once
@@ -39,12 +39,19 @@ def stream(path: Path, columns: dict[str, str], wanted: tuple[str, ...] = ()) ->
         file = package.parquet.ParquetFile(path)
     except FileNotFoundError:
         raise EnvError(f"{path} does not exist") from None
-    except package.ArrowInvalid as error:
-        raise EnvError(f"{path} is not a Parquet file: {error}") from None
+    except (package.ArrowException, OSError, ValueError) as error:
+        raise EnvError(f"{path} is not a Parquet file: {shortened(error)}") from None
     with file:
         _check_schema(path, file.schema_arrow, columns)
         row = 0
-        for batch in file.iter_batches(BATCH, columns=list(wanted or columns)):
+        batches = file.iter_batches(BATCH, columns=list(wanted or columns))
+        while True:
+            try:
+                batch = next(batches, None)
+            except (package.ArrowException, OSError, ValueError) as error:
+                raise EnvError(f"{path}: the rows from {row} on cannot be read: {shortened(error)}") from None
+            if batch is None:
+                return
             yield _table(path, row, batch)
             row += batch.num_rows
 

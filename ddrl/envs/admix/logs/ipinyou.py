@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.errors import EnvError
+from ddrl.core.errors import EnvError, shortened
 from ddrl.envs.admix.contracts import GENDERS, Contracts, Requests
 from ddrl.envs.admix.logs.schema import to_record
 from ddrl.envs.admix.logs.writer import LogWriter
@@ -123,7 +123,7 @@ def convert(
 
 class _BrokenError(Exception):
     def __init__(self, field: str, trouble: str) -> None:
-        super().__init__(f"{field} {trouble}")
+        super().__init__(shortened(f"{field} {trouble}"))
         self.field = field
 
 

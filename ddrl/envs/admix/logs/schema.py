@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ddrl.core.decoding import read_json
 from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.envs.admix.contracts import GENDERS, Contracts
 
@@ -70,12 +71,9 @@ class LogRecord(msgspec.Struct, forbid_unknown_fields=True):
 def read_record(folder: Path) -> LogRecord:
     """contracts.json of a log; EnvError names the file and the field."""
     path = folder / "contracts.json"
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=LogRecord)
-    except FileNotFoundError:
-        raise EnvError(f"{path} does not exist: a log is a folder with contracts.json and two Parquet files") from None
-    except msgspec.DecodeError as error:
-        raise EnvError(f"{path}: {error}") from None
+    if not path.exists():
+        raise EnvError(f"{path} does not exist: a log is a folder with contracts.json and two Parquet files")
+    record = read_json(path, LogRecord, EnvError, f"{path} cannot be read")
     if record.version != VERSION:
         raise EnvError(f"{path}: version {record.version}; this ddrl reads version {VERSION}")
     for name, low in (("windows", 2), ("regions", 1), ("ages", 1)):
