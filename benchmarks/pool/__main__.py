@@ -1,28 +1,29 @@
 """A pool of tasks on fewer devices, beside what no schedule can beat.
 
-`--part utilisation`, `policies` and `collectors` run real pools (benchmarks.pool.real, benchmarks.pool.collectors).
+`--part utilisation`, `exponential`, `policies`, `collectors` and `kills` run real pools (benchmarks.pool.real,
+collectors, kills); `replay` compares the makespan of pools that were run with the simulator's for their rounds.
 
-`python -m benchmarks.pool --part simulated`: nothing of it was measured on a device. Traces are drawn, the queue and
+`--part simulated` and `simulated_starts`: nothing of it was measured on a device. Traces are drawn, the queue and
 the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices,
 unless said.
 
 Busy: device seconds that compute over wall, between 10 % and 95 % of the first task's end. Its bound is min(1, sum of
 duty cycles / devices), with exponential rounds the machine-repairman value. Makespan: over the offline optimum where
-the search proves it, else over a certified lower bound. Pre-warming: cost is idle seconds + 24 x late seconds, beside
-the best fixed start chosen in hindsight."""
+the search proves it, else over a certified lower bound. Pre-warming: cost is idle seconds + 49 x late seconds, beside
+the best fixed start for the rounds of all 8 tasks."""
 
 from __future__ import annotations
 
-import os
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.pool import collectors, real
+from benchmarks.pool import collectors, kills, real, replay
 from benchmarks.pool.hindsight import hindsight_cost
 from ddrl.core import plugins
 from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
@@ -36,7 +37,7 @@ from ddrl.pool.traces import TaskTrace, generate
 
 PACKAGE = "ddrl.pool.policies"
 DEVICES, ROUND_SECONDS, DUTY = 2, 5.0, 0.2
-UPDATES = 60  # a round of the real pools
+UPDATES = 69  # a round of the real pools: a second of half a core
 
 
 def make_policy(name: str) -> Policy:
@@ -227,11 +228,13 @@ def between_gradients(seeds: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def prewarming(rounds: int) -> list[dict[str, Any]]:
-    """Cold start, keep-alive and prediction, by start-up seconds, alone on a device and 8 tasks on 2."""
+def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
+    """Cold start, keep-alive and prediction, by start-up seconds: 8 tasks, each on a device of its own or all on 2.
+    Counted once `learned` rounds are known; the cost of all rounds, those without a prediction included, stands beside
+    it."""
     rows: list[dict[str, Any]] = []
     cases: list[tuple[str, int, int, dict[str, Any]]] = [
-        ("alone, cv 0.025", 1, 1, {"variation": 0.025, "startup_variation": 0.025}),
+        ("alone, cv 0.025", 8, 8, {"variation": 0.025, "startup_variation": 0.025}),
         ("8 on 2, cv 0.025", 8, 2, {"variation": 0.025, "startup_variation": 0.025}),
         ("8 on 2, cv 0.1", 8, 2, {"variation": 0.1, "startup_variation": 0.1}),
         ("8 on 2, exponential", 8, 2, {"exponential": True, "startup_variation": 0.1}),
@@ -242,9 +245,14 @@ def prewarming(rounds: int) -> list[dict[str, Any]]:
         for startup in (0.1, 1.0, 5.0):
             for name, start in starts:
                 traces = equal_tasks(tasks, rounds, 5, startup=startup, **more)
-                outcome = simulate(traces, devices, Fair(), start, settings)
+                outcome, everything = (
+                    simulate(traces, devices, Fair(), start, settings, uncounted=uncounted)
+                    for uncounted in (learned, 0)
+                )
                 warmth, predicted = outcome.all_warmth, outcome.warmth
-                best = statistics.mean(hindsight_cost(known, settings) for known in outcome.rounds.values())
+                best, best_of_all = (
+                    hindsight_cost(list(outcome.rounds.values()), settings, first) for first in (learned, 0)
+                )
                 counted = predicted if start == "predicted" and predicted.collectors else warmth
                 rows.append(
                     {
@@ -256,7 +264,10 @@ def prewarming(rounds: int) -> list[dict[str, Any]]:
                         "idle_share": counted.idle_seconds / counted.collectors / ROUND_SECONDS,
                         "late_share": counted.late_seconds / counted.collectors / ROUND_SECONDS,
                         "cost": warmth.cost(settings) / warmth.collectors,
-                        "of_hindsight": warmth.cost(settings) / warmth.collectors / best,
+                        "of_optimum": warmth.cost(settings) / warmth.collectors / best,
+                        "of_optimum_all_rounds": everything.all_warmth.cost(settings)
+                        / everything.all_warmth.collectors
+                        / best_of_all,
                         "absent_share": counted.absent_seconds / counted.collectors / ROUND_SECONDS,
                         "corrections": predicted.corrections,
                         "late_corrections": predicted.late_corrections,
@@ -268,7 +279,8 @@ def prewarming(rounds: int) -> list[dict[str, Any]]:
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     print(f"\n{title}")
-    print_table(list(rows[0]), [list(row.values()) for row in rows])
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    print_table(names, [[row.get(name, "") for name in names] for row in rows])
 
 
 def simulated(chosen: Namespace) -> dict[str, Any]:
@@ -285,8 +297,6 @@ def simulated(chosen: Namespace) -> dict[str, Any]:
     show("Device seconds held", [device_seconds])
     split = between_gradients(2 if short else 5, rounds)
     show("Held all round, or given back between gradients", split)
-    warm = prewarming(60 if short else 150)
-    show("Pre-warming", warm)
     return {
         "simulated": True,
         "busy": shares,
@@ -295,22 +305,43 @@ def simulated(chosen: Namespace) -> dict[str, Any]:
         "makespan_small": small,
         "held": device_seconds,
         "between_gradients": split,
-        "prewarming": warm,
     }
 
 
+def simulated_starts(chosen: Namespace) -> dict[str, Any]:
+    """The simulator's collectors: cold, alive, predicted."""
+    rows = prewarming(*((60, 20) if chosen.short else (200, 40)))
+    show("Pre-warming", rows)
+    return {"simulated": True, "prewarming": rows}
+
+
 def utilisation(chosen: Namespace) -> dict[str, Any]:
-    """Busy / wall of a real pool of equal tasks beside its bound."""
-    rows = [real.case("fair", chosen.tasks, 4 if chosen.short else 18, UPDATES)]
-    show(f"Busy / wall of a real pool on {real.slots()}", rows)
-    return {"simulated": False, "devices": real.slots(), "load": os.getloadavg(), "pools": rows}
+    """Busy / wall of real pools of equal tasks beside its bound: 8 and 10 tasks of nearly constant rounds."""
+    return _shares(chosen, 4 if chosen.short else 18, exponential=False)
+
+
+def exponential(chosen: Namespace) -> dict[str, Any]:
+    """The same where collecting takes exponential seconds; work on the device stays constant."""
+    return _shares(chosen, 4 if chosen.short else 26, exponential=True)
+
+
+def _shares(chosen: Namespace, rounds: int, **more: Any) -> dict[str, Any]:
+    figures: dict[str, Any] = {"simulated": False, "devices": real.slots(), "pools": []}
+    for tasks in map(int, chosen.tasks.split(",")):
+        figures["pools"].append(real.case("fair", tasks, rounds, UPDATES, limit=400, **more))
+        save(chosen.json, figures)
+    show(f"Busy / wall of real pools on {real.slots()}", figures["pools"])
+    return figures
 
 
 def policies(chosen: Namespace) -> dict[str, Any]:
-    """Real pools of the same tasks under each policy; saved after each pool."""
-    figures: dict[str, Any] = {"simulated": False, "devices": real.slots(), "load": os.getloadavg(), "pools": []}
-    for name in chosen.policies.split(","):
-        figures["pools"].append(real.case(name, chosen.tasks, 4, UPDATES))
+    """Real pools of the same tasks under each policy, in turn, with Ray's fractions among them; saved after each
+    pool."""
+    figures: dict[str, Any] = {"simulated": False, "devices": real.slots(), "pools": []}
+    names = [*chosen.policies.split(","), *(["ray"] if chosen.ray_python else [])]
+    for name in names if chosen.short else names * 2:
+        row = real.ray(chosen.ray_python, 8, 6, UPDATES) if name == "ray" else real.case(name, 8, 6, UPDATES)
+        figures["pools"].append(row)
         save(chosen.json, figures)
     show(f"Real pools on {real.slots()} by policy", figures["pools"])
     return figures
@@ -318,23 +349,46 @@ def policies(chosen: Namespace) -> dict[str, Any]:
 
 def started(chosen: Namespace) -> dict[str, Any]:
     """Real collectors: cold, alive, predicted."""
-    rows = collectors.compare(*((12, 0.8, 0.01, 4) if chosen.short else (42, 1.7, 0.01, 11)))
+    rows = collectors.compare(*((12, 0.8, 0.01, 4) if chosen.short else (60, 3.4, 0.01, 18)))
     show("Real collectors", rows)
-    return {"simulated": False, "load": os.getloadavg(), "collectors": rows}
+    return {"simulated": False, "collectors": rows}
+
+
+def killed(chosen: Namespace) -> dict[str, Any]:
+    """Devices that are back after kill -9."""
+    rows = kills.measure(*((5, 3, 4) if chosen.short else (14, 12, 24)))
+    show("After kill -9 of the holder", rows)
+    return {"simulated": False, "devices": real.slots(), "kills": rows}
+
+
+def replayed(chosen: Namespace) -> dict[str, Any]:
+    """Real pools of a folder, and the simulator on the rounds of their leases."""
+    rows = replay.compare(chosen.folder)
+    show("Makespan, measured and simulated", rows)
+    errors = [abs(row["error"]) for row in rows]
+    within = {"pools": len(rows), "within_10_percent": sum(error <= 0.1 for error in errors), "most": max(errors)}
+    print(within)
+    return {"within": within, "pools": rows}
 
 
 PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "simulated": simulated,
+    "simulated_starts": simulated_starts,
     "utilisation": utilisation,
+    "exponential": exponential,
     "policies": policies,
     "collectors": started,
+    "kills": killed,
+    "replay": replayed,
 }
 
 
 def main() -> None:
     parser = arguments("pool", __doc__ or "")
     parser.add_argument("--part", choices=sorted(PARTS), default="simulated", help="which figures (%(default)s)")
-    parser.add_argument("--tasks", type=int, default=8, help="tasks of a real pool (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where pools stand, at any depth: those of benchmarks.plan, say")
+    parser.add_argument("--tasks", default="8,10", help="tasks of the real pools, one after another (%(default)s)")
+    parser.add_argument("--ray-python", default="", help="interpreter that has Ray: compare its fractional resources")
     parser.add_argument("--policies", default="fair,exclusive", help="policies to compare (%(default)s)")
     chosen = parser.parse_args()
     save(chosen.json, PARTS[chosen.part](chosen))

@@ -1,8 +1,9 @@
 """Collectors that start by prediction, beside cold start and collectors that stay alive, on real processes.
 
-Tasks of equal rounds, each on a device of its own (a ninth of a core), all at once: two thirds of a round they wait in
-their environments, one third is real gradients, in which collectors would idle. Cost: idle seconds + delay_cost x late
-seconds a collector, all rounds but the first; hindsight: of the best fixed rule, chosen knowing all rounds."""
+Tasks of equal rounds, each on a device of its own (a ninth of a core), all at once, that end at about the same time:
+two thirds of a round they wait in their environments, one third is real gradients, in which collectors would idle.
+Cost: idle seconds + delay_cost x late seconds a collector, all rounds but the first; hindsight: of the best fixed
+rule, chosen knowing all rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ MODES = ("cold", "alive", "prewarm")
 
 
 def compare(rounds: int, round_seconds: float, variation: float, updates: int) -> list[dict[str, Any]]:
-    """A row for each start-up and way to start; cold start gets fewer rounds, for they are longer."""
+    """A row for each start-up and way to start; cold start gets fewer rounds, for they are longer.
+
+    round_seconds: of collecting, two thirds of a round."""
     cases = [(startup, mode) for startup in STARTUPS for mode in MODES]
     core = max(os.sched_getaffinity(0))
     share = int(1000 / len(cases)) / 1000
@@ -33,13 +36,14 @@ def compare(rounds: int, round_seconds: float, variation: float, updates: int) -
                 Path(folder),
                 f"t{index}",
                 seed=index + 1,
-                rounds=rounds // 3 if mode == "cold" else rounds,
+                rounds=int(rounds / (1 + startup / (1.5 * round_seconds))) if mode == "cold" else rounds,
                 updates=updates,
                 startup=startup,
                 step=round_seconds / 20,
                 steps=20,
                 variation=variation,
                 collectors=mode,
+                limit=400,
             )
             for index, (startup, mode) in enumerate(cases)
         ]
@@ -60,6 +64,8 @@ def row(case: tuple[float, str], figures: dict[str, Any], own: list[dict[str, An
         for index, (one, later) in enumerate(pairwise(own))
     ]
     seconds = statistics.median(round.seconds for round in measured)
+    lengths, startups = [round.seconds for round in measured[1:]], [round.startup[0] for round in measured[1:]]
+    waits = [round.end[0] - round.sent[0] for round in measured[1:]]
     count = figures["collectors"]
     cost = (settings.idle_cost * figures["idle_seconds"] + settings.delay_cost * figures["late_seconds"]) / count
     predicted = case[1] == "prewarm" and figures["predicted_collectors"]
@@ -69,12 +75,16 @@ def row(case: tuple[float, str], figures: dict[str, Any], own: list[dict[str, An
         "start": case[1],
         "rounds": len(measured),
         "round_seconds": seconds,
+        "round_variation": statistics.stdev(lengths) / seconds,
+        "startup_seconds": statistics.median(startups),
+        "startup_deviation": statistics.stdev(startups),
+        "wait_deviation": statistics.stdev(waits),
         "predicted": shown if predicted else 0,
         "hit_rate": figures[f"{prefix}hits"] / shown,
         "idle_share": figures[f"{prefix}idle_seconds"] / shown / seconds,
         "late_share": figures[f"{prefix}late_seconds"] / shown / seconds,
         "cost": cost,
-        "hindsight": hindsight_cost(measured, settings) if case[1] == "prewarm" else None,
+        "hindsight": hindsight_cost([measured], settings) if case[1] == "prewarm" else None,
         "absent_share": figures["absent_seconds"] / count / seconds,
         "cpu_seconds_per_round": figures["collector_cpu_seconds"] / count,
         "corrections": figures["corrections"],

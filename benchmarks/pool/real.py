@@ -28,7 +28,7 @@ TASK = """
 seed = {seed}
 max_env_steps = {max_env_steps}
 checkpoint_period = 0
-processes = 1
+processes = {processes}
 max_seconds = {limit}
 [env]
 id = "benchmarks.pool.environments:paced"
@@ -63,6 +63,7 @@ def write_task(folder: Path, name: str, *, seed: int, rounds: int, updates: int,
         "steps": 40,
         "width": 512,
         "collectors": "prewarm",
+        "processes": 1,
         "limit": 170,
     }
     values |= more
@@ -151,6 +152,13 @@ def _within(lease: dict[str, Any], begin: float, end: float) -> float:
     held = lease["released"] - lease["granted"]
     part = min(end, lease["released"]) - max(begin, lease["granted"])
     return lease["busy"] * max(0.0, part) / held if held > 0 else 0.0
+
+
+def ray(python: str, tasks: int, rounds: int, updates: int) -> dict[str, Any]:
+    """The same tasks under Ray's fractional resources (benchmarks.pool.peer_ray)."""
+    command = [python, "-m", "benchmarks.pool.peer_ray", str(tasks), str(rounds), str(updates)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(answer.splitlines()[-1])
 
 
 def slots() -> str:

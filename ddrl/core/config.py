@@ -213,7 +213,7 @@ class PoolConfig:
         choices=("sent", "worker"),
     )
     delay_cost: float = setting(
-        29.0,
+        49.0,
         "",
         "Cost of a second that parameters wait for a collector; one that a collector waits for them costs 1.",
         gt=0,

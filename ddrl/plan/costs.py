@@ -56,18 +56,20 @@ def fit(config: Config, recordings: Sequence[Recording], *, serial: bool) -> Cos
             f"{config.learner.algorithm}, hidden {config.learner.hidden}): record a short run of it"
         )
     used = [one for one in fitting if (one.rollouts == 0) == serial] or fitting
-    share = rounds_per(config) if serial else (0.0, 0.0)
-    cold = [rounds_per(one.config) if one.rollouts == 0 else (0.0, 0.0) for one in used]
+    cold = [rounds_per(one.config) for one in used]
     steps, updates = [one.vector_steps for one in used], [one.updates for one in used]
     sizes = [float(one.config.env.num_envs) for one in used]
     batches = [float(one.config.learner.batch_size) for one in used]
-    by_step = _Law("env.num_envs", sizes, [by for by, _ in cold])
+    # steps of rollouts are processes' own, which updates do not interrupt
+    by_step = _Law(
+        "env.num_envs", sizes, [by if one.rollouts == 0 else 0.0 for one, (by, _) in zip(used, cold, strict=True)]
+    )
     by_update = _Law("learner.batch_size", batches, [by for _, by in cold])
-    step, cold_step = by_step.fit([one.step_work for one in used], steps).at(float(config.env.num_envs), share[0])
+    step, cold_step = by_step.fit([one.step_work for one in used], steps).at(float(config.env.num_envs))
     batch = float(config.learner.batch_size)
-    learn, cold_learn = by_update.fit([one.learn_work for one in used], updates).at(batch, share[1])
-    sample, cold_sample = by_update.fit([one.sample_work for one in used], updates).at(batch, share[1])
-    record, cold_record = by_step.fit([one.record_work for one in used], steps).at(float(config.env.num_envs), share[0])
+    learn, cold_learn = by_update.fit([one.learn_work for one in used], updates).at(batch)
+    sample, cold_sample = by_update.fit([one.sample_work for one in used], updates).at(batch)
+    record, cold_record = by_step.fit([one.record_work for one in used], steps).at(float(config.env.num_envs))
     loop = least_squares(np.array([steps, updates]).T, np.array([one.loop_work for one in used]))
     pools = [one for one in fitting if one.switches]
     slowed = [one.slowed for one in recordings if one.slowed == one.slowed]
@@ -123,7 +125,7 @@ class _Law:
         self._factors = least_squares(terms, np.array(seconds))
         return self
 
-    def at(self, size: float, cold: float) -> tuple[float, float]:
+    def at(self, size: float) -> tuple[float, float]:
         """Seconds of a warm one, and what a cold one takes more. ConfigError where no recording says."""
         sizes = set(self._sizes)
         if size not in sizes and len(sizes) == 1:

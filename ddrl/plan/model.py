@@ -31,7 +31,7 @@ from ddrl.distribution.plans.planner import choose
 from ddrl.distribution.plans.planner import predict as predict_plan
 from ddrl.distribution.plans.simulator import Network
 from ddrl.plan.costs import Costs
-from ddrl.plan.rounds import serial_rounds
+from ddrl.plan.rounds import rounds_per, serial_rounds
 from ddrl.pool.devices import Device
 from ddrl.pool.offline import lower_bound
 from ddrl.pool.policy import Policy
@@ -255,7 +255,8 @@ class _Demand:
 
     @classmethod
     def of(cls, config: Config, costs: Costs) -> _Demand:
-        learn = costs.updates_per_step * (costs.learn + costs.sample)
+        cold = rounds_per(config)[1] * costs.cold_learn
+        learn = costs.updates_per_step * (costs.learn + cold + costs.sample)
         publish = costs.updates_per_step / config.learner.publish_period * costs.publish
         return cls(learn, learn + costs.record / config.env.num_envs + publish, costs.step / config.env.num_envs)
 

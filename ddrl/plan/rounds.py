@@ -54,8 +54,10 @@ def serial_rounds(config: Config, env_steps: int | None = None) -> Iterator[Roun
 
 
 def rounds_per(config: Config) -> tuple[float, float]:
-    """Shares of vector steps and of updates that are the first of their kind after the other kind, in the steady
-    state."""
+    """Shares of vector steps and of updates that are the first of their kind after the other kind, in the steady state;
+    0 where nobody waits for the other. A trainer whose rollouts are processes learns by the same rounds."""
+    if not config.replay.samples_per_insert:
+        return 0.0, 0.0
     found = list(itertools.islice(serial_rounds(config), STEADY, 2 * STEADY))
     after_steps = sum(round.vector_steps > 0 for round in found)
     return (

@@ -15,9 +15,12 @@ From a task's own history, in this order:
      data, X = D - L with D = data sent to parameters arrived and L = start-up seconds, which leaves out how long the
      round took until then; but a start-up longer than D must begin before the data are sent, so u counts from the
      parameters' arrival, X = I - L with I = parameters to next parameters; and one longer than a round counts from an
-     earlier round's parameters. A start that would have to come before what it counts from is none. Of the others, and
-     of staying alive (cost c_idle D), each worker gets what would have cost least over the kept rounds;
-  5. warm-up time per worker: the median of L.
+     earlier round's parameters. A start that would have to come before what it counts from is none. Of the others that
+     are cheaper than staying alive (cost c_idle D), by more than a standard error of the mean gain over the kept
+     rounds, each worker gets what would have cost least; else it stays alive;
+  5. warm-up time per worker: the median of L. A collector that stayed alive tells no L: its round gets the median of
+     those that are known, the longest while these are fewer than 5. The first start of all, slower than later ones,
+     counts only until there is another.
 
 The instruction for a round is issued when the round before it begins, or earlier, before that one's first data arrive.
 Its times are plans: a start that counts from the data is moved by `correct` once they are sent, and counted as a
@@ -40,7 +43,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.fields import setting
 
-_CLEAR_GAIN = 0.75  # a start is worth its risk below this share of the cost of staying alive
+_CLEAR = 1.0  # standard errors of the mean by which a start must be cheaper than staying alive
 MAD_TO_STD = 1.4826  # of a normal distribution
 
 
@@ -48,7 +51,7 @@ MAD_TO_STD = 1.4826  # of a normal distribution
 class PrewarmSettings:
     """How history is judged, and what waiting costs."""
 
-    window: int = setting(40, "rounds", "Newest rounds of a task that count.", ge=1)
+    window: int = setting(100, "rounds", "Newest rounds of a task that count.", ge=1)
     warmup: int = setting(1, "rounds", "First rounds of a task that do not count.", ge=0)
     min_kept: int = setting(5, "rounds", "Rounds without outliers below which nothing is predicted.", ge=4)
     max_variation: float = setting(0.1, "", "Largest std / mean of the rounds from which a start is predicted.", gt=0)
@@ -56,7 +59,7 @@ class PrewarmSettings:
     min_deviation: float = setting(0.01, "", "Share of the median below which a distance makes no outlier.", ge=0)
     shift_outliers: int = setting(3, "rounds", "Successive outliers that show a new level.", ge=1)
     idle_cost: float = setting(1.0, "", "Cost of a second in which a ready collector has no parameters.", gt=0)
-    delay_cost: float = setting(29.0, "", "Cost of a second in which parameters wait for their collector.", gt=0)
+    delay_cost: float = setting(49.0, "", "Cost of a second in which parameters wait for their collector.", gt=0)
     max_ahead: int = setting(4, "rounds", "Most rounds before its own in which a collector may start.", ge=1)
 
     @property
@@ -70,7 +73,7 @@ class Round:
     """What one round measured, by worker; times on one clock [s].
 
     begin: its parameters arrived; sent: its data were sent; end: the next parameters arrived; startup: seconds that its
-    newest collector took to start."""
+    collector took to start; nan: it stayed from the round before."""
 
     number: int
     begin: tuple[float, ...]
@@ -92,9 +95,12 @@ class History:
     rounds: tuple[Round, ...] = ()
     outliers: int = 0  # successive ones, the newest of `rounds`
     warmup: int = 0  # warm-up rounds seen
+    first_start: tuple[float, ...] = ()  # s, by worker
 
     def add(self, round: Round) -> History:
         """With one more round."""
+        if not self.first_start:
+            return replace(self, first_start=round.startup).add(round)
         if self.warmup < self.settings.warmup:
             return replace(self, warmup=self.warmup + 1)
         kept = [known.seconds for known in self.kept]
@@ -176,6 +182,9 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
     begin, sent, end, startup = (
         np.array([getattr(round, name) for round in kept]) for name in ("begin", "sent", "end", "startup")
     )
+    startup = np.column_stack(
+        [_filled(*known, history.settings.min_kept) for known in zip(startup.T, history.first_start, strict=True)]
+    )
     numbers = np.array([round.number for round in kept])
     last = np.arange(ahead - 1, len(kept))
     last = last[numbers[last] - numbers[last - ahead + 1] == ahead - 1]  # rounds whose predecessors were kept too
@@ -184,7 +193,7 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
         ahead,
         iteration=float(np.median([round.seconds for round in kept])),
         plans=tuple(
-            _plan(waits, waits - starts, latest, history.settings)
+            _plan(waits, waits - starts, latest, last, history.settings)
             for waits, starts, latest in zip((end - sent).T, startup.T, from_begin.T, strict=True)
         ),
         sent=_medians(sent - begin),
@@ -268,29 +277,41 @@ def _limits(seconds: Sequence[float], settings: PrewarmSettings) -> tuple[float,
     return median - distance, median + distance
 
 
+def _filled(startup: NDArray[np.float64], first: float, enough: int) -> NDArray[np.float64]:
+    """Start-ups of one worker, nan where it stayed, with the one that is to be expected in these places."""
+    known = startup[~np.isnan(startup)]
+    expected = first if not len(known) else np.max(known) if len(known) < enough else np.median(known)
+    return np.where(np.isnan(startup), expected, startup)
+
+
 def _plan(
     waits: NDArray[np.float64],
     from_sent: NDArray[np.float64],
     from_begin: NDArray[np.float64],
+    last: NDArray[np.int64],
     settings: PrewarmSettings,
 ) -> Plan:
-    """The cheapest plan of one worker; waits: D, from_sent: D - L, from_begin: I - L, by kept round [s]."""
-    alive = Plan(Anchor.ALIVE, math.nan, settings.idle_cost * float(np.mean(waits)))
-    plans = [_timed(Anchor.SENT, from_sent, settings)]
-    if len(from_begin) >= settings.min_kept:
-        plans.append(_timed(Anchor.BEGIN, from_begin, settings))
-    possible = [plan for plan in plans if plan.after >= 0 and plan.cost <= _CLEAR_GAIN * alive.cost]
-    return min(possible, key=lambda plan: plan.cost, default=alive)
+    """The cheapest plan of one worker; waits: D, from_sent: D - L, by kept round; from_begin: I - L, of those rounds
+    that `last` names [s]."""
+    alive = settings.idle_cost * waits
+    plans = [Plan(Anchor.ALIVE, math.nan, float(np.mean(alive)))]
+    for anchor, latest, stays in ((Anchor.SENT, from_sent, alive), (Anchor.BEGIN, from_begin, alive[last])):
+        if len(latest) >= settings.min_kept:
+            after, costs = _timed(latest, settings)
+            gains = stays - costs
+            if after >= 0 and np.mean(gains) > _CLEAR * np.std(gains, ddof=1) / math.sqrt(len(gains)):
+                plans.append(Plan(anchor, after, float(np.mean(costs))))
+    return min(plans, key=lambda plan: plan.cost)
 
 
-def _timed(anchor: Anchor, latest: NDArray[np.float64], settings: PrewarmSettings) -> Plan:
-    """The quantile of the latest starts; its cost at each round is that of the quantile of the other rounds, or a
-    quantile of few rounds would seem to miss none."""
-    values = np.sort(latest)
-    after, others = _quantiles(values, settings.level)
-    misses = values - others
-    costs = np.where(misses > 0, settings.idle_cost * misses, -settings.delay_cost * misses)
-    return Plan(anchor, after, float(np.mean(costs)))
+def _timed(latest: NDArray[np.float64], settings: PrewarmSettings) -> tuple[float, NDArray[np.float64]]:
+    """The quantile of the latest starts, and its cost at each of them: that of the quantile of the others, or it would
+    seem to miss none of a few rounds."""
+    order = np.argsort(latest, kind="stable")
+    after, others = _quantiles(latest[order], settings.level)
+    misses = np.empty(len(latest))
+    misses[order] = latest[order] - others
+    return after, np.where(misses > 0, settings.idle_cost * misses, -settings.delay_cost * misses)
 
 
 def _quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray[np.float64]]:

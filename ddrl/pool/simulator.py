@@ -87,7 +87,7 @@ class _Task:
         self.history = History(settings)
         self.instructions: dict[int, Instruction] = {}  # by round, of those not begun
         self.starts: dict[int, list[float]] = {}  # planned, then corrected; nan: the collector stays alive
-        self.startup = list(trace.startup[0])  # seconds of the newest start, by worker
+        self.startup: list[float] = []  # seconds of this round's start, by worker; nan: it stayed
 
 
 class Simulator:
@@ -101,11 +101,13 @@ class Simulator:
         start: Start = "predicted",
         settings: PrewarmSettings | None = None,
         processors: Processors | None = None,
+        uncounted: int = 0,
     ) -> None:
         if not traces:
             raise PoolError("a pool without tasks has nothing to simulate")
         self._settings = settings or PrewarmSettings()
         self._start_mode = start
+        self._uncounted = uncounted
         self._queue = DeviceQueue(policy, devices)
         self._tasks = {trace.name: _Task(trace, self._settings) for trace in traces}
         self._events: list[tuple[float, int, str, str, int]] = []
@@ -167,10 +169,10 @@ class Simulator:
     def _parameters(self, task: _Task, now: float, _: int) -> None:
         """The round's parameters have arrived: collectors act; the next round's are told when to start."""
         trace, number = task.trace, task.round
-        ready = self._ready(task, now)
+        startup, ready = self._ready(task, now)
         if number > 0:
             self._count(task, ready, now)
-        task.parameters, task.sent = now, [math.nan] * trace.workers
+        task.parameters, task.sent, task.startup = now, [math.nan] * trace.workers, startup
         for worker in range(trace.workers):
             self._at(max(now, ready[worker]), "collect", trace.name, worker)
         if self._start_mode == "predicted":
@@ -190,25 +192,24 @@ class Simulator:
                 if found is not None:
                     task.instructions[target], task.starts[target] = found, list(found.start)
 
-    def _ready(self, task: _Task, now: float) -> list[float]:
-        """When each collector of the round that begins is ready."""
+    def _ready(self, task: _Task, now: float) -> tuple[list[float], list[float]]:
+        """How long each collector of the round that begins took to start, nan where it stayed, and when it is ready."""
         startup = task.trace.startup[task.round]
         if task.round == 0 or self._start_mode == "cold":
-            task.startup = list(startup)
-            return [now + seconds for seconds in startup]
-        ready = list(task.sent)
+            return startup, [now + seconds for seconds in startup]
+        took, ready = [math.nan] * len(startup), list(task.sent)
         for worker, start in enumerate(task.starts.get(task.round, [])):
             if not math.isnan(start):
-                task.startup[worker] = startup[worker]
-                ready[worker] = (
-                    min(start, now) + startup[worker]
-                )  # nobody waits for a plan when the parameters are there
-        return ready
+                took[worker] = startup[worker]
+                ready[worker] = min(start, now) + took[worker]  # once the parameters are there nobody waits for a plan
+        return took, ready
 
     def _count(self, task: _Task, ready: list[float], now: float) -> None:
         starts = task.starts.pop(task.round, [math.nan] * len(ready))
         task.instructions.pop(task.round, None)
         for worker, (time, start) in enumerate(zip(ready, starts, strict=True)):
+            if task.round <= self._uncounted:
+                break
             predicted = not math.isnan(start)
             for warmth in (self.outcome.all_warmth, *([self.outcome.warmth] if predicted else [])):
                 warmth.count(time, now)
@@ -306,6 +307,9 @@ def simulate(
     start: Start = "predicted",
     settings: PrewarmSettings | None = None,
     processors: Processors | None = None,
+    uncounted: int = 0,
 ) -> Outcome:
-    """Run `traces` on `devices` devices under a fresh `policy`, on fresh `processors` where collectors share cores."""
-    return Simulator(traces, devices, policy, start, settings, processors).run()
+    """Run `traces` on `devices` devices under a fresh `policy`, on fresh `processors` where collectors share cores.
+
+    uncounted: rounds of each task, after its first, whose collectors `warmth` leaves out."""
+    return Simulator(traces, devices, policy, start, settings, processors, uncounted).run()

@@ -5,8 +5,10 @@ import pytest
 
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.plan.costs import fit, least_squares
+from ddrl.plan.model import Case, predict
 from ddrl.plan.recordings import read_recordings
 from ddrl.plan.rounds import rounds_per, serial_rounds
+from ddrl.pool.policies.fair import Fair
 from tests.plan.recorded import LEARN, PUBLISH, RECORD, SAMPLE, START, STEP, task, write_run
 
 
@@ -31,6 +33,23 @@ def test_rollouts_that_are_processes_are_charged_by_their_processor_time(tmp_pat
     recording = recorded(tmp_path / "run", rollouts=2)
     assert recording.rollouts == 2
     assert fit(task(), [recording], serial=False).step == pytest.approx(STEP, rel=0.03)
+
+
+def test_a_trainer_with_rollouts_pays_more_for_the_first_update_after_rows(tmp_path):
+    """1, 2 and 8 updates for each vector step of 64 rows: the first of them finds cold caches, for 1 ms."""
+    warm, cold = 2e-3, 1e-3
+    known = [
+        recorded(
+            tmp_path / f"{updates}", f"replay.samples_per_insert={2 * updates}", rollouts=2, learn=warm + cold / updates
+        )
+        for updates in (1, 8)
+    ]
+    costs = fit(task(), known, serial=False)
+    assert costs.learn == pytest.approx(warm, rel=0.05)
+    assert costs.cold_learn == pytest.approx(cold, rel=0.15)
+    found = predict(Case(rollouts=8, cores=64), [(task(), costs)], Fair())
+    assert found.binds == "trainer"
+    assert found.updates_per_s == pytest.approx(1 / (warm + cold / 2 + SAMPLE + RECORD / 2 + PUBLISH / 10), rel=0.05)
 
 
 def test_recordings_of_two_batch_sizes_tell_what_a_third_one_costs(tmp_path):

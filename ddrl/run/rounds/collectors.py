@@ -128,6 +128,7 @@ class _Course:
 
     parameters: float
     sent: dict[int, Sent] = field(default_factory=dict[int, Sent])
+    startup: dict[int, float] = field(default_factory=dict[int, float])  # s; nan: it stayed from the round before
 
 
 class Collectors:
@@ -145,7 +146,6 @@ class Collectors:
         self._ordered: set[int] = set()
         self._courses: dict[int, _Course] = {}
         self._ends: dict[int, float] = {}  # by worker, of its newest process that has ended
-        self._startup = [0.0] * workers  # s, of each worker's newest process
         self._open: dict[tuple[int, int], Sent] = {}  # sent, their process not ended yet
 
     # -- orders --------------------------------------------------------------------------------------------------------
@@ -241,8 +241,7 @@ class Collectors:
         before = self._courses.get(sent.round - 1)
         earlier = None if before is None else before.sent.get(sent.worker)
         stayed = earlier is not None and earlier.start == sent.start
-        if not stayed:
-            self._startup[sent.worker] = sent.ready - sent.start
+        course.startup[sent.worker] = math.nan if stayed else sent.ready - sent.start
         if before is not None:
             warmths = [self.warmth]
             instruction = self._instructions.get(sent.round)
@@ -279,6 +278,6 @@ class Collectors:
                 begin=(course.parameters,) * self.workers,
                 sent=tuple(course.sent[worker].sent for worker in count),
                 end=(now,) * self.workers,
-                startup=tuple(self._startup),
+                startup=tuple(course.startup[worker] for worker in count),
             )
         )
