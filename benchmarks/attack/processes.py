@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ddrl.channels.segment import sweep_dead
+from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
 from ddrl.run.lock import RunLock
 from ddrl.telemetry import Run
@@ -76,7 +76,7 @@ def processes(mark: str) -> dict[int, str]:
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if words:  # else a zombie
+                if start_time(int(folder.name)):  # no zombie; one that is ending has no words but still holds its files
                     found[int(folder.name)] = words
     return found
 
@@ -133,7 +133,8 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
 
 def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too; so SIGINT in a script's "&"
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     draw, end = random.Random(seed), time.monotonic() + seconds
     sent, troubles, resumed, resumes, left = Counter[str](), list[dict[str, Any]](), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
