@@ -76,7 +76,7 @@ def processes(mark: str) -> dict[int, str]:
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if start_time(int(folder.name)):  # no zombie; one that is ending has no words but still holds its files
+                if words:  # else a zombie
                     found[int(folder.name)] = words
     return found
 
@@ -95,14 +95,21 @@ def role(words: str) -> str:
 
 def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
     """Seconds until nothing of a run lives; above LIMIT it hangs, and is killed."""
-    begin, seconds = time.monotonic(), 0.0
-    while (living := processes(mark)) or process.poll() is None:
+    begin, seconds, seen = time.monotonic(), 0.0, dict[int, int]()
+    # One that is ending has no environment any more, but still holds its files.
+    while (living := processes(mark)) or process.poll() is None or any(map(_lives, seen.items())):
+        seen |= {pid: start_time(pid) for pid in living}
         seconds = time.monotonic() - begin
         for pid in living if seconds > LIMIT else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     return seconds
+
+
+def _lives(seen: tuple[int, int]) -> bool:
+    pid, started = seen
+    return started != 0 and start_time(pid) == started
 
 
 def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals | None) -> dict[str, Any]:
