@@ -24,6 +24,7 @@ COULD_RUN: dict[str, Callable[[], bool]] = {
     r"needs root and the cgroup cpu controller": lambda: ROOT_USER and _has_cgroup_cpu(),
     r"a virtual cluster needs": lambda: False,  # benchmarks.distribution.cluster has tried
     r"two whole slots need two cores": lambda: len(os.sched_getaffinity(0)) >= 2,
+    r"torch sees no CUDA device": lambda: shutil.which("nvidia-smi") is not None,
     r"the hashes are those of x86-64": lambda: os.uname().machine == "x86_64",
 }
 

@@ -130,11 +130,12 @@ def _account(saved: SavedPolicy, options: argparse.Namespace) -> int:
     from ddrl.envs.admix.account import write_account
     from ddrl.envs.admix.accounting import account
 
+    begin, end = ("\r\033[K", "") if sys.stderr.isatty() else ("", "\n")
     made = account(
-        saved, options.days, options.log, say=lambda words: print(f"\r\033[K{words}", end="", file=sys.stderr)
+        saved, options.days, options.log, say=lambda words: print(f"{begin}{words}", end=end, file=sys.stderr)
     )
     path = write_account(options.run, made)
-    print("\r\033[K", end="", file=sys.stderr)
+    print(begin, end="", file=sys.stderr)
     scores = {rule.name: float(np.mean(rule.scores)) for rule in made.rules}
     if options.json:
         print(json.dumps({"run": str(options.run), "days": made.days, "scores": scores}))

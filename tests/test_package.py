@@ -5,6 +5,7 @@ import ast
 import importlib.metadata
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -146,6 +147,13 @@ def test_a_missing_extra_is_said_in_one_line(blocked, environment, arguments, ex
     said = [line for line in done.stderr.splitlines() if line.startswith("ddrl: ")]
     assert said == done.stderr.splitlines()[-1:], done.stderr  # below the banner
     assert f"pip install 'ddrl[{extra}]'" in done.stderr
+
+
+def test_the_first_command_installs_whatever_readme_shows():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = set(re.findall(r"[\w]+", extras["all"][0])) - {"ddrl"}
+    implied = {extra for name in named for line in extras[name] for extra in re.findall(r"^ddrl\[(\w+)\]", line)}
+    assert named | implied == extras.keys() - {"all", "test", "reference"}
 
 
 @pytest.mark.parametrize("path", SOURCES + KERNEL, ids=lambda path: str(path.relative_to(ROOT)))

@@ -95,16 +95,14 @@ def role(words: str) -> str:
 
 def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
     """Seconds until nothing of a run lives; above LIMIT it hangs, and is killed."""
-    begin = time.monotonic()
-    while processes(mark) or process.poll() is None:
-        if time.monotonic() - begin > LIMIT:
-            for pid in processes(mark):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
-            break
+    begin, seconds = time.monotonic(), 0.0
+    while (living := processes(mark)) or process.poll() is None:
+        seconds = time.monotonic() - begin
+        for pid in living if seconds > LIMIT else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-    return time.monotonic() - begin
+    return seconds
 
 
 def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals | None) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Exchange:
     def set_vector(self, name: str, vector: Vector) -> None:
         """Replace a vector; nothing to do for one that was received into `vector(name)` on the CPU."""
         tensor = self._tensor(name)
-        if tensor.is_cuda or tensor.data_ptr() != vector.ctypes.data:
+        if tensor.device.type != "cpu" or tensor.data_ptr() != vector.ctypes.data:
             tensor.copy_(torch.from_numpy(vector))
 
     def set_updates(self, updates: Sequence[int]) -> None:

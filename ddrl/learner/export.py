@@ -45,8 +45,9 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     Python control flow depends on the values it is given)."""
     what = f"the network {type(owner).__name__}"
     layout = layout_of(owner)
-    module, owner = copy.deepcopy((acting.module, owner))  # together: they share their tensors
-    module, owner = module.to("cpu").eval(), owner.to("cpu")
+    on_host = {id(tensor): _on_host(tensor) for each in (owner, acting.module) for tensor in _tensors(each)}
+    module, owner = copy.deepcopy((acting.module, owner), on_host)  # together: they share their tensors
+    module = module.eval()
     if spec.observation.fields:
         module = _OfArrays(module, tuple(spec.observation.arrays)).eval()
     inputs = declaration.inputs
@@ -59,6 +60,15 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     graph = _parameters_as_inputs(traced, module, owner, layout, names, spec.observation.arrays, what)
     _check(graph, module, owner, acting.outputs, inputs, spec, what, [{}, shorter] if shorter else [{}])
     return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
+
+
+def _tensors(module: nn.Module) -> Iterable[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().to("cpu", copy=True)
+    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
 class _OfArrays(nn.Module):

@@ -15,6 +15,7 @@ from torch import nn
 
 from ddrl.core.errors import CheckpointError, NetworkError
 from ddrl.core.layouts import ParameterLayout
+from ddrl.learner.transfers import host_memory, wait_for
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -58,39 +59,32 @@ def layout_of(module: nn.Module) -> ParameterLayout:
 class FlatParameters:
     """Re-homes a module's parameters and buffers as views of `vector` (uint8 [layout.nbytes], on `device`).
 
-    The module must not be moved or cast afterwards. Copies in and out are one memory copy (plus one through a pinned
-    buffer where the vector lives on a GPU)."""
+    The module must not be moved or cast afterwards. Copies in and out are one memory copy (plus one through
+    staging memory on the host where the vector lives on a device)."""
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        module.to(device)
         self.module = module
         self.layout = layout_of(module)
-        self._settle(torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device))
-
-    def to(self, device: torch.device) -> None:
-        """Move the vector, and the module with it."""
-        self.module.to(device)
-        self._settle(torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device))
-
-    def _settle(self, vector: torch.Tensor) -> None:
-        """Copy every tensor of the module into `vector` and make it a view there."""
-        self.vector = vector
-        tensors = named_tensors(self.module)
-        views = dict(zip(tensors, self.split(vector), strict=True))
-        homes = {id(tensor): views[name] for name, tensor in tensors.items()}
+        vector = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
         with torch.no_grad():
-            for name, tensor in tensors.items():
-                views[name].copy_(tensor)
-        for submodule in self.module.modules():
-            for key, buffer in submodule._buffers.items():
-                if buffer is not None and id(buffer) in homes:
-                    submodule._buffers[key] = homes[id(buffer)]
-        for tensor in tensors.values():
-            if isinstance(tensor, nn.Parameter):
-                tensor.data = homes[id(tensor)]
-        self._pinned: torch.Tensor | None = None
-        if vector.is_cuda:
-            self._pinned = torch.empty(self.layout.nbytes, dtype=torch.uint8, pin_memory=True)
+            for view, tensor in zip(self.split(vector), named_tensors(module).values(), strict=True):
+                view.copy_(tensor)
+        self.settle(vector.to(device))
+
+    def settle(self, vector: torch.Tensor) -> None:
+        """Let `vector`, which holds the same values wherever it lies, be the module's memory from here on."""
+        tensors = named_tensors(self.module)
+        homes = dict(zip(map(id, tensors.values()), self.split(vector), strict=True))
+
+        def home_of(tensor: torch.Tensor) -> torch.Tensor:
+            return homes.get(id(tensor), tensor).to(vector.device)
+
+        self.module._apply(home_of)
+        self.vector = vector
+        for tensor, home in zip(named_tensors(self.module).values(), self.split(vector), strict=True):
+            if tensor.data_ptr() != home.data_ptr():  # torch's recurrent layers lay out their parameters anew
+                tensor.data = home
+        self._staging = host_memory(self.layout.nbytes, vector.device) if vector.device.type != "cpu" else None
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Every tensor of the layout as a view of `vector` (uint8 [layout.nbytes])."""
@@ -116,21 +110,21 @@ class FlatParameters:
     def copy_from(self, vector: NDArray[np.uint8]) -> None:
         """Replace every parameter and buffer by those in `vector` (uint8 [layout.nbytes])."""
         self._check(vector)
-        if self._pinned is None:
+        if self._staging is None:
             np.copyto(self.vector.numpy(), vector)
             return
-        np.copyto(self._pinned.numpy(), vector)
-        self.vector.copy_(self._pinned, non_blocking=True)
-        torch.cuda.current_stream(self.vector.device).synchronize()  # the pinned buffer is free for the next caller
+        np.copyto(self._staging.numpy(), vector)
+        self.vector.copy_(self._staging, non_blocking=True)
+        wait_for(self.vector.device)  # the staging memory is free for the next caller
 
     def host_view(self) -> NDArray[np.uint8]:
-        """The vector in host memory, without a further copy (on a GPU: the pinned buffer, refilled); read it before the
-        next update."""
-        if self._pinned is None:
+        """The vector in host memory, without a further copy (on a device: the staging memory, refilled); read it before
+        the next update."""
+        if self._staging is None:
             return self.vector.numpy()
-        self._pinned.copy_(self.vector, non_blocking=True)
-        torch.cuda.current_stream(self.vector.device).synchronize()
-        return self._pinned.numpy()
+        self._staging.copy_(self.vector, non_blocking=True)
+        wait_for(self.vector.device)
+        return self._staging.numpy()
 
     def numpy(self) -> NDArray[np.uint8]:
         """An owned copy of the vector."""

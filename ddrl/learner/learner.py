@@ -36,6 +36,7 @@ from ddrl.learner.observations import as_tensors
 from ddrl.learner.part import Part
 from ddrl.learner.passes import Passes, draws_nothing, make_passes
 from ddrl.learner.targets import linear_lr
+from ddrl.learner.transfers import move
 
 
 @dataclass(slots=True)
@@ -115,9 +116,8 @@ class Learner:
     def update(self, batch: Any, *, statistics: bool = True) -> Update:
         """One step of every part that the algorithm does not pass over. Raises NetworkError when statistics show that
         learning has diverged."""
-        tensors = self._loader.load(batch)
-        gradients = ((name, self._gradient(tensors, name, statistics)) for name in self.parts)
-        return self.outcome([(gradient, self.apply(gradient)) for _, gradient in gradients if gradient is not None])
+        gradients = (self.gradient(batch, name, statistics) for name in self.parts)
+        return self.outcome([(gradient, self.apply(gradient)) for gradient in gradients if gradient is not None])
 
     def outcome(self, steps: Sequence[tuple[Gradient, torch.Tensor]]) -> Update:
         """What the gradients of one update and the norms that `apply` gave for them come to. Raises NetworkError when
@@ -139,8 +139,15 @@ class Learner:
         return Update(values, batch, numbers)
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
-        """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over."""
-        return self._gradient(self._loader.load(batch), part, statistics)
+        """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over.
+        NetworkError where the device has too little memory."""
+        try:
+            return self._gradient(self._loader.load(batch, part), part, statistics)
+        except torch.OutOfMemoryError as error:
+            raise NetworkError(
+                f"learner.device = {self.device} has too little memory for an update: lower learner.batch_size (now "
+                f"{self.config.batch_size}), or end what else uses it ({_first_line(error)})"
+            ) from error
 
     def mean(self) -> GradientMean:
         """For gradients that make one update together."""
@@ -195,10 +202,20 @@ class Learner:
     # ---- place and state ------------------------------------------------------------------------------------------
 
     def to(self, device: str) -> None:
-        """Move everything that learning changes; the next update computes there."""
-        self.device = resolve_device(device)
+        """Move everything that learning changes, a copy for each vector; the next update computes there. NetworkError
+        where the device has too little memory: the learner then stays where it was."""
+        chosen = resolve_device(device)
+        vectors = [vector for part in self.parts.values() for vector in part.vectors().values()]
+        try:
+            moved = iter(move(vectors, chosen))
+        except torch.OutOfMemoryError as error:
+            raise NetworkError(
+                f"{chosen} has too little memory for the {sum(map(len, vectors)) / 1e6:.1f} MB of parameters and "
+                f"moments: end what else uses it, or name another device ({_first_line(error)})"
+            ) from error
+        self.device = chosen
         for part in self.parts.values():
-            part.to(self.device)
+            part.settle({kind: next(moved) for kind in part.vectors()})
         if len(self._random) == 1:  # a state of CUDA once begun goes on, whichever device came in between
             self._random += _cuda_state(self.device)
         self._begin()
@@ -320,14 +337,20 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    other = torch.accelerator.current_accelerator()  # mps, xpu, or that of ddrl.testing
+    if device.type not in ("cpu", "cuda") and (other is None or device.type != other.type):
         raise ConfigError(f"learner.device = {name} is not a device: choose auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+    count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()
+    if (device.index or 0) >= count:
         raise ConfigError(
-            f"learner.device = {name}: torch sees {torch.cuda.device_count()} CUDA device(s) here: choose auto or cpu, "
-            "or install a torch with CUDA"
+            f"learner.device = {name}: torch sees {count} {device.type.upper()} device(s) here: choose auto or cpu, "
+            f"or install a torch with {device.type.upper()}"
         )
     return device
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
 
 
 def _cuda_state(device: torch.device) -> list[torch.Tensor]:

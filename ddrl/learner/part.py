@@ -6,6 +6,7 @@ checkpoints and moves to another device are a few copies of memory."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ class Part:
         self.module = module.train()
         self.online = FlatParameters(module, device)
         self.target = None if self.target_module is None else FlatParameters(self.target_module, device)
-        self.moments = torch.zeros((2, self.online.layout.nbytes), dtype=torch.uint8, device=device)
+        self.moments = [torch.zeros_like(self.online.vector) for _ in range(2)]
         self.adam: Adam | None = None
 
     def optimize(self, learning: list[list[torch.Tensor]]) -> None:
@@ -56,12 +57,12 @@ class Part:
             vectors["target"] = self.target.vector
         return vectors | {"first_moment": self.moments[0], "second_moment": self.moments[1]}
 
-    def to(self, device: torch.device) -> None:
-        """Move every vector; the optimizer must be made anew."""
-        self.online.to(device)
+    def settle(self, vectors: Mapping[str, torch.Tensor]) -> None:
+        """Let these vectors, of the same values wherever they lie, be the part's; the optimizer must be made anew."""
+        self.online.settle(vectors["online"])
         if self.target is not None:
-            self.target.to(device)
-        self.moments = self.moments.to(device)
+            self.target.settle(vectors["target"])
+        self.moments = [vectors["first_moment"], vectors["second_moment"]]
 
     def check(self) -> None:
         """Assert the invariants between updates."""

@@ -3,7 +3,7 @@
 The learner gives the algorithm's evaluations and, for the scalar loss that comes of them, asks for gradients. Two ways,
 chosen by `make_passes`:
 - `AutogradPasses` for any modules;
-- `MLPPasses` for the library's own mlp on the CPU, written out as matrix products into buffers that are allocated once;
+- `MLPPasses` for the library's own mlp, written out as matrix products into buffers that are allocated once;
   autograd differentiates the loss by the network's outputs only. All of an update's inputs are one batch, since each of
   the mlp's rows depends on its own input alone. It computes the same numbers (to rounding) in two thirds of the time:
   at these sizes autograd's bookkeeping and fresh memory cost as much as a layer.
@@ -12,6 +12,7 @@ chosen by `make_passes`:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -49,7 +50,6 @@ def make_passes(part: Part, parts: Mapping[str, Part]) -> Passes:
         type(network) is MLP
         and network.head.linear
         and not _has_hooks(network)
-        and not part.online.vector.is_cuda
         and all(parameter.requires_grad for parameter in network.parameters())
     ):
         return MLPPasses(part, parts)
@@ -156,7 +156,8 @@ class MLPPasses:
         self._gradient = self.learning(gradient)
         self._views = list(views.values())
         self._gradients = [(views[id(layer.weight)], views[id(layer.bias)]) for layer in network.layers()]
-        self._mixing = network.head.mixing()
+        self._device = online.vector.device
+        self._mixing = network.head.mixing().to(self._device)
         self._mixing_t = self._mixing.t()
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self._program: _Program | None = None
@@ -238,7 +239,8 @@ class MLPPasses:
         order += [slot for slot in by_copy[0] if slot != first and slot in by_copy[1]]
         order += [slot for slot in by_copy[1] if slot not in order]
         place = {slot: index for index, slot in enumerate(order)}
-        inputs = torch.empty(len(order) * size, self._online[0][0].shape[1])
+        fresh = partial(torch.empty, device=self._device)
+        inputs = fresh(len(order) * size, self._online[0][0].shape[1])
         layers, heads, mixed, outputs = [], [], [], dict[str, torch.Tensor]()
         online: list[_Layer] = []
         for copy, tensors in ((False, self._online), (True, self._target)):
@@ -247,12 +249,12 @@ class MLPPasses:
             begin, end = min(place[slot] for slot in by_copy[copy]), max(place[slot] for slot in by_copy[copy]) + 1
             below, chain = inputs[begin * size : end * size], list[_Layer]()
             for weight, bias in tensors:
-                chain.append(_Layer(bias, below, weight.t(), torch.empty(len(below), len(weight))))
+                chain.append(_Layer(bias, below, weight.t(), fresh(len(below), len(weight))))
                 below = chain[-1].out
             layers += chain[:-1]
             heads.append(chain[-1])
             actions = self._mixing.shape[0]
-            values = torch.empty((len(below), actions) if self._atoms == 1 else (len(below), actions, self._atoms))
+            values = fresh((len(below), actions) if self._atoms == 1 else (len(below), actions, self._atoms))
             mixed.append((below, values))
             for name, slot, target, _ in key:
                 if target is copy:
@@ -260,10 +262,10 @@ class MLPPasses:
                     outputs[name] = values[at : at + size].detach().requires_grad_(name == differentiated)
             online = online or chain
         steps: list[_Step] = []
-        slope = torch.empty(size, len(self._online[-1][0]))
+        slope = fresh(size, len(self._online[-1][0]))
         for layer in range(len(self._online) - 1, -1, -1):
             below, weight = online[layer].below[:size], self._online[layer][0]
-            slope_below = torch.empty(size, weight.shape[1]) if layer else None
+            slope_below = fresh(size, weight.shape[1]) if layer else None
             steps.append(_Step(slope, slope.t(), below, weight, *self._gradients[layer], slope_below))
             slope = slope if slope_below is None else slope_below
         ordered = [inputs[place[slot] * size : (place[slot] + 1) * size] for slot in range(len(order))]

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
@@ -119,6 +120,18 @@ def flush_denormals() -> None:
     import torch
 
     torch.set_flush_denormal(True)
+
+
+def fix_order_of_sums() -> None:
+    """Let a GPU's kernels add in one order where they can, so that equal runs give equal bits; some are slower, and
+    torch warns of one that cannot. cuBLAS reads its part at its first product, so this comes before."""
+    import torch
+
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports torch's compiler
+        deterministic: Any = torch.utils.deterministic  # whose type says nothing of it
+        deterministic.fill_uninitialized_memory = False
 
 
 def set_torch_threads(threads: int) -> None:

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, say: Callab
 
     The first thing said is the address. ConfigError where it cannot listen there. uvicorn raises the signal again once
     all is done: the caller has a handler for SIGTERM."""
-    try:
-        import uvicorn
-    except ModuleNotFoundError:
-        raise MissingExtraError("uvicorn", "serve", "serving over HTTP") from None
+    for package in ("uvicorn", "httptools", "uvloop"):  # other packages bring the first without the rest
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "serve", "serving over HTTP")
+    import uvicorn
+
     life = _Life(mixer, run, config, state)
     settings = uvicorn.Config(
         life.app,

@@ -13,9 +13,9 @@ copies alone.
 
 Not there, because torch's Python backend has no hook for it: gradients on another device than fake:0, pinned memory,
 torch.accelerator.synchronize (use torch.fake.synchronize), torch.accelerator's memory figures and device index (always
-0), generators on the device (random numbers come from the CPU's generator), views under another dtype,
-`parameter.data = tensor` across devices (so module.to makes new parameters, as it does for every device but cuda and
-xpu), fused recurrent layers, autocast, and graphs."""
+0), torch.Event, generators on the device (random numbers come from the CPU's generator), complex numbers viewed as real
+ones, copy.deepcopy of a tensor, `parameter.data = tensor` across devices (so module.to makes new parameters, as it does
+for every device but cuda and xpu), fused recurrent layers, autocast, and graphs."""
 
 from __future__ import annotations
 

@@ -20,9 +20,11 @@ import pytest
 import safetensors.numpy
 
 from ddrl.acting.policy_file import load_policy
-from ddrl.serve import Book, DisplayRequest
+from ddrl.core.errors import MissingExtraError
+from ddrl.serve import Book, DisplayRequest, server
 from ddrl.serve.messages import Decision
-from tests.serve.material import env_config, request_of, save_run
+from ddrl.serve.settings import ServeConfig
+from tests.serve.material import env_config, request_of, save_run, small_mixer
 from tests.sources import ROOT, environment
 
 
@@ -319,3 +321,11 @@ def test_a_request_is_what_a_row_of_a_log_is() -> None:
     from ddrl.envs.admix.logs.schema import TRACK
 
     assert set(TRACK) <= {field.name for field in msgspec.structs.fields(DisplayRequest)}
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "httptools", "uvloop"])
+def test_a_package_of_the_extra_that_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    found = server.find_spec
+    monkeypatch.setattr(server, "find_spec", lambda name: None if name == missing else found(name))
+    with pytest.raises(MissingExtraError, match=rf"{missing}.*ddrl\[serve\]"):
+        server.serve(small_mixer(), tmp_path, ServeConfig(), tmp_path / "state")

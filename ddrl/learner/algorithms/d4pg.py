@@ -88,6 +88,7 @@ class D4PG:
         self._settings, self._distributions, self._quantiles = settings, distributions, quantiles
         self._categorical = settings.critic == "categorical"
         self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
+        self._fractions = quantiles.midpoints(settings.atoms)
         outputs = 1 if settings.critic == "scalar" else settings.atoms
         self.critic = actor_critic.make_critics(spec, config.learner.hidden, outputs=outputs)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
@@ -141,8 +142,8 @@ class D4PG:
             if self._settings.critic == "scalar":
                 each = 0.5 * (target - z_tm1)[:, 0].square()
             else:
-                fractions = self._quantiles.midpoints(self._settings.atoms).to(z_t.device)
-                each = self._quantiles.quantile_loss(z_tm1, fractions, target, self._settings.kappa)
+                self._fractions = self._fractions.to(z_t.device)  # a copy only where the learner has moved
+                each = self._quantiles.quantile_loss(z_tm1, self._fractions, target, self._settings.kappa)
         each = each.view(rows, objectives).mean(1)
         priority = each.detach().clamp(min=0.0)
         mean = self._mean(outputs["z_tm1"].detach()).sum(1)

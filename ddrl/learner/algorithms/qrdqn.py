@@ -82,7 +82,8 @@ class QRDQN:
         theta_t = self._taken(outputs["theta_t"], selector.mean(2).argmax(1))
         target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * theta_t  # [B, N]
         theta = self._taken(outputs["theta_tm1"], batch.a_tm1)
-        each = self._rules.quantile_loss(theta, self._fractions.to(theta.device), target, self._kappa)
+        self._fractions = self._fractions.to(theta.device)  # a copy only where the learner has moved
+        each = self._rules.quantile_loss(theta, self._fractions, target, self._kappa)
         q_taken = theta.detach().mean(1)
         priority = (target.mean(1) - q_taken).abs()
         return Loss((batch.weight * each).mean(), priority, {"td_error": priority, "q_mean": q_taken})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddrl.run.members import Evaluator
-from ddrl.run.process import Interrupts, flush_denormals, set_torch_threads, spare_collector
+from ddrl.run.process import Interrupts, fix_order_of_sums, flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.task import Outcome, Reason, Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
@@ -23,6 +23,8 @@ def drive(
         set_torch_threads(task.config.learner.threads)
         spare_collector()
         flush_denormals()
+        if task.training.rounds is not None:  # what else learns here depends on when experience arrives
+            fix_order_of_sums()
         task.start()
         while (outcome := task.turn()) is not Outcome.DONE:
             if interrupts.requested:

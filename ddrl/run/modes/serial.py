@@ -15,7 +15,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts, flush_denormals, set_torch_threads, spare_collector
+from ddrl.run.process import Interrupts, fix_order_of_sums, flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
 
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
@@ -99,6 +99,7 @@ class SerialRun:
 def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:
     """Run to the end; the summary. `equip` is called with the task before its first turn."""
     set_torch_threads(preparation.config.learner.threads)
+    fix_order_of_sums()
     with Interrupts() as interrupts:
         run = SerialRun(preparation)
         spare_collector()
@@ -120,6 +121,7 @@ def run_in_turns(preparations: Sequence[Preparation]) -> list[dict[str, Any]]:
     """Several runs in one process, a vector step each in turn; each is, bit for bit, what it is alone. Summaries."""
     runs: list[SerialRun] = []
     summaries: dict[int, dict[str, Any]] = {}
+    fix_order_of_sums()
     try:
         runs += map(SerialRun, preparations)
         flush_denormals()

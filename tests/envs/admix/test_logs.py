@@ -262,6 +262,7 @@ def test_missing_columns_files_and_foreign_versions_are_refused(tmp_path):
     [
         ("version", 2, "version 2; this ddrl reads version 1"),
         ("windows", 1, "windows .1. must be at least 2"),
+        ("regions", 10**12, "at most 100000"),
         ("click_value", -1.0, "click_value"),
         ("contracts", [], "contracts is empty"),
         ("forecast", [[1.0]], "forecast has the shape"),
@@ -274,6 +275,13 @@ def test_a_broken_contracts_file_is_refused_by_field(tmp_path, field, value, mes
     path = tmp_path / "contracts.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(EnvError, match=r"contracts\.json.*" + message):
+        open_log(tmp_path)
+
+
+def test_a_market_too_large_for_memory_is_refused(tmp_path):
+    path = tiny(tmp_path) / "contracts.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "regions": 100_000, "windows": 100_000}))
+    with pytest.raises(EnvError, match="name fewer regions"):
         open_log(tmp_path)
 
 

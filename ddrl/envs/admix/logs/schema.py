@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.envs.admix.contracts import GENDERS, Contracts
 
 VERSION = 1
+LARGEST = 1 << 27  # numbers in a table by cell
 CONTRACT, BID = 0, 1  # kinds of an ad
 FILTERED = 1  # bit of `filters` that keeps an ad from being shown whatever the policy says
 
@@ -46,7 +47,7 @@ EXPOSURE = {
 class ContractRecord(msgspec.Struct, forbid_unknown_fields=True):
     """One contract in contracts.json; targeting by the indices of attribute values."""
 
-    ad_id: int
+    ad_id: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
     demand: float
     penalty: float
     cap: float
@@ -76,14 +77,21 @@ def read_record(folder: Path) -> LogRecord:
     record = read_json(path, LogRecord, EnvError, f"{path} cannot be read")
     if record.version != VERSION:
         raise EnvError(f"{path}: version {record.version}; this ddrl reads version {VERSION}")
-    for name, low in (("windows", 2), ("regions", 1), ("ages", 1)):
-        if getattr(record, name) < low:
-            raise EnvError(f"{path}: {name} ({getattr(record, name)}) must be at least {low}")
+    for name, low, high in (("windows", 2, 100_000), ("regions", 1, 100_000), ("ages", 1, 1_000)):
+        value = getattr(record, name)
+        if not low <= value <= high:
+            raise EnvError(f"{path}: {name} ({value}) must be at least {low}, and at most {high}")
     if not record.click_value >= 0:
         raise EnvError(f"{path}: click_value ({record.click_value}) must be at least 0")
     if not record.contracts:
         raise EnvError(f"{path}: contracts is empty: without contracts there is nothing to mix")
     cells = record.regions * GENDERS * record.ages
+    if cells * (len(record.contracts) + record.windows) > LARGEST:
+        raise EnvError(
+            f"{path}: {record.regions} regions x {GENDERS} genders x {record.ages} ages are {cells} cells, which with "
+            f"{len(record.contracts)} contracts and {record.windows} windows make tables of more than {LARGEST} "
+            "numbers: name fewer regions, ages or windows"
+        )
     shape = (len(record.forecast), *{len(row) for row in record.forecast})
     if record.forecast and shape != (record.windows, cells):
         raise EnvError(f"{path}: forecast has the shape {shape}; it must be {(record.windows, cells)}")

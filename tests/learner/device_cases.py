@@ -1,0 +1,349 @@
+"""What every algorithm must do on a device. Run by test_devices.py, once a device, in a process of its own.
+
+The fake device computes with the processor's kernels, so it must give the processor's bits, and it counts what a real
+one would cost; on CUDA sums have another order, and random numbers are others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from ddrl.core.config import Config, LearnerConfig, RunConfig
+from ddrl.core.errors import NetworkError
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import Learner
+from ddrl.learner.export import random_observations
+from ddrl.learner.flat import FlatParameters
+from ddrl.learner.transfers import move
+from ddrl.pool.devices import parse_devices
+from ddrl.replay.batches import Sequences
+from ddrl.run.__main__ import main
+from ddrl.run.moves import Move
+from ddrl.run.pool.lending import Lender
+from ddrl.run.process import fix_order_of_sums
+from ddrl.testing import fakegpu
+from tests.learner import continuous_cases, learner_cases, test_pqn
+from tests.run.launch import TINY, settings
+
+DEVICE = os.environ["DDRL_TEST_DEVICE"]
+FAKE = DEVICE == "fake"
+if FAKE:
+    fakegpu.install()
+else:  # equal runs give equal bits, and products are not rounded to fewer digits
+    fix_order_of_sums()
+    torch.backends.cudnn.allow_tf32 = False
+UPDATES = 3 if FAKE else 6  # the fake device takes its time
+SMALL_IMAGE = EnvSpec("Image-v0", ArraySpec((4, 36, 36), "uint8"), 3, frame_stack=4)
+
+
+def sequences(spec: EnvSpec, size: int, seed: int) -> Sequences:
+    """Sequences without meaning: 2 records of burn-in, 3 that are learned from, 1 state after."""
+    generator = np.random.default_rng(seed)
+    normal, count = generator.standard_normal, np.uint32
+    return Sequences(
+        normal((size, 6, *spec.observation.shape)).astype(np.float32),
+        generator.integers(0, spec.num_actions, (size, 5)),
+        normal((size, 3)).astype(np.float32),
+        np.full((size, 3), 0.9, np.float32),
+        np.ones((size, 3), count),
+        generator.integers(0, 3, size).astype(count),
+        generator.integers(1, 4, size).astype(count),
+        np.zeros(size, np.uint64),
+        np.zeros(size, count),
+        generator.random(size).astype(np.float32),
+        np.zeros(size, np.uint64),
+        {"memory": normal((size, 16)).astype(np.float32)},
+    )
+
+
+class Case(NamedTuple):
+    """An algorithm with its settings, what it learns from, whether its updates draw random numbers, and whether the
+    processor computes it with kernels of its own layout."""
+
+    algorithm: str
+    spec: EnvSpec
+    batch: Callable[[EnvSpec, int, int], Any] = learner_cases.random_batch
+    table: Mapping[str, Any] = MappingProxyType({})
+    draws: bool = False
+    options: Mapping[str, Any] = MappingProxyType({})
+    rounds: bool = False
+
+    def learner(self, device: str) -> Learner:
+        options = {"hidden": [16, 16], "target_period": 2, "lr": 1e-3, **self.options}
+        config = LearnerConfig(algorithm=self.algorithm, **options)
+        tables = {f"learner.{self.algorithm}": dict(self.table)} if self.table else {}
+        return Learner.of(Config(run=RunConfig(seed=3), learner=config, tables=tables), self.spec, device)
+
+    def batches(self, learner: Learner) -> Iterator[Any]:
+        """UPDATES batches; of PQN by its own preparation."""
+        if self.algorithm != "pqn":
+            yield from (self.batch(self.spec, 12, seed) for seed in range(UPDATES))
+            return
+        yield from learner.prepare(test_pqn.Source(test_pqn.random_draw(self.spec, 5, 4, 0)))
+
+
+VECTOR, BOX = learner_cases.VECTOR, continuous_cases.BOX
+CASES = {
+    "dqn": Case("dqn", VECTOR),
+    "dqn, one head, half the square": Case("dqn", VECTOR, options={"dueling": "none", "double": False, "loss": "mse"}),
+    "dqn, convolutions": Case("dqn", SMALL_IMAGE, options={"network": "small_cnn"}, rounds=True),
+    "dqn, a network with buffers": Case(
+        "dqn", VECTOR, options={"network": "tests.learner.learner_user_networks:Normalized"}
+    ),
+    "c51": Case("c51", VECTOR, table={"atoms": 11}),
+    "rainbow": Case("c51", VECTOR, table={"atoms": 11, "sigma": 0.5}, draws=True),
+    "qrdqn": Case("qrdqn", VECTOR, table={"quantiles": 7}),
+    "iqn": Case("iqn", VECTOR, table={"fractions": 6, "target_fractions": 5}, draws=True),
+    "r2d2": Case("r2d2", VECTOR, sequences, {"units": 8, "length": 3, "burn_in": 2}),
+    "td3": Case("td3", BOX, continuous_cases.random_batch, draws=True),
+    "d4pg": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 11}),
+    "d4pg, quantiles": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 7, "critic": "quantile"}),
+    "pqn": Case("pqn", VECTOR, rounds=True),
+}
+LAUNCHES = {  # of an update without statistics, at most: a tenth more than by torch 2.13
+    "dqn": 45,
+    "dqn, one head, half the square": 43,
+    "dqn, convolutions": 95,
+    "dqn, a network with buffers": 60,
+    "c51": 73,
+    "rainbow": 205,
+    "qrdqn": 84,
+    "iqn": 145,
+    "r2d2": 465,
+    "td3": 165,
+    "d4pg": 160,
+    "d4pg, quantiles": 163,
+    "pqn": 58,
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def learn(case: Case, learner: Learner) -> list[dict[str, float]]:
+    """The figures of the case's updates, each part's gradient asked for as a run does it."""
+    figures = []
+    for batch in case.batches(learner):
+        gradients = (learner.gradient(batch, part) for part in learner.parts)
+        outcome = learner.outcome([(gradient, learner.apply(gradient)) for gradient in gradients if gradient])
+        figures.append(outcome.figures)
+    learner.check()
+    return figures
+
+
+def assert_equal(one: Learner, other: Learner) -> None:
+    states = one.state(), other.state()
+    common = states[0].keys() & states[1].keys()
+    assert len(common) >= len(states[0]) - 1  # a state of CUDA's generator may be there besides
+    for name in common - {"torch_rng"}:
+        np.testing.assert_array_equal(states[0][name], states[1][name], name)
+
+
+@every_case
+def test_it_learns_there_as_on_the_processor(case: Case) -> None:
+    there, here = case.learner(DEVICE), case.learner("cpu")
+    found, expected, exact = learn(case, there), learn(case, here), FAKE and not case.rounds
+    assert len(found) >= UPDATES
+    assert {parameter.device.type for part in there.parts.values() for parameter in part.module.parameters()} == {
+        torch.device(DEVICE).type
+    }
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(np.isfinite(value) for value in ours.values())
+        if FAKE or not case.draws:
+            rtol, atol = (0.0, 0.0) if exact else (1e-3, 1e-4)
+            np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol, atol)
+    if exact:
+        assert_equal(there, here)
+
+
+@pytest.mark.skipif(FAKE, reason="the fake device gives the processor's bits, which a test above asserts")
+@every_case
+def test_the_same_run_twice_gives_the_same_bits(case: Case) -> None:
+    one, other = case.learner(DEVICE), case.learner(DEVICE)
+    assert learn(case, one) == learn(case, other)
+    assert_equal(one, other)
+
+
+@every_case
+def test_it_acts_and_looks_there_as_on_the_processor(case: Case) -> None:
+    there, here = case.learner(DEVICE), case.learner("cpu")
+    np.testing.assert_array_equal(there.parameters.host_view(), here.parameters.numpy())
+    assert there.acting_model().onnx == here.acting_model().onnx
+    observations = random_observations(case.spec.observation, 5, np.random.default_rng(0))
+    found, expected = there.inspect(observations), here.inspect(observations)
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], *((0.0, 0.0) if FAKE and not case.rounds else (1e-3, 1e-4)))
+
+
+@pytest.mark.parametrize("name", ["dqn", "dqn, a network with buffers", "rainbow", "d4pg, quantiles"])
+def test_moves_change_no_bit_of_what_is_learned(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    moved, stayed = case.learner("cpu"), case.learner("cpu")
+    learn(case, moved)
+    moved.to(DEVICE)
+    there = case.learner(DEVICE)
+    moved.save(tmp_path / "moved.safetensors")
+    there.load(tmp_path / "moved.safetensors")
+    assert learn(case, moved) == learn(case, there)
+    moved.to("cpu")
+    assert_equal(moved, there)
+    assert learn(case, moved)  # and goes on
+    if FAKE:
+        for _ in range(3):
+            learn(case, stayed)
+        assert_equal(moved, stayed)
+
+
+def no_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The next allocation there fails; on CUDA the next call of torch.`name`, for a full device is not a test's to
+    make."""
+    if FAKE:
+        fakegpu.fail_allocations(1)
+        return
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.undo()
+        raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate")
+
+    monkeypatch.setattr(torch, name, fails)
+
+
+def test_a_device_without_room_is_told_in_a_line_and_the_learner_stays_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = CASES["dqn"]
+    learner, untouched = case.learner("cpu"), case.learner("cpu")
+    no_memory(monkeypatch, "empty_like")
+    with pytest.raises(NetworkError, match=r"too little memory for the 0.0 MB of parameters and moments: .*out of mem"):
+        learner.to(DEVICE)
+    assert learner.device.type == "cpu"
+    assert learn(case, learner) == learn(case, untouched)
+    learner.to(DEVICE)
+    learn(case, learner)
+    no_memory(monkeypatch, "addmm")
+    before = learner.state()
+    with pytest.raises(NetworkError, match=r"too little memory for an update: lower learner.batch_size \(now 128\)"):
+        learner.gradient(case.batch(VECTOR, 70, 0), "value")  # of a size that it has no buffers for
+    for name, array in learner.state().items():
+        np.testing.assert_array_equal(array, before[name], name)
+    learn(case, learner)
+
+
+def test_a_network_s_recurrent_layers_stay_in_the_flat_vector() -> None:
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = torch.nn.GRU(4, 8, batch_first=True), torch.nn.Linear(8, 3)
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layer(observation.unsqueeze(1))[0][:, 0])
+
+    flat = FlatParameters(Recurrent(), DEVICE)
+    flat.check()
+    flat.settle(*move([flat.vector], torch.device("cpu")))
+    flat.check()
+
+
+@pytest.mark.skipif(not FAKE, reason="the fake device counts, CUDA does not")
+class TestCounts:
+    """What a device is asked for."""
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_an_update_is_one_copy_in_one_out_and_no_other_wait(self, name: str) -> None:
+        case = CASES[name]
+        learner = case.learner(DEVICE)
+        learn(case, learner)
+        (batch, *_) = case.batches(learner)
+        for _ in range(2):  # those with a target copy due and those with the actor's turn among them
+            fakegpu.reset()
+            counted = fakegpu.counters()
+            gradients = (learner.gradient(batch, part, False) for part in learner.parts)
+            outcome = learner.outcome([(gradient, learner.apply(gradient)) for gradient in gradients if gradient])
+            assert counted.copies_in == 1
+            assert counted.copies_out == counted.blocking_copies == (outcome.priority is not None)
+            assert counted.synchronizations == 0
+            assert 0 < counted.launches <= LAUNCHES[name]
+
+    def test_a_batch_is_copied_anew_when_a_part_asks_for_it_again(self) -> None:
+        case = CASES["td3"]
+        learner, batch = case.learner(DEVICE), continuous_cases.random_batch(BOX, 8, 0)
+        fakegpu.reset()
+        learner.gradient(batch, "critic", False)
+        learner.gradient(batch, "actor", False)
+        assert fakegpu.counters().copies_in == 1
+        batch.r_t[:] = 5.0
+        (before, after) = (learner.gradient(batch, "critic").figures["td_error"].item() for _ in range(2))
+        assert fakegpu.counters().copies_in == 3
+        assert min(before, after) > 3.0
+
+    def test_a_move_is_one_copy_for_each_vector(self) -> None:
+        case = CASES["dqn"]
+        learner = case.learner("cpu")
+        vector = learner.parameters.layout.nbytes
+        fakegpu.reset()
+        learner.to(DEVICE)
+        counted = fakegpu.counters()
+        assert (counted.bytes_in - 4 * vector, counted.copies_out) == (4 * 3 * 4, 0)  # the head's mixing matrix
+        learner.to("cpu")
+        assert (counted.copies_out, counted.bytes_out) == (4, 4 * vector)
+
+    def test_publishing_is_one_copy(self) -> None:
+        learner = CASES["dqn"].learner(DEVICE)
+        fakegpu.reset()
+        learner.parameters.host_view()
+        assert (fakegpu.counters().copies_out, fakegpu.counters().bytes_out) == (1, learner.parameters.layout.nbytes)
+        assert fakegpu.counters().launches == 0
+
+
+def test_a_serial_run_there_gives_the_bits_of_the_processor_or_of_its_repetition(tmp_path: Path) -> None:
+    short = [*TINY, *settings("run.max_env_steps=500", "evaluation.period=500", "run.checkpoint_period=500")]
+    states = []
+    for device in (DEVICE, "cpu" if FAKE else DEVICE):
+        folder = tmp_path / f"{len(states)}"
+        assert main(["--serial", *short, *settings(f"learner.device={device}", f"run.dir={folder}")]) == 0
+        states.append(load_file(sorted(folder.glob("checkpoints/*/learner.safetensors"))[-1]))
+    assert int(states[0]["value.updates"]) > 20
+    for name, array in states[0].items():
+        assert array.tobytes() == states[1][name].tobytes(), name
+
+
+def test_a_lease_moves_the_learner_there_and_back_and_is_given_back_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = CASES["dqn"]
+    learner, alone, calls = case.learner("cpu"), case.learner("cpu"), []
+    holder = SimpleNamespace(
+        acquire=lambda *_, **__: calls.append("acquire") or 0,
+        release=lambda busy: calls.append("release"),
+        close=lambda: calls.append("close"),
+    )
+    training: Any = SimpleNamespace(
+        learner=learner,
+        state=SimpleNamespace(env_steps=0, updates=0),
+        config=SimpleNamespace(run=SimpleNamespace(max_env_steps=10)),
+        rounds=None,
+    )
+    lender = Lender(training, holder, parse_devices(f"{DEVICE}:0"), "unused")  # type: ignore[arg-type]
+    for _ in range(2):
+        lender.take()
+        assert learner.device.type == DEVICE
+        learn(case, learner)
+        lender.give_back(Move.PUBLISH)
+        assert learner.device.type == "cpu"
+        learn(case, alone)
+    if FAKE:
+        assert_equal(learner, alone)
+    no_memory(monkeypatch, "empty_like")
+    with pytest.raises(NetworkError, match="too little memory"):
+        lender.take()
+    lender.close()
+    assert calls == [*["acquire", "release"] * 3, "close"]
+    assert learner.device.type == "cpu"

@@ -1,0 +1,28 @@
+"""Runs device_cases.py on the fake device, and on CUDA where there is one, each in a process of its own: a device type,
+once registered, stays for the process's life, and so does the order of CUDA's sums."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CASES = Path(__file__).with_name("device_cases.py")
+
+
+@pytest.mark.parametrize("device", ["fake", "cuda"])
+def test_every_algorithm_on(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("nothing was tested on CUDA: torch sees no CUDA device")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(CASES)],
+        capture_output=True,
+        text=True,
+        cwd=CASES.parents[2],
+        env=os.environ | {"DDRL_TEST_DEVICE": device},
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "[100%]" in done.stdout
