@@ -3,12 +3,12 @@ than a scalar one, whose batches come from one explorer at a time?
 
     python -m benchmarks.admix.skew [--short] [--seeds N] [--json FILE]
 
-A small market (1000 requests, 4 contracts), D4PG, five explorers, the source's way: sample areas, each batch from one
-of them. "skewed": explorer i has the i-th fifth of the day, and takes 1, 1, 2, 4 or 8 steps a round; "even": each has
-the whole day, at the same speeds. The step size of each critic is chosen for final revenue from the same two on a
-seed of its own. Oscillation is the standard deviation of the evaluated revenue over the evaluations of the second half
-of training, a straight line removed. Void unless skew raises the scalar critic's own. Runs that the JSON holds are not
-run again."""
+A small market (1000 requests, 4 contracts), a prior that stays all day, D4PG, five explorers, the source's way: sample
+areas, each batch from one of them. "skewed": explorer i has the i-th fifth of the day, and takes 1, 1, 2, 4 or 8 steps
+a round; "even": each has the whole day, at the same speeds. The step size of each critic is chosen for final revenue
+from the same two on a seed of its own. Oscillation is the standard deviation of the evaluated revenue over the
+evaluations of the second half of training, a straight line removed. Void unless skew raises the scalar critic's own.
+Runs that the JSON holds are not run again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ddrl.run.cli import tasks
 CRITICS = ("categorical", "scalar")
 STEP_SIZES = (1e-3, 3e-3)
 SPEEDS = (1, 1, 2, 4, 8)
-MARKET = ("requests=1000", "contracts=4", "regions=2", "ages=2")
+MARKET = ("requests=1000", "contracts=4", "regions=2", "ages=2", "pace_step=0", "repeat=100")
 TUNING_SEED = 100
 EVALUATIONS = 20  # in the second half
 
@@ -40,7 +40,8 @@ def train(critic: str, skewed: bool, lr: float, seed: int, updates: int) -> dict
     wanted += ["replay.source=areas", "rollout.refresh=write", "areas.block=50", "areas.blocks=4", "env.num_envs=2"]
     wanted += ["replay.min_size=500", "rollout.epsilon_start=1.0", f"learner.d4pg.critic={critic}"]
     wanted += [f"learner.lr={lr}", "learner.d4pg.actor_start=100", "learner.batch_size=64", f"run.seed={seed}"]
-    wanted += ["replay.samples_per_insert=16", "areas.min_fill=0.5"]
+    wanted += ["replay.samples_per_insert=16", "areas.min_fill=0.5", "rollout.epsilon_end=0.5"]
+    wanted += ["learner.d4pg.actor_anchor=0"]
     config = load_config(tasks()["admix"], wanted)
     parts = [{"first_window": 9 * i + i // 2, "last_window": 9 * (i + 1) + (i + 1) // 2} for i in range(5)]
     explorers = [Explorer(part if skewed else {}, speed) for part, speed in zip(parts, SPEEDS, strict=True)]

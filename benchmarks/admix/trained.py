@@ -1,15 +1,16 @@
 """A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
 
-    python -m benchmarks.admix.trained [--short] [--train cell|billed] [--cell TEXT] [--days N] [--json FILE]
+    python -m benchmarks.admix.trained [--short] [--train cell|billed] [--seeds N] [--cell TEXT] [--days N]
 
 Days of 4000 requests and 12 contracts, own counts known. The task admix is trained as it stands (`python -m ddrl.run
 admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay of 5 % once for certain and once for
-uncertain billed rates. The policy that the run exports is frozen. It plays the same held-out days as the baselines,
-which are tuned in each cell on days of their own and decide anew every 20 requests, the policy every 100.
-The difference to the best baseline is paired by days, with Student's 95 %
-interval; `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix. What the JSON holds
-of a cell is not run again with the same setup and the same policy, so a run that was cut goes on; delete a run's folder
-to train it anew."""
+uncertain billed rates, with each of --seeds seeds. The policies that the runs export are frozen. They play the same
+held-out days as the baselines, which are tuned in each cell on days of their own and decide anew every 20 requests;
+policies, and beside them their prior, adaptive pacing with the task's own step, every 40.
+Differences are paired by days, the mean over the seeds of each day, with Student's 95 % interval; the worst seed's
+lower bound stands beside it. `hindsight`, which knows the day, is shown and not compared. Runs stand in build/admix.
+What the JSON holds of a cell is not run again with the same setup and the same policies, so a run that was cut goes on;
+delete a run's folder to train it anew."""
 
 from __future__ import annotations
 
@@ -30,25 +31,28 @@ from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERT
 from benchmarks.admix.learned import Learned
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core import plugins
+from ddrl.core.settings import load_config
 from ddrl.envs.admix import MarketConfig
 from ddrl.envs.admix.replay import Baseline
 from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
+from ddrl.run.cli import tasks
 
 RUNS = Path("build/admix")
 PERIOD = 20  # requests between decisions of baselines
 ORACLE = "hindsight"
-PRIOR = "yesterday_duals"
+PRIOR = "adaptive_pacing"
 
 
-def train(name: str, market: MarketConfig, delay: float, further: list[str]) -> tuple[Path, float]:
+def train(name: str, market: MarketConfig, delay: float, seed: int, further: list[str]) -> tuple[Path, float]:
     """The directory of a finished run of the task admix on this market, and the seconds it took."""
-    run = RUNS / name.replace(" ", "_")
+    run = RUNS / f"{name} seed {seed}".replace(" ", "_")
     finished = run / "finished.json"
     if finished.exists():
         return run, float(json.loads(finished.read_text())["seconds"])
     shutil.rmtree(run, ignore_errors=True)  # of a run that was cut
     changed = {item: getattr(market, item) for item in ("drift", "billed", "billed_spread", "billed_drift")}
     settings = [f"env.kwargs.{item}={value}" for item, value in (changed | {"delay": delay}).items()]
+    settings.append(f"run.seed={seed}")
     words = [word for each in [*settings, f"run.dir={run}", *further] for word in ("--set", each)]
     begin = time.perf_counter()
     ended = subprocess.run([sys.executable, "-m", "ddrl.run", "admix", "--serial", *words], stdout=subprocess.DEVNULL)
@@ -59,27 +63,29 @@ def train(name: str, market: MarketConfig, delay: float, further: list[str]) -> 
     return run, seconds
 
 
-def compare(scores: dict[str, list[float]]) -> dict[str, Any]:
-    """The policy beside the best rule and beside its prior, paired by days."""
-    rules = {name: float(np.mean(each)) for name, each in scores.items() if name not in ("learned", ORACLE)}
+def compare(scores: dict[str, list[float]], policies: list[list[float]], prior: list[float]) -> dict[str, Any]:
+    """The policies beside the best rule and beside their prior, paired by days."""
+    rules = {name: float(np.mean(each)) for name, each in scores.items() if name != ORACLE}
     best = max(rules, key=lambda name: rules[name])
-    over_best = np.subtract(scores["learned"], scores[best])
-    over_prior = np.subtract(scores["learned"], scores[PRIOR])
+    over_best, over_prior = (np.subtract(np.mean(policies, 0), each) for each in (scores[best], prior))
+    bounds = [float(np.mean(each)) - interval(each.tolist()) for each in np.subtract(policies, scores[best])]
     return {
         "best_baseline": best,
         "best": rules[best],
-        "learned": float(np.mean(scores["learned"])),
+        "learned": float(np.mean(policies)),
+        "prior": float(np.mean(prior)),
         "over_best": float(over_best.mean()),
         "over_best_interval": interval(over_best.tolist()),
+        "over_best_worst_seed_bound": min(bounds),
         "over_prior": float(over_prior.mean()),
         "over_prior_interval": interval(over_prior.tolist()),
         "share_of_rest_closed": float(over_best.mean() / max(1 - rules[best], 1e-9)),
     }
 
 
-def play(rule: type[Baseline], settings: Any, days: list[Case], delay: float) -> list[float]:
+def play(rule: type[Baseline], settings: Any, days: list[Case], delay: float, period: int = PERIOD) -> list[float]:
     """The score of each day."""
-    return [float(x) for case in days for x in case.normalised(case.play(rule, settings, delay, True, PERIOD))]
+    return [float(x) for case in days for x in case.normalised(case.play(rule, settings, delay, True, period))]
 
 
 def main() -> None:
@@ -88,7 +94,9 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s)")
     parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
     parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings for each policy (default %(default)s)")
     options = parser.parse_args()
+    task = load_config(tasks()["admix"], []).env.kwargs
     further = ["run.max_env_steps=1000"] if options.short else []
     setup = {
         "days": options.days,
@@ -106,14 +114,16 @@ def main() -> None:
         if options.cell not in name:
             continue
         market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
-        if options.train == "cell":
-            run, seconds = train(name, market, delay, further)
-        else:
-            run, seconds = train(f"billed {billed}", replace(market, drift=0.3), 0.05, further)
-        policy = hashlib.sha256((run / "policy.safetensors").read_bytes()).hexdigest()
+        runs = [
+            train(name, market, delay, seed, further)
+            if options.train == "cell"
+            else train(f"billed {billed}", replace(market, drift=0.3), 0.05, seed, further)
+            for seed in range(options.seeds)
+        ]
+        policies = [hashlib.sha256((run / "policy.safetensors").read_bytes()).hexdigest() for run, _ in runs]
         cell = figures["cells"].setdefault(name, {"scores": {}, "settings": {}})
         missing = [each for each in plugins.names(PACKAGE) if each not in cell["scores"]]
-        if not missing and cell.get("policy") == policy:
+        if not missing and list(cell.get("policies", {})) == policies:
             continue
         if ready is None or ready[0] != market or (missing and ready[1] is None):
             (tuning,) = cases(market, TUNING_SEED, options.tuning_days) if missing else (None,)
@@ -124,11 +134,16 @@ def main() -> None:
             settings = tune(load(each), ready[1], delay, True, PERIOD)
             scores[each] = play(load(each), settings, ready[2], delay)
             cell["settings"][each] = asdict(settings)
-        scores["learned"] = play(Learned, Learned.Settings(str(run)), ready[2], delay)
-        cell |= {"policy": policy, "train": options.train, "training_seconds": seconds, **compare(scores)}
+        learned = [play(Learned, Learned.Settings(str(run)), ready[2], delay) for run, _ in runs]
+        pacing = load(PRIOR)
+        prior = play(pacing, pacing.Settings(step=task["pace_step"]), ready[2], delay, task["repeat"])
+        cell |= {"policies": dict(zip(policies, learned, strict=True)), "prior_scores": prior, "train": options.train}
+        cell |= {"training_seconds": [seconds for _, seconds in runs], **compare(scores, learned, prior)}
+        figures["cells"][name] = cell
         save(options.json, figures)
+        shown = scores | {"learned": np.mean(learned, 0).tolist(), "its prior": prior}
         means = sorted(
-            ((name, float(np.mean(each)), interval(each)) for name, each in scores.items()), key=lambda row: -row[1]
+            ((name, float(np.mean(each)), interval(each)) for name, each in shown.items()), key=lambda row: -row[1]
         )
         print(f"\n{name} ({options.days} days)")
         print_table(["rule", "score", "+-"], means)
@@ -138,6 +153,8 @@ def main() -> None:
         "best_baseline",
         "over_best",
         "over_best_interval",
+        "over_best_worst_seed_bound",
+        "prior",
         "over_prior",
         "share_of_rest_closed",
     )

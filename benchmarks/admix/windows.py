@@ -2,7 +2,8 @@
 
     python -m benchmarks.admix.windows [--short] [--days N] [--json FILE]
 
-A sequence of days that drift (0.6, correlation time 5 days; 4000 requests, 12 contracts, delay 5 %). For a window of L
+A sequence of days that drift (0.6, correlation time 5 days; 4000 requests, 12 contracts, delay 5 %); the policy departs
+from yesterday's duals, which stay all day, so that there is something to learn. For a window of L
 days, the policy of day t has learned from the days of the last whole window alone, going on from the parameters before;
 each length gets the same updates a day. Reported: the return of the served days, relative to bids, as the gain over
 yesterday's duals served unchanged. The first eight days are the first windows, and not reported."""
@@ -43,11 +44,12 @@ def settings(sequence: int, seed: int) -> Any:
     task = load_config(tasks()["admix"], []).env.kwargs
     names = set(MarketConfig.__dataclass_fields__)
     market = {name: value for name, value in task.items() if name in names} | {"drift": 0.6}
-    play = {name: value for name, value in task.items() if name not in names}
+    play = {name: value for name, value in task.items() if name not in names} | {"pace_step": 0.0, "repeat": 100}
     kwargs = {"sequence": sequence, "first_day": 0, "days": 1, "market": market, "play": play}
     wanted = ["env.id=benchmarks.admix.windows:window_env", "env.num_envs=8", "replay.source=areas"]
     wanted += ["rollout.refresh=write", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200"]
-    wanted += ["learner.d4pg.actor_start=100", f"run.seed={seed}"]
+    wanted += ["learner.d4pg.actor_start=100", "learner.d4pg.actor_anchor=0", f"run.seed={seed}"]
+    wanted += ["rollout.epsilon_start=1.0", "rollout.epsilon_end=0.5"]
     config = load_config(tasks()["admix"], wanted)
     object.__setattr__(config.env, "kwargs", kwargs)
     return config

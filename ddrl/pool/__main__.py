@@ -1,4 +1,4 @@
-"""`python -m ddrl.pool POOL`: who computes, who waits, what the devices do; cancel a task or change its weight."""
+"""`python -m ddrl.pool POOL`: who computes, who waits, what the devices do; add or cancel a task, change its weight."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ddrl.pool", description=__doc__)
     parser.add_argument("pool", type=Path, help="directory of the pool")
     action = parser.add_mutually_exclusive_group()
+    action.add_argument("--add", type=Path, metavar="FILE", help="begin one more task, from its file of settings")
     action.add_argument("--cancel", metavar="TASK", help="let a task save and end")
     action.add_argument("--reweight", nargs=2, metavar=("TASK", "WEIGHT"), help="change a task's weight in the queue")
     parser.add_argument("--json", action="store_true", help="print the pool's answer as JSON")
     known = parser.parse_args(arguments)
     try:
-        answer = _ask(known.pool, _command(known.cancel, known.reweight))
+        answer = _ask(known.pool, _command(known.add, known.cancel, known.reweight))
     except DdrlError as error:
         print(f"ddrl: {error}", file=sys.stderr)
         return 1
@@ -31,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _command(cancel: str | None, reweight: list[str] | None) -> dict[str, Any]:
+def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -> dict[str, Any]:
+    if add is not None:
+        return {"command": "add", "file": str(add.absolute())}
     if cancel is not None:
         return {"command": "cancel", "task": cancel}
     if reweight is None:

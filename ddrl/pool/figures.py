@@ -41,6 +41,10 @@ class PoolFigures:
         self._by_task = {task: _Sums() for task in tasks}
         self._by_device = [_Sums() for _ in devices]
 
+    def add_task(self, task: str) -> None:
+        """Count for one more task."""
+        self._by_task[task] = _Sums()
+
     def add(self, lease: Lease) -> None:
         """Count a lease that has ended."""
         self._by_task[lease.task].add(lease)

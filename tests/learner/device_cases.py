@@ -20,17 +20,24 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
+from ddrl.learner.exchange import Exchange
 from ddrl.learner.export import random_observations
 from ddrl.learner.flat import FlatParameters
 from ddrl.learner.transfers import move
 from ddrl.pool.devices import parse_devices
-from ddrl.replay.batches import Sequences
 from ddrl.run.__main__ import main
 from ddrl.run.moves import Move
 from ddrl.run.pool.lending import Lender
 from ddrl.run.process import fix_order_of_sums
 from ddrl.testing import fakegpu
-from tests.learner import continuous_cases, learner_cases, test_pqn
+from tests.learner import (
+    continuous_cases,
+    learner_cases,
+    test_exchange,
+    test_named_observations,
+    test_pqn,
+    test_queue_networks,
+)
 from tests.run.launch import TINY, settings
 
 DEVICE = os.environ["DDRL_TEST_DEVICE"]
@@ -44,24 +51,13 @@ UPDATES = 3 if FAKE else 6  # the fake device takes its time
 SMALL_IMAGE = EnvSpec("Image-v0", ArraySpec((4, 36, 36), "uint8"), 3, frame_stack=4)
 
 
-def sequences(spec: EnvSpec, size: int, seed: int) -> Sequences:
-    """Sequences without meaning: 2 records of burn-in, 3 that are learned from, 1 state after."""
+def queue_batch(spec: EnvSpec, size: int, seed: int) -> learner_cases.Transitions:
+    """Transitions of a queue of ads, all from the same states."""
+    state = {name: np.ascontiguousarray(array) for name, array in test_queue_networks.observation(size).items()}
     generator = np.random.default_rng(seed)
-    normal, count = generator.standard_normal, np.uint32
-    return Sequences(
-        normal((size, 6, *spec.observation.shape)).astype(np.float32),
-        generator.integers(0, spec.num_actions, (size, 5)),
-        normal((size, 3)).astype(np.float32),
-        np.full((size, 3), 0.9, np.float32),
-        np.ones((size, 3), count),
-        generator.integers(0, 3, size).astype(count),
-        generator.integers(1, 4, size).astype(count),
-        np.zeros(size, np.uint64),
-        np.zeros(size, count),
-        generator.random(size).astype(np.float32),
-        np.zeros(size, np.uint64),
-        {"memory": normal((size, 16)).astype(np.float32)},
-    )
+    action = generator.uniform(0, 8, (size, *spec.action.shape)).astype(np.float32)
+    reward, ones = generator.standard_normal(size).astype(np.float32), np.ones(size, np.float32)
+    return learner_cases.Transitions(state, action, reward, 0.9 * ones, state, ones)
 
 
 class Case(NamedTuple):
@@ -98,14 +94,18 @@ CASES = {
     "dqn, a network with buffers": Case(
         "dqn", VECTOR, options={"network": "tests.learner.learner_user_networks:Normalized"}
     ),
+    "dqn, several arrays": Case("dqn", test_named_observations.MIXED, test_named_observations.batch_of),
     "c51": Case("c51", VECTOR, table={"atoms": 11}),
     "rainbow": Case("c51", VECTOR, table={"atoms": 11, "sigma": 0.5}, draws=True),
     "qrdqn": Case("qrdqn", VECTOR, table={"quantiles": 7}),
     "iqn": Case("iqn", VECTOR, table={"fractions": 6, "target_fractions": 5}, draws=True),
-    "r2d2": Case("r2d2", VECTOR, sequences, {"units": 8, "length": 3, "burn_in": 2}),
+    "r2d2": Case(
+        "r2d2", test_exchange.CUE, lambda spec, size, seed: test_exchange.sequences(size), test_exchange.SHORT
+    ),
     "td3": Case("td3", BOX, continuous_cases.random_batch, draws=True),
     "d4pg": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 11}),
     "d4pg, quantiles": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 7, "critic": "quantile"}),
+    "d4pg, a queue": Case("d4pg", test_queue_networks.spec(), queue_batch, {"atoms": 7, "actor_anchor": 0.1}),
     "pqn": Case("pqn", VECTOR, rounds=True),
 }
 LAUNCHES = {  # of an update without statistics, at most: a tenth more than by torch 2.13
@@ -113,14 +113,16 @@ LAUNCHES = {  # of an update without statistics, at most: a tenth more than by t
     "dqn, one head, half the square": 43,
     "dqn, convolutions": 95,
     "dqn, a network with buffers": 60,
+    "dqn, several arrays": 50,
     "c51": 73,
     "rainbow": 205,
     "qrdqn": 84,
     "iqn": 145,
-    "r2d2": 465,
+    "r2d2": 590,
     "td3": 165,
     "d4pg": 160,
     "d4pg, quantiles": 163,
+    "d4pg, a queue": 385,
     "pqn": 58,
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -176,7 +178,10 @@ def test_it_acts_and_looks_there_as_on_the_processor(case: Case) -> None:
     there, here = case.learner(DEVICE), case.learner("cpu")
     np.testing.assert_array_equal(there.parameters.host_view(), here.parameters.numpy())
     assert there.acting_model().onnx == here.acting_model().onnx
-    observations = random_observations(case.spec.observation, 5, np.random.default_rng(0))
+    if case.spec.observation.fields:
+        observations = test_named_observations.observations(case.spec, 5)
+    else:
+        observations = random_observations(case.spec.observation, 5, np.random.default_rng(0))
     found, expected = there.inspect(observations), here.inspect(observations)
     assert found.keys() == expected.keys()
     for name, array in found.items():
@@ -200,6 +205,23 @@ def test_moves_change_no_bit_of_what_is_learned(name: str, tmp_path: Path) -> No
         for _ in range(3):
             learn(case, stayed)
         assert_equal(moved, stayed)
+
+
+def test_gradients_of_nodes_on_devices_are_summed_as_those_of_nodes_on_processors() -> None:
+    case, flat = CASES["dqn"], {}
+    batch = case.batch(VECTOR, 12, 0)
+    for device in (DEVICE, "cpu"):
+        learner = case.learner(device)
+        exchange, vectors = Exchange(learner), []
+        for half in (slice(0, 4), slice(4, 12)):
+            gradient = learner.gradient(type(batch)(*(array[half] for array in batch)), "value")
+            vectors.append(exchange.flat(gradient, exchange.buffer("value")).copy())
+        learner.apply(exchange.sum("value", vectors, [1 / 3, 2 / 3], 12, None, {}))
+        flat[device] = exchange.vector("value.online").copy()
+        exchange.set_vector("value.target", flat[device])
+        np.testing.assert_array_equal(exchange.vector("value.target"), flat[device])
+    views = (flat[device].view(np.float32) for device in (DEVICE, "cpu"))
+    np.testing.assert_allclose(*views, *((0.0, 0.0) if FAKE else (1e-3, 1e-4)))
 
 
 def no_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -315,6 +315,36 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
     assert "there is nothing to go on with" in once_more.stderr
 
 
+def test_a_task_added_to_a_living_pool_learns_what_it_learns_alone(tmp_path, capsys):
+    pool, devices = tmp_path / "pool", ONE.partition("=")[2]
+    first = task_file(tmp_path, "first", f'[run]\nmax_env_steps = 100_000_000\n[pool]\ndevices = "{devices}"\n')
+    late = task_file(tmp_path, "late", "[run]\nmax_env_steps = 1200\n")
+    other = task_file(tmp_path, "other", '[pool]\ndevices = "cpu:77"\n')
+    broken = task_file(tmp_path, "broken", "[learner]\nlr = -1.0\n")
+    common = settings(*(text for text in TINY[1::2] if not text.startswith("run.max_env_steps")))
+    process = start("--serial", "--tasks", first, *common, *settings(f"run.dir={pool}"))
+    try:
+        wait_until(lambda: status(pool, capsys).get("first", {}).get("rounds", 0) > 5, "the pool does not get along")
+        assert pool_main([str(pool), "--add", late]) == 0
+        wait_until(lambda: status(pool, capsys)["late"]["state"] == "ended", "the added task does not end")
+        capsys.readouterr()
+        for wrong in (late, other, broken, str(tmp_path / "none.toml")):
+            assert pool_main([str(pool), "--add", wrong]) == 1
+        complaints = capsys.readouterr().err.splitlines()
+        for complaint, words in zip(
+            complaints, ("have the name 'late'", "this pool has 'cpu:", "learner.lr", "none.toml"), strict=True
+        ):
+            assert words in complaint
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert summary(pool)["tasks"].keys() == {"first", "late"}
+    alone = ddrl("--serial", late, *common, *settings(f"run.dir={tmp_path / 'alone'}"))
+    assert alone.returncode == 0, alone.stderr
+    assert learned(newest(pool / "late")) == learned(newest(tmp_path / "alone"))
+
+
 # -- bad input -----------------------------------------------------------------------------------------------------
 
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from ddrl.channels.segment import start_time, sweep_dead
-from ddrl.core.errors import PoolError
+from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import PoolControl, ask
 from ddrl.pool.deaths import DeathWatch
 from ddrl.pool.figures import PoolFigures
@@ -30,12 +31,13 @@ from ddrl.pool.traces import Lease
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
 from ddrl.run.pool.lending import group_name
-from ddrl.run.pool.plan import INTERRUPTED, PoolPlan, TaskEnd, new_plan, resumed_plan
+from ddrl.run.pool.plan import INTERRUPTED, PoolPlan, PoolTask, TaskEnd, new_plan, resumed_plan
 from ddrl.run.process import Interrupts
 
 WAIT = 0.5  # [s] between looks at signals; whatever else happens rings
 MAX_LEASES = 100_000  # written to leases.jsonl; the sums go on
 CANCELLED = "cancelled"
+MOST_ADDED = 64  # tasks, to a pool that lives
 
 
 def run_pool(command: Command) -> int:
@@ -64,14 +66,13 @@ class Pool:
 
     def __init__(self, plan: PoolPlan, stack: ExitStack) -> None:
         self._plan = plan
-        names = [task.name for task in plan.tasks]
-        self._figures = PoolFigures(names, [device.name for device in plan.parsed_devices()])
-        self._weights = {task.name: task.weight for task in plan.tasks}
-        policy, devices = plan.make_policy(), len(plan.parsed_devices())
-        self._master = LeaseMaster(plan.table, policy, devices, slots=len(names), on_lease=self._record)
+        self._figures = PoolFigures((), [device.name for device in plan.parsed_devices()])
+        self._weights: dict[str, float] = {}
+        policy, devices, slots = plan.make_policy(), len(plan.parsed_devices()), len(plan.tasks) + MOST_ADDED
+        self._master = LeaseMaster(plan.table, policy, devices, slots=slots, on_lease=self._record)
         stack.callback(self._master.close)
         for task in plan.tasks:
-            self._master.add(task.name, task.weight)
+            self._admit(task)
         plan.write()
         self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab", buffering=0))
         self._written = 0
@@ -83,16 +84,17 @@ class Pool:
         stack.callback(self._kill)  # first of all: nothing else is closed under a living task
         self._ends: dict[str, TaskEnd] = {}
         self._cancelled: set[str] = set()
+        self._ending = False  # by an interrupt
         self._began = time.monotonic()
 
     def run(self, interrupts: Interrupts) -> int:
         """Start the tasks and answer them until the last one has ended; the exit status."""
         print(f"pool: {self._plan.directory}   status: python -m ddrl.pool {self._plan.directory}", flush=True)
-        self._start()
-        signalled = False
+        for task in self._plan.tasks:
+            self._start(task)
         while self._processes:
-            if interrupts.requested and not signalled:
-                signalled = True
+            if interrupts.requested and not self._ending:
+                self._ending = True
                 for process in self._processes.values():
                     process.send_signal(signal.SIGINT)  # each task saves and ends
             self._master.turn(WAIT)
@@ -104,31 +106,36 @@ class Pool:
         print(f"{len(self._ends) - len(failed)} of {len(self._ends)} tasks ended well after {wall:.1f} s", flush=True)
         if any(not end.final for end in self._ends.values()):
             print(f"go on:    python -m ddrl.run --resume {self._plan.directory}", flush=True)
-        return 1 if failed else 130 if signalled else 0
+        return 1 if failed else 130 if self._ending else 0
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        for task in self._plan.tasks:
-            before = self._plan.read_end(task.name)
-            if task.broken:
-                self._note_end(task.name, TaskEnd(False, task.broken))
-                continue
-            if before is not None and before.final:  # of a pool that goes on
-                self._ends[task.name] = before
-                continue
-            self._plan.end_of(task.name).unlink(missing_ok=True)
-            command = [sys.executable, "-m", "ddrl.run.pool.child", self._plan.directory, task.name, str(os.getpid())]
-            with (self._plan.own / f"{task.name}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C reaches it through this process alone, once
-                )
-            self._processes[task.name] = process
-            self._deaths.watch(process.pid, start_time(process.pid))
+    def _admit(self, task: PoolTask) -> None:
+        """Let the task's process take leases. PoolError where no slot is left."""
+        self._master.add(task.name, task.weight)
+        self._weights[task.name] = task.weight
+        self._figures.add_task(task.name)
+
+    def _start(self, task: PoolTask) -> None:
+        before = self._plan.read_end(task.name)
+        if task.broken:
+            self._note_end(task.name, TaskEnd(False, task.broken))
+            return
+        if before is not None and before.final:  # of a pool that goes on
+            self._ends[task.name] = before
+            return
+        self._plan.end_of(task.name).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "ddrl.run.pool.child", self._plan.directory, task.name, str(os.getpid())]
+        with (self._plan.own / f"{task.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches it through this process alone, once
+            )
+        self._processes[task.name] = process
+        self._deaths.watch(process.pid, start_time(process.pid))
 
     def _reap(self) -> None:
         for name, process in list(self._processes.items()):
@@ -187,6 +194,7 @@ class Pool:
     def _handle(self, command: dict[str, Any]) -> dict[str, Any]:
         commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "status": lambda _: self._status(),
+            "add": self._add,
             "cancel": self._cancel,
             "reweight": self._reweight,
         }
@@ -224,6 +232,23 @@ class Pool:
             )
         wall = now - self._began
         return {"wall_seconds": wall, "tasks": tasks, "devices": self._figures.devices(wall)}
+
+    def _add(self, command: dict[str, Any]) -> dict[str, Any]:
+        """One more task; it begins at once."""
+        file = command.get("file")
+        if not isinstance(file, str):
+            raise PoolError(f"a task is added by its file of settings, not by {file!r}")
+        if self._ending:
+            raise PoolError("the pool was interrupted and is ending: add the task to the one that goes on")
+        try:
+            plan = self._plan.with_task(Path(file))
+            self._admit(plan.tasks[-1])
+            plan.write()
+        except DdrlError as error:
+            raise PoolError(str(error)) from None
+        self._plan = plan
+        self._start(plan.tasks[-1])
+        return {"added": plan.tasks[-1].name, "run": plan.tasks[-1].directory}
 
     def _cancel(self, command: dict[str, Any]) -> dict[str, Any]:
         """The task saves and ends; a wait for a device in the middle of a draw goes on until then."""

@@ -102,6 +102,21 @@ class PoolPlan:
         path = directory / OWN / "plan.json"
         return read_json(path, cls, RunDirError, f"{directory} is not the directory of a pool: {path} cannot be read")
 
+    def with_task(self, file: Path) -> PoolPlan:
+        """The plan with one more task. ConfigError where its settings are broken, or are not this pool's."""
+        configs: dict[str, Config] = {}
+        task = _read_task(file, self.overrides, Path(self.directory), configs)
+        if task.broken:
+            raise ConfigError(task.broken)
+        for name in ("devices", "policy"):
+            given, own = getattr(configs[task.name].pool, name), getattr(self, name)
+            if given not in (own, getattr(Config().pool, name)):
+                raise ConfigError(f"{file}: pool.{name} = '{given}', but this pool has '{own}': leave it out")
+        _refuse_twins([*self.tasks, task])
+        plan = replace(self, tasks=(*self.tasks, task))
+        remember_trust(Path(self.directory), _foreign_code(plan))
+        return plan
+
     def write(self) -> None:
         """Keep it, and make the folder for what the pool writes."""
         try:
