@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ddrl.channels.segment import sweep_dead
+from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
 from ddrl.run.lock import RunLock
 from ddrl.telemetry import Run
@@ -95,14 +95,23 @@ def role(words: str) -> str:
 
 def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
     """Seconds until nothing of a run lives; above LIMIT it hangs, and is killed."""
-    begin, seconds = time.monotonic(), 0.0
-    while (living := processes(mark)) or process.poll() is None:
+    begin, seconds, seen = time.monotonic(), 0.0, dict[int, int]()
+    # One that is ending has no environment any more, but still holds its files.
+    while (living := processes(mark)) or process.poll() is None or any(map(_lives, seen.items())):
+        seen |= {pid: start_time(pid) for pid in living}
         seconds = time.monotonic() - begin
         for pid in living if seconds > LIMIT else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     return seconds
+
+
+def _lives(seen: tuple[int, int]) -> bool:
+    pid, started = seen
+    with contextlib.suppress(OSError):  # its first thread may have ended before the others, which hold the files
+        return len(os.listdir(f"/proc/{pid}/task")) > 1 or (started != 0 and start_time(pid) == started)
+    return False
 
 
 def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals | None) -> dict[str, Any]:
@@ -133,7 +142,8 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
 
 def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too; so SIGINT in a script's "&"
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     draw, end = random.Random(seed), time.monotonic() + seconds
     sent, troubles, resumed, resumes, left = Counter[str](), list[dict[str, Any]](), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:

@@ -2,279 +2,19 @@
 
 `--part utilisation`, `exponential`, `policies`, `collectors` and `kills` run real pools (benchmarks.pool.real,
 collectors, kills); `replay` compares the makespan of pools that were run with the simulator's for their rounds.
-
-`--part simulated` and `simulated_starts`: nothing of it was measured on a device. Traces are drawn, the queue and
-the pre-warming are the pool's own code, time is simulated. Rounds of 5 s, device work 20 % of each, 2 devices,
-unless said.
-
-Busy: device seconds that compute over wall, between 10 % and 95 % of the first task's end. Its bound is min(1, sum of
-duty cycles / devices), with exponential rounds the machine-repairman value. Makespan: over the offline optimum where
-the search proves it, else over a certified lower bound. Pre-warming: cost is idle seconds + 49 x late seconds, beside
-the best fixed start for the rounds of all 8 tasks."""
+`simulated` and `simulated_starts` are the simulator's alone (benchmarks.pool.drawn)."""
 
 from __future__ import annotations
 
-import statistics
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.pool import collectors, kills, real, replay
-from benchmarks.pool.hindsight import hindsight_cost
-from ddrl.core import plugins
-from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.slices import Slices, SlicesSettings
-from ddrl.pool.policy import Policy
-from ddrl.pool.prewarm import PrewarmSettings
-from ddrl.pool.queue import jain_index
-from ddrl.pool.simulator import Outcome, Start, simulate
-from ddrl.pool.traces import TaskTrace, generate
+from benchmarks.pool import collectors, drawn, kills, real, replay
 
-PACKAGE = "ddrl.pool.policies"
-DEVICES, ROUND_SECONDS, DUTY = 2, 5.0, 0.2
 UPDATES = 69  # a round of the real pools: a second of half a core
-
-
-def make_policy(name: str) -> Policy:
-    """A fresh policy; slices as long as a round's device work, and a tenth more for its variation."""
-    if name == "slices":
-        return Slices(SlicesSettings(seconds=1.1 * DUTY * ROUND_SECONDS))
-    return plugins.load("pool.policy", PACKAGE, name)()
-
-
-def equal_tasks(tasks: int, rounds: int, seed: int, **more: Any) -> list[TaskTrace]:
-    """Tasks of one kind."""
-    generator = np.random.default_rng(seed)
-    return [generate(f"t{k}", rounds, generator, round_seconds=ROUND_SECONDS, duty=DUTY, **more) for k in range(tasks)]
-
-
-def steady_share(outcome: Outcome) -> float:
-    """Busy / wall while every task runs."""
-    end = min(outcome.finished.values())
-    return outcome.steady_share(0.1 * end, 0.95 * end)
-
-
-def busy(seeds: int, rounds: int) -> list[dict[str, Any]]:
-    """Busy / wall of each policy beside its bound, and Jain's index over the tasks' device seconds in equal time."""
-    rows: list[dict[str, Any]] = []
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        ("cv 0", {}),
-        ("cv 0.05", {"variation": 0.05}),
-        ("cv 0.1", {"variation": 0.1}),
-        ("exponential", {"exponential": True}),
-    ]
-    for tasks in (8, 10):
-        for kind, more in kinds:
-            for name in ("fair", "round_robin", "fifo", "slices"):
-                outcomes = [
-                    simulate(equal_tasks(tasks, rounds, seed, **more), DEVICES, make_policy(name), "alive")
-                    for seed in range(seeds)
-                ]
-                shares = [steady_share(outcome) for outcome in outcomes]
-                exponential = kind == "exponential"
-                traces = equal_tasks(tasks, rounds, 0, **more)
-                bound = repairman_share(tasks, DEVICES, DUTY) if exponential else share_bound(traces, DEVICES)
-                rows.append(
-                    {
-                        "tasks": tasks,
-                        "rounds": kind,
-                        "policy": name,
-                        "busy": statistics.median(shares),
-                        "low": min(shares),
-                        "high": max(shares),
-                        "bound": bound,
-                        "of_bound": statistics.median(shares) / bound,
-                        "jain": min(jain_index(served_until_first_end(outcome)) for outcome in outcomes),
-                        "longest_wait": max(max(outcome.waits) for outcome in outcomes),
-                    }
-                )
-    return rows
-
-
-def served_until_first_end(outcome: Outcome) -> list[float]:
-    """Busy device seconds by task until the first one ends."""
-    end = min(outcome.finished.values())
-    return [
-        sum(lease.busy for lease in outcome.leases if lease.task == task and lease.released <= end)
-        for task in outcome.finished
-    ]
-
-
-def unequal_traces(seed: int) -> tuple[list[TaskTrace], int]:
-    """A pool of unequal tasks with a load of at least 0.8: 4 to 10 tasks of 10 to 40 rounds on 1 to 3 devices."""
-    generator = np.random.default_rng([11, seed])
-    while True:
-        tasks, devices = int(generator.integers(4, 11)), int(generator.integers(1, 4))
-        traces = [
-            generate(
-                f"t{k}",
-                int(generator.integers(10, 41)),
-                generator,
-                round_seconds=float(generator.uniform(2, 10)),
-                duty=float(generator.uniform(0.1, 0.6)),
-                variation=0.1,
-                send=0.1,
-            )
-            for k in range(tasks)
-        ]
-        duties = sum(share_bound([trace], 1) for trace in traces)
-        if tasks > devices and duties / devices >= 0.8:
-            return traces, devices
-
-
-def makespans(count: int, nodes: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Each policy's makespan over the best known bound, on unequal pools; and how many optima were proven."""
-    names = ("fair", "round_robin", "fifo")
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    proven = 0
-    for seed in range(count):
-        traces, devices = unequal_traces(seed)
-        bound = lower_bound(traces, devices)
-        if len(traces) <= 6:
-            found = optimum(traces, devices, nodes)
-            proven += found.exact
-            bound = found.bound
-        for name in names:
-            ratios[name].append(simulate(traces, devices, make_policy(name), "alive").makespan / bound)
-    rows = [
-        {
-            "policy": name,
-            "median": statistics.median(values),
-            "p95": float(np.quantile(values, 0.95)),
-            "most": max(values),
-        }
-        for name, values in ratios.items()
-    ]
-    return rows, {"traces": count, "optima_proven": proven}
-
-
-def small_makespans(count: int) -> list[dict[str, Any]]:
-    """The same over the exact optimum: 4 to 6 tasks of 2 to 3 rounds on 1 or 2 devices, all proven."""
-    ratios: dict[str, list[float]] = {name: [] for name in ("fair", "round_robin", "fifo")}
-    for seed in range(count):
-        generator = np.random.default_rng([12, seed])
-        tasks, devices = int(generator.integers(4, 7)), int(generator.integers(1, 3))
-        traces = [
-            generate(
-                f"t{k}",
-                int(generator.integers(2, 4)),
-                generator,
-                round_seconds=float(generator.uniform(2, 10)),
-                duty=float(generator.uniform(0.2, 0.6)),
-                variation=0.1,
-            )
-            for k in range(tasks)
-        ]
-        found = optimum(traces, devices)
-        if not found.exact:
-            continue
-        for name, values in ratios.items():
-            values.append(simulate(traces, devices, make_policy(name), "alive").makespan / found.makespan)
-    return [
-        {
-            "policy": name,
-            "pools": len(values),
-            "median": statistics.median(values),
-            "p95": float(np.quantile(values, 0.95)),
-            "most": max(values),
-        }
-        for name, values in ratios.items()
-    ]
-
-
-def held(rounds: int) -> dict[str, float]:
-    """Device seconds held by 8 exclusive devices over those of 2 in a pool, for the same work."""
-    traces = equal_tasks(8, rounds, 0, variation=0.05)
-    exclusive = simulate(traces, 8, make_policy("exclusive"), "alive")
-    pool = simulate(traces, DEVICES, make_policy("fair"), "alive")
-    return {
-        "exclusive_device_seconds": exclusive.held_seconds,
-        "pool_device_seconds": pool.held_seconds,
-        "times_fewer": exclusive.held_seconds / pool.held_seconds,
-        "bound": 1 / DUTY,
-        "exclusive_makespan": exclusive.makespan,
-        "pool_makespan": pool.makespan,
-    }
-
-
-def between_gradients(seeds: int, rounds: int) -> list[dict[str, Any]]:
-    """8 tasks of 4 workers whose data arrive far apart (cv 0.5): a device held all round, or given back between
-    gradients; a switch takes 5 ms each way."""
-    rows: list[dict[str, Any]] = []
-    for name in ("fair", "between_gradients"):
-        outcomes = [
-            simulate(
-                equal_tasks(8, rounds, seed, workers=4, variation=0.5, switch=0.005),
-                DEVICES,
-                make_policy(name),
-                "alive",
-            )
-            for seed in range(seeds)
-        ]
-        rows.append(
-            {
-                "policy": name,
-                "busy_of_wall": statistics.median(steady_share(outcome) for outcome in outcomes),
-                "busy_of_held": statistics.median(outcome.busy_seconds / outcome.held_seconds for outcome in outcomes),
-                "makespan": statistics.median(outcome.makespan for outcome in outcomes),
-                "leases_a_round": len(outcomes[0].leases) / (8 * rounds),
-            }
-        )
-    return rows
-
-
-def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
-    """Cold start, keep-alive and prediction, by start-up seconds: 8 tasks, each on a device of its own or all on 2.
-    Counted once `learned` rounds are known; the cost of all rounds, those without a prediction included, stands beside
-    it."""
-    rows: list[dict[str, Any]] = []
-    cases: list[tuple[str, int, int, dict[str, Any]]] = [
-        ("alone, cv 0.025", 8, 8, {"variation": 0.025, "startup_variation": 0.025}),
-        ("8 on 2, cv 0.025", 8, 2, {"variation": 0.025, "startup_variation": 0.025}),
-        ("8 on 2, cv 0.1", 8, 2, {"variation": 0.1, "startup_variation": 0.1}),
-        ("8 on 2, exponential", 8, 2, {"exponential": True, "startup_variation": 0.1}),
-    ]
-    settings = PrewarmSettings()
-    starts: list[tuple[str, Start]] = [("cold", "cold"), ("keep-alive", "alive"), ("predicted", "predicted")]
-    for case, tasks, devices, more in cases:
-        for startup in (0.1, 1.0, 5.0):
-            for name, start in starts:
-                traces = equal_tasks(tasks, rounds, 5, startup=startup, **more)
-                outcome, everything = (
-                    simulate(traces, devices, Fair(), start, settings, uncounted=uncounted)
-                    for uncounted in (learned, 0)
-                )
-                warmth, predicted = outcome.all_warmth, outcome.warmth
-                best, best_of_all = (
-                    hindsight_cost(list(outcome.rounds.values()), settings, first) for first in (learned, 0)
-                )
-                counted = predicted if start == "predicted" and predicted.collectors else warmth
-                rows.append(
-                    {
-                        "case": case,
-                        "startup": startup,
-                        "start": name,
-                        "predicted": predicted.collectors / warmth.collectors,
-                        "hit_rate": counted.hit_rate,
-                        "idle_share": counted.idle_seconds / counted.collectors / ROUND_SECONDS,
-                        "late_share": counted.late_seconds / counted.collectors / ROUND_SECONDS,
-                        "cost": warmth.cost(settings) / warmth.collectors,
-                        "of_optimum": warmth.cost(settings) / warmth.collectors / best,
-                        "of_optimum_all_rounds": everything.all_warmth.cost(settings)
-                        / everything.all_warmth.collectors
-                        / best_of_all,
-                        "absent_share": counted.absent_seconds / counted.collectors / ROUND_SECONDS,
-                        "corrections": predicted.corrections,
-                        "late_corrections": predicted.late_corrections,
-                        "makespan": outcome.makespan,
-                    }
-                )
-    return rows
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -287,15 +27,15 @@ def simulated(chosen: Namespace) -> dict[str, Any]:
     """All figures of the simulator."""
     short = chosen.short
     rounds = 200 if short else 600
-    shares = busy(2 if short else 5, rounds)
+    shares = drawn.busy(2 if short else 5, rounds)
     show("Busy / wall", shares)
-    rows, notes = makespans(20 if short else 100, 300 if short else 10_000)
+    rows, notes = drawn.makespans(20 if short else 100, 300 if short else 10_000)
     show(f"Makespan over optimum or bound, unequal pools ({notes['optima_proven']} optima proven)", rows)
-    small = small_makespans(10 if short else 60)
+    small = drawn.small_makespans(10 if short else 60)
     show("Makespan over the exact optimum, small pools", small)
-    device_seconds = held(rounds)
+    device_seconds = drawn.held(rounds)
     show("Device seconds held", [device_seconds])
-    split = between_gradients(2 if short else 5, rounds)
+    split = drawn.between_gradients(2 if short else 5, rounds)
     show("Held all round, or given back between gradients", split)
     return {
         "simulated": True,
@@ -310,7 +50,7 @@ def simulated(chosen: Namespace) -> dict[str, Any]:
 
 def simulated_starts(chosen: Namespace) -> dict[str, Any]:
     """The simulator's collectors: cold, alive, predicted."""
-    rows = prewarming(*((60, 20) if chosen.short else (200, 40)))
+    rows = drawn.prewarming(*((60, 20) if chosen.short else (200, 40)))
     show("Pre-warming", rows)
     return {"simulated": True, "prewarming": rows}
 

@@ -4,10 +4,14 @@ import gc
 import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from ddrl.core.config import Config, LearnerConfig
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import Learner
 from ddrl.testing import fakegpu
 
 fakegpu.install(devices=2)
@@ -101,6 +105,26 @@ def test_copies_are_counted_by_direction_with_their_bytes():
     assert other.device.index == 1
     assert (fakegpu.counters(1).copies_within, fakegpu.counters(1).bytes_within) == (1, 80)
     assert torch.equal(other.cpu(), host)
+
+
+def test_a_learners_switch_copies_its_state_once_each_way():
+    """Networks, target and both moments; on and off again."""
+    spec = EnvSpec("any", ArraySpec((4,), "float32"), 2)
+    learner = Learner.of(Config(learner=LearnerConfig(hidden=(512, 512))), spec)
+    before = learner.state()
+    nbytes = sum(vector.nbytes for part in learner.parts.values() for vector in part.vectors().values())
+    assert nbytes > 4_000_000
+    counted = fakegpu.counters()
+    for part in learner.parts.values():
+        part.to(torch.device("fake"))
+    assert 0.999 * nbytes < counted.bytes_in <= nbytes  # what lies between tensors stays
+    assert counted.bytes_out == 0
+    for part in learner.parts.values():
+        part.to(torch.device("cpu"))
+    assert counted.bytes_out == counted.bytes_in
+    assert counted.copies_out == counted.copies_in <= 13
+    after = learner.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_launches_and_synchronizations_are_counted():
