@@ -1,6 +1,6 @@
 """A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
 
-    python -m benchmarks.admix.trained [--short] [--train cell|billed] [--seeds N] [--cell TEXT] [--days N]
+    python -m benchmarks.admix.trained [--short] [--train cell|billed] [--seeds N] [--cell TEXT] [--days N] [--first N]
 
 Days of 4000 requests and 12 contracts, own counts known. The task admix is trained as it stands (`python -m ddrl.run
 admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay of 5 % once for certain and once for
@@ -92,6 +92,7 @@ def main() -> None:
     parser = arguments("admix_grid", __doc__ or "")
     parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
     parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first held-out day (default %(default)s)")
     parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
     parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
     parser.add_argument("--seeds", type=int, default=1, help="trainings for each policy (default %(default)s)")
@@ -102,7 +103,7 @@ def main() -> None:
         "days": options.days,
         "tuning_days": options.tuning_days,
         "period": PERIOD,
-    }
+    } | ({"first": options.first} if options.first else {})
     figures: dict[str, Any] = {"setup": setup, "cells": {}}
     if options.json.exists():
         known = json.loads(options.json.read_text())
@@ -127,7 +128,7 @@ def main() -> None:
             continue
         if ready is None or ready[0] != market or (missing and ready[1] is None):
             (tuning,) = cases(market, TUNING_SEED, options.tuning_days) if missing else (None,)
-            ready = market, tuning, cases(market, 0, options.days)
+            ready = market, tuning, cases(market, options.first, options.days)
         scores = cell["scores"]
         for each in missing:
             assert ready[1] is not None
