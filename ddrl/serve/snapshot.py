@@ -47,9 +47,8 @@ class _Snapshot(msgspec.Struct):
 def encode(mixer: Mixer) -> bytes:
     """The counters as they are now."""
     columns = (mixer.shown, mixer.seen_shown, mixer.seen_billed, mixer.rate, mixer.theta)
-    paced: list[list[float]] = [[] for _ in mixer.book.ids]
-    if mixer.pacing:
-        paced = mixer.pacing.state[:, 0].T.tolist()
+    none: list[list[float]] = [[]] * len(mixer.book.ids)
+    paced = mixer.pacing.state[:, 0].T.tolist() if mixer.pacing else none
     contracts = [
         _Contract(ad, *values)
         for ad, *values in zip(mixer.book.ids.tolist(), *(column.tolist() for column in columns), paced, strict=True)
