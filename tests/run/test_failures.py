@@ -61,7 +61,7 @@ PLACES = [
     (ROOT_RELAY, "ModelSender.confirmed", 2),
     # training
     (TRAINER, "Training.drain", 20),
-    (TRAINER, "Training._account", 10),
+    (TRAINER, "Training._account", 2),
     (TRAINER, "Training.publish", 3),
     (TRAINER, "Task.look", 4),
     (TRAINER, "Task.accept", 1),
