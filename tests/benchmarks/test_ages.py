@@ -27,7 +27,7 @@ def test_a_commit_on_the_code_makes_its_figures_old_and_measuring_them_again_mak
 
     monkeypatch.setattr(ages, "ROOT", tmp_path)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    results, code = tmp_path / "results" / "pool.json", ages.measured_code("pool_real")
+    results, code = tmp_path / "results" / "pool.json", ages.measured_code("pool_kills")
     commit("ddrl/pool/queue.py", "1")
     commit("results/pool.json", "{}")
     commit("ddrl/learner/adam.py", "1")
