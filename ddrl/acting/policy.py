@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ddrl.acting.chooser import chooser_class
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
-from ddrl.core.errors import NetworkError
+from ddrl.core.errors import NetworkError, first_line
 
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
@@ -60,7 +60,7 @@ class ActingPolicy:
         try:
             self._session = onnxruntime.InferenceSession(model.onnx, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime's own kinds of error share no base class
-            raise NetworkError(f"the acting network cannot be loaded: {_first_line(error)}") from None
+            raise NetworkError(f"the acting network cannot be loaded: {first_line(error)}") from None
         self.model, self.spec, self.layout = model, model.spec, model.layout
         self._generator = np.random.default_rng(seed)
         self._inputs = {declared.name: declared for declared in model.inputs}
@@ -106,7 +106,7 @@ class ActingPolicy:
         except Exception as error:
             self.release()
             raise NetworkError(
-                f"the acting network does not give {self._shapes()} for {self.spec.env_id}: {_first_line(error)}"
+                f"the acting network does not give {self._shapes()} for {self.spec.env_id}: {first_line(error)}"
             ) from None
         return self._outputs
 
@@ -248,7 +248,3 @@ class ActingPolicy:
                 f"the acting network gives {', '.join(self.model.outputs)}, but {missing[0]!r} is needed by the "
                 f"chooser {self.model.chooser} or by a recurrent state"
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -27,6 +27,11 @@ def shortened(error: object) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, as far as its first line; its type's name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class DdrlError(Exception):
     """Base of all; `run` turns it into one line on standard error and a nonzero exit."""
 

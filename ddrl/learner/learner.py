@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm
 from ddrl.learner.batches import BatchLoader, TensorBatch, rows_of
 from ddrl.learner.declaration import algorithm_class, describe
+from ddrl.learner.devices import random_states, resolve_device, set_random_states
 from ddrl.learner.export import export_model
 from ddrl.learner.flat import FlatParameters
 from ddrl.learner.gradient_mean import GradientMean
@@ -78,7 +79,7 @@ class Learner:
         if tuple(self.parts) != tuple(algorithm.parts):
             raise NetworkError(f"{algorithm.name} has modules for {tuple(self.parts)}, not for {algorithm.parts}")
         self._acting = algorithm.acting()
-        self._random = [torch.get_rng_state(), *_cuda_state(self.device)]
+        self._random = random_states(self.device)
         # Swapping the random state costs as much as a small layer. Only the library's algorithms are known not to draw,
         # of them those that act without noise.
         own = type(algorithm).__module__.startswith("ddrl.learner.algorithms.")
@@ -146,7 +147,7 @@ class Learner:
         except torch.OutOfMemoryError as error:
             raise NetworkError(
                 f"learner.device = {self.device} has too little memory for an update: lower learner.batch_size (now "
-                f"{self.config.batch_size}), or end what else uses it ({_first_line(error)})"
+                f"{self.config.batch_size}), or end what else uses it ({first_line(error)})"
             ) from error
 
     def mean(self) -> GradientMean:
@@ -211,13 +212,13 @@ class Learner:
         except torch.OutOfMemoryError as error:
             raise NetworkError(
                 f"{chosen} has too little memory for the {sum(map(len, vectors)) / 1e6:.1f} MB of parameters and "
-                f"moments: end what else uses it, or name another device ({_first_line(error)})"
+                f"moments: end what else uses it, or name another device ({first_line(error)})"
             ) from error
         self.device = chosen
         for part in self.parts.values():
             part.settle({kind: next(moved) for kind in part.vectors()})
         if len(self._random) == 1:  # a state of CUDA once begun goes on, whichever device came in between
-            self._random += _cuda_state(self.device)
+            self._random += random_states(self.device)[1:]
         self._begin()
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -309,14 +310,14 @@ class Learner:
         if not self._draws:
             yield
             return
-        outer = [torch.get_rng_state(), *_cuda_state(self.device)]
-        _set_random(self._random, self.device)
+        outer = random_states(self.device)
+        set_random_states(self._random, self.device)
         try:
             yield
         finally:
-            newest = [torch.get_rng_state(), *_cuda_state(self.device)]
+            newest = random_states(self.device)
             self._random[: len(newest)] = newest
-            _set_random(outer, self.device)
+            set_random_states(outer, self.device)
 
     def _check_finite(self, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -327,37 +328,3 @@ class Learner:
                     f"({self.config.max_grad_norm:g}), look where loss and grad_norm begin to rise on the dashboard, "
                     "and check the environment for rewards or observations that are huge"
                 )
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that learner.device names; auto is cuda where there is one. ConfigError where torch lacks it."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    other = torch.accelerator.current_accelerator()  # mps, xpu, or that of ddrl.testing
-    if device.type not in ("cpu", "cuda") and (other is None or device.type != other.type):
-        raise ConfigError(f"learner.device = {name} is not a device: choose auto, cpu, cuda or cuda:N")
-    count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()
-    if (device.index or 0) >= count:
-        raise ConfigError(
-            f"learner.device = {name}: torch sees {count} {device.type.upper()} device(s) here: choose auto or cpu, "
-            f"or install a torch with {device.type.upper()}"
-        )
-    return device
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "no message")
-
-
-def _cuda_state(device: torch.device) -> list[torch.Tensor]:
-    return [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-
-
-def _set_random(states: list[torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1 and device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
-from ddrl.core.errors import NetworkError
+from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.declaration import require_discrete
 from ddrl.learner.observations import FlatInputs, blank, input_scale
@@ -242,7 +242,7 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) 
     except Exception as error:
         raise NetworkError(
             f"{what} fails on observations {_describe(spec.observation)} as {spec.env_id} gives them: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{type(error).__name__}: {first_line(error)}"
         ) from error
     finally:
         network.train(training)
@@ -270,7 +270,7 @@ def _user_network(name: str, spec: EnvSpec) -> nn.Module:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise NetworkError(
-            f"{what}: cannot import {module_name}: {_first_line(error)}; is it installed, or on PYTHONPATH?"
+            f"{what}: cannot import {module_name}: {first_line(error)}; is it installed, or on PYTHONPATH?"
         ) from error
     made: Any = getattr(module, class_name, None)
     if made is None:
@@ -278,7 +278,7 @@ def _user_network(name: str, spec: EnvSpec) -> nn.Module:
     try:
         network = made(spec)
     except Exception as error:
-        raise NetworkError(f"{what}: {class_name}(spec) fails: {type(error).__name__}: {_first_line(error)}") from error
+        raise NetworkError(f"{what}: {class_name}(spec) fails: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(network, nn.Module):
         raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
     return network
@@ -289,7 +289,3 @@ def _describe(observation: ArraySpec) -> str:
     if not observation.fields:
         return arrays["observation"]
     return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "no message")

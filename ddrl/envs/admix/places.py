@@ -24,6 +24,14 @@ def presented(slot: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArr
     return np.where(slot >= 0, (order == slot[:, None]).argmax(1), -1)
 
 
+def present_columns(state: NDArray[Any], order: NDArray[np.int64]) -> None:
+    """Put what a joint state [N] tells of each ad into `order` [N, Q]."""
+    for name in ("queue_mask", "ad_id", "prior", "ad"):
+        if name in (state.dtype.names or ()):
+            values = state[name]
+            state[name] = np.take_along_axis(values, order if values.ndim == 2 else order[:, :, None], 1)
+
+
 def scores_by_slot(
     action: NDArray[Any], ecpm: NDArray[Any], order: NDArray[np.int64] | None, needed: NDArray[np.bool_]
 ) -> NDArray[np.float64]:

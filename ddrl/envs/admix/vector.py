@@ -29,7 +29,7 @@ from ddrl.envs.admix.delivery import Delivery
 from ddrl.envs.admix.feed import Days, Feed, alpha_of, prior_of
 from ddrl.envs.admix.joint import dtype_of, make_spec
 from ddrl.envs.admix.pacing import Pacing
-from ddrl.envs.admix.places import draw_order, presented, scores_by_slot
+from ddrl.envs.admix.places import draw_order, present_columns, presented, scores_by_slot
 from ddrl.envs.admix.settings import PlayConfig
 from ddrl.envs.admix.state import StateWriter
 from ddrl.envs.admix.tally import Tally
@@ -346,9 +346,5 @@ class AdmixVectorEnv:
             self._value, self._prior,
         )  # fmt: skip
         if self._order is not None:
-            for name in ("queue_mask", "ad_id", "prior", "ad"):
-                if name in (state.dtype.names or ()):
-                    values = state[name]
-                    order = self._order if values.ndim == 2 else self._order[:, :, None]
-                    state[name] = np.take_along_axis(values, order, 1)
+            present_columns(state, self._order)
         return state
