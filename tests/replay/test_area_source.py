@@ -10,7 +10,7 @@ import pytest
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import AreasConfig, Config, LearnerConfig, ReplayConfig
-from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.rows import RowKind
 from ddrl.core.transitions import transition_columns
 from ddrl.replay.sources import AreaSource, PoolSource, make_source
@@ -68,6 +68,22 @@ def test_an_area_is_read_from_its_threshold_on_and_nobody_waits_for_the_others()
         source.sample()
         assert source.drawn == [0, 1, 0]
         assert source.figures()["areas_readable"] == 1
+
+
+def test_a_draw_waits_for_an_explorer_that_has_written_over_the_area_since_it_was_ready(monkeypatch) -> None:
+    source, areas = make()
+    for _ in range(2):
+        write(areas[1], 1)
+    source.arrived()
+    assert source.ready()
+    looks = iter([False] * 7)
+    whole = source._readable
+    monkeypatch.setattr(source, "_readable", lambda area: next(looks, None) is None and whole(area))
+    assert set(source.sample().s_tm1.ravel().tolist()) == {1.0}
+    monkeypatch.setattr(source, "_readable", lambda area: False)
+    monkeypatch.setattr("ddrl.replay.sources.areas.LONGEST_DRAW", 0.01)
+    with pytest.raises(ChannelError, match=r"raise areas\.blocks"):
+        source.sample()
 
 
 def test_samples_written_count_as_steps_once_and_bound_the_draws() -> None:

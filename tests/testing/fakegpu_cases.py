@@ -116,11 +116,11 @@ def test_a_learners_switch_copies_its_state_once_each_way():
     assert nbytes > 4_000_000
     counted = fakegpu.counters()
     learner.to("fake")
-    assert 0.999 * nbytes < counted.bytes_in <= nbytes  # what lies between tensors stays
+    assert nbytes <= counted.bytes_in <= nbytes + 64  # and the optimizer's few numbers
     assert counted.bytes_out == 0
     learner.to("cpu")
-    assert counted.bytes_out == counted.bytes_in
-    assert counted.copies_out == counted.copies_in <= 4
+    assert counted.bytes_out == nbytes
+    assert counted.copies_out == 4
     after = learner.state()
     assert all(np.array_equal(before[name], after[name]) for name in before)
 

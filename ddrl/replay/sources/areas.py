@@ -7,6 +7,8 @@ and counted: the ablation.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from ddrl.replay.batches import Transitions
 from ddrl.replay.sources.assembled import TransitionSource, as_batch
 
 FILE = "areas.npz"
+LONGEST_DRAW = 10.0  # [s]
 
 
 class AreaSource(TransitionSource):
@@ -68,8 +71,13 @@ class AreaSource(TransitionSource):
         return False
 
     def sample(self) -> Transitions:
-        """A batch of the area that `ready` has chosen. ValueError where none can be read."""
-        while self.ready():
+        """A batch of the area that `ready` has chosen, or, where explorers have written over too much of it since, of
+        the next that can be read. ChannelError where none can for LONGEST_DRAW seconds."""
+        end = time.monotonic() + LONGEST_DRAW
+        while time.monotonic() < end:
+            if not self.ready():
+                os.sched_yield()  # explorers are in the middle of a block, which is short
+                continue
             area = self._areas[self._turn]
             standing = area.update()
             if not standing or (area.guard == "flag" and standing < area.blocks):
@@ -82,7 +90,10 @@ class AreaSource(TransitionSource):
             self.drawn[self._turn] += 1
             self._turn = (self._turn + 1) % len(self._areas)
             return as_batch(self._schema, columns)
-        raise ValueError("no sample area can be read now")
+        raise ChannelError(
+            f"no sample area could be read for {LONGEST_DRAW:g} s: explorers write over what is drawn; raise "
+            "areas.blocks or areas.block"
+        )
 
     def cut(self) -> None:
         """Samples are whole transitions; explorers drop what they have not written."""
