@@ -95,23 +95,30 @@ def served_until_first_end(outcome: Outcome) -> list[float]:
     ]
 
 
+def unlike_tasks(
+    generator: np.random.Generator, tasks: int, rounds: tuple[int, int], least_duty: float, **more: Any
+) -> list[TaskTrace]:
+    """Tasks whose rounds [low, high) differ in number, in length (2 to 10 s) and in device work (up to 0.6 of it)."""
+    return [
+        generate(
+            f"t{k}",
+            int(generator.integers(*rounds)),
+            generator,
+            round_seconds=float(generator.uniform(2, 10)),
+            duty=float(generator.uniform(least_duty, 0.6)),
+            variation=0.1,
+            **more,
+        )
+        for k in range(tasks)
+    ]
+
+
 def unequal_traces(seed: int) -> tuple[list[TaskTrace], int]:
     """A pool of unequal tasks with a load of at least 0.8: 4 to 10 tasks of 10 to 40 rounds on 1 to 3 devices."""
     generator = np.random.default_rng([11, seed])
     while True:
         tasks, devices = int(generator.integers(4, 11)), int(generator.integers(1, 4))
-        traces = [
-            generate(
-                f"t{k}",
-                int(generator.integers(10, 41)),
-                generator,
-                round_seconds=float(generator.uniform(2, 10)),
-                duty=float(generator.uniform(0.1, 0.6)),
-                variation=0.1,
-                send=0.1,
-            )
-            for k in range(tasks)
-        ]
+        traces = unlike_tasks(generator, tasks, (10, 41), 0.1, send=0.1)
         duties = sum(share_bound([trace], 1) for trace in traces)
         if tasks > devices and duties / devices >= 0.8:
             return traces, devices
@@ -131,40 +138,11 @@ def makespans(count: int, nodes: int) -> tuple[list[dict[str, Any]], dict[str, A
             bound = found.bound
         for name in names:
             ratios[name].append(simulate(traces, devices, make_policy(name), "alive").makespan / bound)
-    rows = [
-        {
-            "policy": name,
-            "median": statistics.median(values),
-            "p95": float(np.quantile(values, 0.95)),
-            "most": max(values),
-        }
-        for name, values in ratios.items()
-    ]
-    return rows, {"traces": count, "optima_proven": proven}
+    return spread(ratios), {"traces": count, "optima_proven": proven}
 
 
-def small_makespans(count: int) -> list[dict[str, Any]]:
-    """The same over the exact optimum: 4 to 6 tasks of 2 to 3 rounds on 1 or 2 devices, all proven."""
-    ratios: dict[str, list[float]] = {name: [] for name in ("fair", "round_robin", "fifo")}
-    for seed in range(count):
-        generator = np.random.default_rng([12, seed])
-        tasks, devices = int(generator.integers(4, 7)), int(generator.integers(1, 3))
-        traces = [
-            generate(
-                f"t{k}",
-                int(generator.integers(2, 4)),
-                generator,
-                round_seconds=float(generator.uniform(2, 10)),
-                duty=float(generator.uniform(0.2, 0.6)),
-                variation=0.1,
-            )
-            for k in range(tasks)
-        ]
-        found = optimum(traces, devices)
-        if not found.exact:
-            continue
-        for name, values in ratios.items():
-            values.append(simulate(traces, devices, make_policy(name), "alive").makespan / found.makespan)
+def spread(ratios: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each policy."""
     return [
         {
             "policy": name,
@@ -175,6 +153,21 @@ def small_makespans(count: int) -> list[dict[str, Any]]:
         }
         for name, values in ratios.items()
     ]
+
+
+def small_makespans(count: int) -> list[dict[str, Any]]:
+    """The same over the exact optimum: 4 to 6 tasks of 2 to 3 rounds on 1 or 2 devices, all proven."""
+    ratios: dict[str, list[float]] = {name: [] for name in ("fair", "round_robin", "fifo")}
+    for seed in range(count):
+        generator = np.random.default_rng([12, seed])
+        tasks, devices = int(generator.integers(4, 7)), int(generator.integers(1, 3))
+        traces = unlike_tasks(generator, tasks, (2, 4), 0.2)
+        found = optimum(traces, devices)
+        if not found.exact:
+            continue
+        for name, values in ratios.items():
+            values.append(simulate(traces, devices, make_policy(name), "alive").makespan / found.makespan)
+    return spread(ratios)
 
 
 def held(rounds: int) -> dict[str, float]:

@@ -20,7 +20,9 @@ from typing import Any
 
 from benchmarks.harness import Timing
 from benchmarks.pool.real import slots, traces, write_task
+from ddrl.core.errors import DdrlError
 from ddrl.pool.control import ask
+from ddrl.pool.reading import read_plan
 
 PATIENCE = 60.0  # [s] for a victim
 
@@ -39,11 +41,12 @@ def measure(tasks: int, of_tasks: int, of_collectors: int) -> list[dict[str, Any
             stderr=subprocess.DEVNULL,
         )
         try:
+            killed: set[int] = set()
             kills = {
-                "collector": [_kill(home / "pool", generator, collectors=True) for _ in range(of_collectors)],
-                "task": [_kill(home / "pool", generator, collectors=False) for _ in range(of_tasks)],
+                "collector": [_kill(home / "pool", generator, killed, collectors=True) for _ in range(of_collectors)],
+                "task": [_kill(home / "pool", generator, killed, collectors=False) for _ in range(of_tasks)],
             }
-            time.sleep(5.0)  # the others go on
+            _see_the_others_go_on(home / "pool")
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE)
         finally:
@@ -81,23 +84,40 @@ def _until_back(leases: list[dict[str, Any]], task: str, at: float) -> float | N
     )
 
 
-def _kill(pool: Path, generator: random.Random, *, collectors: bool) -> tuple[str, float]:
-    """Kill a task that holds a device, or a collector that such a task waits for; its task, and when."""
+def _tasks(pool: Path) -> list[dict[str, Any]]:
+    """What the pool says of its tasks; nothing where it has not begun."""
+    with contextlib.suppress(DdrlError):
+        return (ask(read_plan(pool).run_id, {"command": "status"}) or {"tasks": []})["tasks"]
+    return []
+
+
+def _kill(pool: Path, generator: random.Random, killed: set[int], *, collectors: bool) -> tuple[str, float]:
+    """Kill a task that holds a device, or a collector that such a task waits for, at a random moment and each process
+    once; its task, and when."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         time.sleep(generator.uniform(0.01, 0.05))
-        with contextlib.suppress(OSError, ValueError):  # it has not begun
-            answer = ask(json.loads((pool / "pool" / "plan.json").read_text())["run_id"], {"command": "status"})
-            holders = [task for task in (answer or {"tasks": []})["tasks"] if task["device"] and task["pid"]]
-            generator.shuffle(holders)
-            for task in holders:
-                victims = _collectors_of(task["pid"]) if collectors else [task["pid"]]
-                if victims and (collectors or task["rounds"] > 0):
-                    at = time.monotonic()
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(victims[0], signal.SIGKILL)
-                        return task["task"], at
+        holders = [task for task in _tasks(pool) if task["device"] and task["pid"]]
+        generator.shuffle(holders)
+        for task in holders:
+            found = _collectors_of(task["pid"]) if collectors else [task["pid"]]
+            victims = [pid for pid in found if pid not in killed]  # one that is dead may still be named
+            if victims and (collectors or task["rounds"] > 0):
+                at = time.monotonic()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victims[0], signal.SIGKILL)
+                    killed.add(victims[0])
+                    return task["task"], at
     raise TimeoutError(f"no victim in {PATIENCE:.0f} s")
+
+
+def _see_the_others_go_on(pool: Path) -> None:
+    """Return when every task that lives has ended a further round."""
+    deadline, before = time.monotonic() + PATIENCE, {task["task"]: task["rounds"] for task in _tasks(pool)}
+    while any(task["pid"] and task["rounds"] == before[task["task"]] for task in _tasks(pool)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"a task that was not killed ended no round in {PATIENCE:.0f} s")
+        time.sleep(0.1)
 
 
 def _collectors_of(pid: int) -> list[int]:

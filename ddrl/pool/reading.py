@@ -194,8 +194,6 @@ def _lines(path: Path, kind: type[Kind]) -> list[Kind]:
         lines = path.read_bytes().split(b"\n")
     except OSError:
         return []
-    decoder, what = (
-        msgspec.json.Decoder(kind, strict=False),
-        f"{path} cannot be read: it is damaged, or of another version of ddrl",
-    )
+    what = f"{path} cannot be read: it is damaged, or of another version of ddrl"
+    decoder = msgspec.json.Decoder(kind, strict=False)
     return [decode(line, decoder, PoolError, what) for line in lines[:-1] if line]

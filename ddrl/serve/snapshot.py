@@ -75,10 +75,12 @@ def restore(path: Path, mixer: Mixer) -> None:
             "--new-day begins without it, --state names another file"
         )
     held = [known[ad] for ad in mixer.book.ids.tolist()]
+    if mixer.pacing and any(len(contract.pacing) != len(mixer.pacing.state) for contract in held):
+        raise CheckpointError(f"{path} lacks what the prior of this policy keeps: --new-day begins without it")
     for name in ("shown", "seen_shown", "seen_billed", "rate"):
         getattr(mixer, name)[:] = [getattr(contract, name) for contract in held]
     mixer.set_theta(slice(None), [contract.theta for contract in held])
-    if mixer.pacing and all(len(contract.pacing) == len(mixer.pacing.state) for contract in held):
+    if mixer.pacing:
         mixer.pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
     mixer.sums[:] = whole.sums
     mixer.began, mixer.requests, mixer.empty_queues = whole.began, whole.requests, whole.empty_queues

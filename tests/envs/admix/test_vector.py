@@ -10,6 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.envs.admix import Market, PlayConfig, generated, generated_env
+from ddrl.envs.admix.places import present_columns
 from tests.envs.admix.days import CLICK_VALUE, SMALL, HandDay, contracts, hand_env, market_env, play, requests
 
 
@@ -391,3 +392,15 @@ def test_unknown_settings_are_refused_with_a_hint():
 
 def test_the_value_of_a_click_is_the_markets():
     assert generated(1, requests=100, contracts=3, click_value=CLICK_VALUE * 2).click_value == CLICK_VALUE * 2
+
+
+def test_all_that_a_state_tells_of_an_ad_is_put_into_the_order_of_the_queue():
+    fields = [("ad_id", "i8", 3), ("prior", "f4", 3), ("ad", "f4", (3, 2)), ("time", "f4")]
+    state = np.zeros(2, fields)
+    state["ad_id"] = state["prior"] = [[10, 20, 30], [40, 50, 60]]
+    state["ad"] = state["ad_id"][:, :, None] + [0, 1]
+    state["time"] = 0.5
+    present_columns(state, np.array([[2, 0, 1], [1, 2, 0]]))
+    assert state["ad_id"].tolist() == state["prior"].tolist() == [[30, 10, 20], [50, 60, 40]]
+    assert (state["ad"] - state["ad_id"][:, :, None] == [0, 1]).all()
+    assert state["time"].tolist() == [0.5, 0.5]
