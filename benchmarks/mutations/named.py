@@ -283,8 +283,8 @@ _NAMED = {
         ),
         (
             "discount is zero",
-            "batch = draw(learner.batch_size, self.selector, learner.discount)",
-            "batch = draw(learner.batch_size, self.selector, 0.0)",
+            "self.selector, learner.discount)",
+            "self.selector, 0.0)",
         ),
         ("beta stays", "start + min(1.0, progress) * (1.0 - start)", "start"),
     ),
