@@ -124,6 +124,7 @@ class KernelBuild:
         """Compile with the fault and put the result into `copy`; whether it compiles."""
         if not self._fault:
             self._sources.make(self._clean)
+            self._sources.put(Fault("compiled in half the time", "CMakeLists.txt", "PRIVATE -O3", "PRIVATE -O1"))
         elif self._fault != fault:  # as it was, and newer than the objects
             (self._sources.path / self._fault.path).write_bytes((self._clean / self._fault.path).read_bytes())
         if self._fault != fault:
