@@ -116,8 +116,9 @@ class Copy:
 class KernelBuild:
     """The compiled kernel of a faulty header: sources of their own, whose objects stay from one fault to the next."""
 
-    def __init__(self, path: Path, clean: Path) -> None:
+    def __init__(self, path: Path, clean: Path, under: Sequence[str] = ()) -> None:
         self._sources, self._build, self._clean = Copy(path), path / "build" / "faulty", clean
+        self._under = under
         self._fault: Fault | None = None  # the one that stands there
 
     def into(self, copy: Copy, fault: Fault) -> bool:
@@ -132,8 +133,8 @@ class KernelBuild:
         self._fault = fault
         configure = ["cmake", "-S", ".", "-B", str(self._build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
         configure.append(f"-DPython_EXECUTABLE={sys.executable}")
-        for command in (configure, ["cmake", "--build", str(self._build)]):
-            if subprocess.run(command, cwd=self._sources.path, capture_output=True).returncode:
+        for command in (configure, ["cmake", "--build", str(self._build), "--parallel", "2"]):
+            if subprocess.run([*self._under, *command], cwd=self._sources.path, capture_output=True).returncode:
                 return False
         (compiled,) = self._build.glob("_kernel*.so")
         shutil.copy2(compiled, copy.path / "ddrl" / compiled.name)

@@ -388,6 +388,37 @@ _NAMED = {
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
+    "plan/model.py": (
+        ("links between hosts are free", "case.row_nbytes * (1 - nearby) / case.rate", "0.0 / case.rate"),
+        (
+            "devices are switched for nothing",
+            "gradient[-1] += 2 * costs.switch",
+            "gradient[-1] += 0.0",
+        ),
+    ),
+    "plan/rounds.py": (
+        ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
+    ),
+    "serve/mixer.py": (
+        ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
+        ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
+        ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
+    ),
+    "serve/server.py": (
+        ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
+        (
+            "counters are lost at the end",
+            "await asyncio.gather(*self._tasks, return_exceptions=True)\n        snapshot.save(self._state, snapshot.encode(self.mixer))",
+            "await asyncio.gather(*self._tasks, return_exceptions=True)",
+        ),
+    ),
+    "serve/snapshot.py": (
+        (
+            "billing is forgotten at a restart",
+            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
+            'for name in ("shown", "rate"):',
+        ),
+    ),
     "telemetry/store.py": (
         ("coarse rows are the newest value", "else 'avg'}", "else 'max'}"),
         ("frames grow without end", "if self._frame_bytes > self._frame_budget:", "if False:"),
