@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
-from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, stands
+from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, preload, stands
 from benchmarks.mutations.named import NAMED, Fault
 from benchmarks.mutations.nearest import nearest
 from benchmarks.mutations.operators import draw
@@ -42,7 +42,6 @@ def main() -> int:
         "--timeout", type=float, default=1800.0, metavar="S", help="seconds of one test run (%(default)s)"
     )
     parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
-    parser.add_argument("--under", default="", metavar="COMMAND", help="runs the tests, as in --under 'nice -n 10'")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
     )
@@ -66,7 +65,7 @@ def main() -> int:
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
-        judge = Judge(Path(folder), options.timeout, options.under.split(), options.rings)
+        judge = Judge(Path(folder), options.timeout, options.rings)
         for place, (kind, fault) in enumerate(todo, 1):
             verdict = judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
@@ -97,13 +96,14 @@ class Judge:
     fail a second time by itself: a busy machine is no proof. A test of which this does not hold is left out, and the
     others judge."""
 
-    def __init__(self, folder: Path, timeout: float, under: list[str], rings: int) -> None:
-        self._timeout, self._under, self._rings = timeout, under, rings
+    def __init__(self, folder: Path, timeout: float, rings: int) -> None:
+        self._timeout, self._rings = timeout, rings
+        preload()
         self._clean, self._copy = Copy(folder / "clean"), Copy(folder / "copy")
         self._clean.make()
         compileall.compile_dir(self._clean.path / "ddrl", quiet=1)
         self._passes: set[str] = set()  # tests that have passed by themselves without a fault
-        self._kernel = KernelBuild(folder / "kernel", self._clean.path, under)
+        self._kernel = KernelBuild(folder / "kernel", self._clean.path)
 
     def __call__(self, fault: Fault) -> Verdict:
         """Judge a fault."""
@@ -130,7 +130,7 @@ class Judge:
         return ""
 
     def _test(self, copy: Copy, tests: tuple[str, ...], without: Sequence[str] = ()) -> Outcome:
-        return copy.test(tests, self._timeout, self._under, without)
+        return copy.test(tests, self._timeout, without)
 
 
 def _key(fault: Fault) -> str:

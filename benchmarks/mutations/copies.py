@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import NamedTuple, NoReturn
 
 from benchmarks.mutations.named import Fault
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
-PYTEST = ("-m", "pytest", "-x", "-vv", "-m", "not long and not browser", "--no-header", "--tb=line", "-rfE")
+PYTEST = ("-x", "-vv", "-m", "not long and not browser", "--no-header", "--tb=line", "-rfE")
 NO_TESTS = 5  # pytest's exit status where none is left to run
 BY_TIME = re.compile(
     r"[Tt]imeout|timed out|no end|exit status -9|within [\d.]+ s"
@@ -80,45 +84,79 @@ class Copy:
             raise ValueError(f"{fault.name}: {fault.old!r} stands {text.count(fault.old)} times in {fault.path}")
         file.write_text(text.replace(fault.old, fault.new))
 
-    def test(
-        self, tests: Sequence[str], timeout: float, under: Sequence[str] = (), without: Sequence[str] = ()
-    ) -> Outcome:
-        """Run the tests until the first one fails; `under`: a command that runs another one, as nice does; `without`:
-        names of tests that are left out."""
+    def test(self, tests: Sequence[str], timeout: float, without: Sequence[str] = ()) -> Outcome:
+        """Run the tests until the first one fails; `without`: names of tests that are left out."""
         begin = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
-        command = [*under, sys.executable, *PYTEST, *tests, *(f"--deselect={name}" for name in without)]
-        late = False
+        sys.stdout.flush()
         with tempfile.TemporaryFile() as written:  # not a pipe: what a test leaves running would hold it open
-            process = subprocess.Popen(
-                command, cwd=self.path, env=environment, stdout=written, stderr=written, start_new_session=True
-            )
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                late = True
-            finally:
-                _end(process)
+            child = os.fork()
+            if not child:
+                self._become_pytest([*PYTEST, *tests, *(f"--deselect={name}" for name in without)], written.fileno())
+            ended = _await(child, timeout)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what it has left behind, too
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             written.seek(0)
             output = written.read().decode(errors="replace")
         seconds = round(time.monotonic() - begin, 1)
-        if process.returncode in (0, NO_TESTS) and not late:
+        if status in (0, NO_TESTS):
             return Outcome("", "", seconds)
         if said := re.search(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.+?)?)(?: - (.*))?$", output, re.MULTILINE):
             return Outcome(said[1], (said[2] or "")[:200], seconds)
         started = re.findall(r"^(tests/\S+?\.py::.+?)(?: PASSED.*| SKIPPED.*)?$", output, re.MULTILINE)
         if not started:
             raise RuntimeError(f"pytest cannot run {' '.join(tests)}:\n{output[-2000:]}")
-        reason = f"no end within {timeout:g} s" if late else f"exit status {process.returncode}"
+        reason = f"exit status {status}" if ended else f"no end within {timeout:g} s"
         return Outcome(started[-1].strip(), reason, seconds)
+
+    def _become_pytest(self, arguments: Sequence[str], written: int) -> NoReturn:
+        """Of a fresh child process: pytest in this copy. What `preload` has imported is there already."""
+        status = 3
+        try:
+            os.setsid()
+            os.dup2(written, 1)
+            os.dup2(written, 2)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.chdir(self.path)
+            os.environ.update(PYTHONPATH=str(self.path), PYTHONDONTWRITEBYTECODE="1", COLUMNS="400")
+            sys.dont_write_bytecode = True
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "ddrl", "__main__")]:
+                del sys.modules[name]
+            sys.modules["__main__"] = ModuleType("__main__")
+            sys.path[:] = [str(self.path), *(entry for entry in sys.path if entry and Path(entry).resolve() != ROOT)]
+            importlib.invalidate_caches()
+            import pytest
+
+            status = int(pytest.main(list(arguments)))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def preload() -> None:
+    """Import what most tests import and no fault stands in: it takes longer than most tests."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in ("numpy", "torch", "gymnasium", "pytest"):
+        importlib.import_module(name)
+
+
+def _await(child: int, timeout: float) -> bool:
+    """Whether the process ends in time."""
+    ended = os.pidfd_open(child)
+    try:
+        return bool(select.select([ended], [], [], timeout)[0])
+    finally:
+        os.close(ended)
 
 
 class KernelBuild:
     """The compiled kernel of a faulty header: sources of their own, whose objects stay from one fault to the next."""
 
-    def __init__(self, path: Path, clean: Path, under: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, clean: Path) -> None:
         self._sources, self._build, self._clean = Copy(path), path / "build" / "faulty", clean
-        self._under = under
         self._fault: Fault | None = None  # the one that stands there
 
     def into(self, copy: Copy, fault: Fault) -> bool:
@@ -134,15 +172,8 @@ class KernelBuild:
         configure = ["cmake", "-S", ".", "-B", str(self._build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
         configure.append(f"-DPython_EXECUTABLE={sys.executable}")
         for command in (configure, ["cmake", "--build", str(self._build), "--parallel", "2"]):
-            if subprocess.run([*self._under, *command], cwd=self._sources.path, capture_output=True).returncode:
+            if subprocess.run(command, cwd=self._sources.path, capture_output=True).returncode:
                 return False
         (compiled,) = self._build.glob("_kernel*.so")
         shutil.copy2(compiled, copy.path / "ddrl" / compiled.name)
         return True
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what a test run has left behind, its own children included."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
