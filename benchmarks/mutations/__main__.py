@@ -42,6 +42,7 @@ def main() -> int:
         "--timeout", type=float, default=1800.0, metavar="S", help="seconds of one test run (%(default)s)"
     )
     parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
+    parser.add_argument("--tests", nargs="+", default=(), metavar="TEST", help="a first look with these alone")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
     )
@@ -65,11 +66,13 @@ def main() -> int:
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
-        judge = Judge(Path(folder), options.timeout, options.rings)
+        judge = Judge(Path(folder), options.timeout, options.rings, tuple(options.tests))
         for place, (kind, fault) in enumerate(todo, 1):
             verdict = judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            if verdict.noticed or options.rings >= 4:  # after a first look nothing has survived yet
+            if verdict.noticed or (
+                options.rings >= 4 and not options.tests
+            ):  # after a first look nothing has survived yet
                 _keep(options.json, row)
                 known[row["key"]] = row
             word = "noticed" if verdict.noticed else "SURVIVED"
@@ -96,8 +99,8 @@ class Judge:
     fail a second time by itself: a busy machine is no proof. A test of which this does not hold is left out, and the
     others judge."""
 
-    def __init__(self, folder: Path, timeout: float, rings: int) -> None:
-        self._timeout, self._rings = timeout, rings
+    def __init__(self, folder: Path, timeout: float, rings: int, tests: tuple[str, ...] = ()) -> None:
+        self._timeout, self._rings, self._tests = timeout, rings, tests
         preload()
         self._clean, self._copy = Copy(folder / "clean"), Copy(folder / "copy")
         self._clean.make()
@@ -113,7 +116,7 @@ class Judge:
             self._copy.put(fault)
         elif not self._kernel.into(self._copy, fault):
             return Verdict(True, "does not compile", 0.0)
-        rings = nearest(fault.path)[: self._rings]
+        rings = [self._tests] if self._tests else nearest(fault.path)[: self._rings]
         by = next((by for tests in rings if (by := self._noticed_by(tests))), "")
         return Verdict(bool(by), by, round(time.monotonic() - begin, 1))
 

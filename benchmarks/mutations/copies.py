@@ -51,7 +51,7 @@ def stands(fault: Fault) -> bool:
 
 
 class Copy:
-    """A copy of every tracked file, with the compiled kernel, at `path`."""
+    """A copy of every tracked file, with the compiled kernel and what Python has compiled, at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,6 +64,7 @@ class Copy:
             return
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/_kernel*.so")]
+        compiled += [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/**/*.pyc")]
         for name in [*filter(None, listed.split("\0")), *compiled]:
             if (ROOT / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
