@@ -112,10 +112,10 @@ class Judge:
         """Judge a fault."""
         begin = time.monotonic()
         self._copy.make(self._clean.path)
-        if not fault.path.startswith(KERNEL):
+        if fault.path.startswith(KERNEL):
+            self._kernel.into(self._copy, fault)
+        else:
             self._copy.put(fault)
-        elif not self._kernel.into(self._copy, fault):
-            return Verdict(True, "does not compile", 0.0)
         rings = [self._tests] if self._tests else nearest(fault.path)[: self._rings]
         by = next((by for tests in rings if (by := self._noticed_by(tests))), "")
         return Verdict(bool(by), by, round(time.monotonic() - begin, 1))

@@ -160,8 +160,9 @@ class KernelBuild:
         self._sources, self._build, self._clean = Copy(path), path / "build" / "faulty", clean
         self._fault: Fault | None = None  # the one that stands there
 
-    def into(self, copy: Copy, fault: Fault) -> bool:
-        """Compile with the fault and put the result into `copy`; whether it compiles."""
+    def into(self, copy: Copy, fault: Fault) -> None:
+        """Compile with the fault and put the result into `copy`. RuntimeError where it does not compile: no test has
+        noticed anything then."""
         if not self._fault:
             self._sources.make(self._clean)
             self._sources.put(Fault("compiled in half the time", "CMakeLists.txt", "PRIVATE -O3", "PRIVATE -O1"))
@@ -173,8 +174,8 @@ class KernelBuild:
         configure = ["cmake", "-S", ".", "-B", str(self._build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
         configure.append(f"-DPython_EXECUTABLE={sys.executable}")
         for command in (configure, ["cmake", "--build", str(self._build), "--parallel", "2"]):
-            if subprocess.run(command, cwd=self._sources.path, capture_output=True).returncode:
-                return False
+            done = subprocess.run(command, cwd=self._sources.path, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{fault.name}: it does not compile\n{(done.stdout + done.stderr)[-2000:]}")
         (compiled,) = self._build.glob("_kernel*.so")
         shutil.copy2(compiled, copy.path / "ddrl" / compiled.name)
-        return True
