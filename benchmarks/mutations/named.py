@@ -55,7 +55,8 @@ _NAMED = {
         ("the target is never reached", "self.target_reached = self.target_reached or reached", "pass"),
     ),
     "run/task.py": (
-        ("a resumed source goes on with episodes", "source.cut()", "pass"),
+        ("a resumed run has an empty replay", "source.load(resume.path)", "pass"),
+        ("a resumed run owes other samples", 'source.load_state(resume.state["source"])', "pass"),
         ("checkpoints at every look", "return (env_steps // period + 1) * period", "return env_steps"),
         ("a pause is ignored", "moved = not paused and training.turn()", "moved = training.turn()"),
         (

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from ddrl.acting.policy_file import load_policy
+from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun
+from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome, Reason
 from tests.run.launch import settings
 from tests.run.test_turns import prepare
@@ -46,12 +50,24 @@ def test_nothing_moves_while_it_is_paused(tmp_path: Path) -> None:
     run = start(tmp_path / "run", "replay.min_size=8", "rollout.warmup_steps=0")
     while run.task.training.state.updates < 10:
         run.turn()
-    state = run.task.training.state
+    state, turn = run.task.training.state, run.task.training.turn
     before = (state.env_steps, state.updates)
+    run.task.training.turn = lambda: pytest.fail("it moves")  # type: ignore[method-assign]
     run.task.steering.paused = True
-    assert [run.turn() for _ in range(20)] == [Outcome.IDLE] * 20
-    assert [run.task.turn() for _ in range(20)] == [Outcome.IDLE] * 20
+    assert [each() for _ in range(5) for each in (run.turn, run.task.turn)] == [Outcome.IDLE] * 10
     assert (state.env_steps, state.updates) == before
-    run.task.steering.paused = False
+    run.task.steering.paused, run.task.training.turn = False, turn  # type: ignore[method-assign]
     go_to_the_end(run)
     assert state.env_steps == 800
+
+
+def test_a_resumed_run_goes_on_with_its_counts_and_its_replay(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "replay.capacity=600")
+    go_to_the_end(run)
+    resumed = SerialRun(Preparation(parse(["--serial", "--resume", str(tmp_path / "run")]), "resumed"))
+    assert resumed.task.training.state.env_steps == 800
+    assert resumed.task.training.state.updates == run.task.training.state.updates > 10
+    source, before = resumed.task.training.source, run.task.training.source
+    assert source.figures()["replay_size"] == before.figures()["replay_size"] > 500
+    assert source.state() == before.state()
+    go_to_the_end(resumed)
