@@ -17,7 +17,7 @@ import numpy as np
 
 from ddrl._kernel import Transfers
 from ddrl.core.errors import PlanError
-from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
+from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
 from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Terms, Traffic
 from ddrl.distribution.transport.packing import Packing
@@ -63,7 +63,7 @@ class Executor:
         edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         self._packing = Packing(plan, self._edges)
-        largest = max([*self._packing.sizes, HEADER_BYTES])
+        largest = max([*self._packing.sizes, 1])
         window = terms.window_bytes or max(largest, WINDOW)
         self._source: list[int] = plan.source.tolist()
         self._first: list[int] = plan.first.tolist()
@@ -150,7 +150,7 @@ class Executor:
         if self._coding is None:
             write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
         else:
-            fill_headers(headers, self.plan.bounds, back=sequence - base[0] if base else 0, **fields)
+            fill_headers(headers, back=sequence - base[0] if base else 0, **fields)
             flight.encoder = Encoder(
                 self._coding, data, headers, held, base[1].share() if base else None, self._checksum
             )
@@ -269,7 +269,7 @@ class Executor:
 
     def _conclude(self, flight: Flight, assembly: Assembly) -> None:
         """All chunks are here: seal the version, or refuse it."""
-        header, opened = flight.headers[0], flight.opened
+        header, opened = flight.headers.model[0], flight.opened
         assert opened is not None
         flight.done = True
         self._ahead -= 1
