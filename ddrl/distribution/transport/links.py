@@ -215,7 +215,7 @@ class _Probe(Exchange):
 
     def burst(self, rate: float, latency: float) -> float:
         """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
-        quickest takes more than half as long as at `rate`."""
+        quickest takes more than half as long as at `rate`. The last two sizes then give a line, its root the burst."""
         data, answer, found = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0
         self.barrier()
         if self.rank == 0:
@@ -231,12 +231,14 @@ class _Probe(Exchange):
                 return min(seconds)
 
             nothing, size = quickest(1), max(LEAST_BURST, int(4 * rate * latency))  # less would be lost in the noise
-            while size <= MOST_BURST:
+            before, full = -1.0, False
+            while size <= MOST_BURST and not full:
                 seconds = max(0.0, quickest(size) - nothing)
-                found = max(found, size - rate * seconds)
-                if seconds > 0.5 * size / rate:
-                    break
-                size *= 2
+                full = seconds > 0.5 * size / rate
+                # Of a full link both sizes were more than the burst: their line has the link's own rate.
+                line = 0.5 * size / (seconds - before) if full and 0 <= before < seconds else rate
+                found = max(0.0, size - line * seconds)
+                before, size = seconds, 2 * size
             data[0] = 0
             self.wait([self.send(data[:1], 1, TAG + 5)])
         elif self.rank == 1:
