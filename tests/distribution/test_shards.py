@@ -27,7 +27,6 @@ def pieces(version, nbytes, bounds, sequence=0, epoch=3):
         headers,
         data,
         np.asarray(bounds, np.int64),
-        checksum,
         epoch=epoch,
         sequence=sequence,
         version=version,
@@ -96,7 +95,7 @@ def test_every_chunk_says_what_it_is_and_the_first_one_what_the_model_is():
     bounds, headers = cut_evenly(1000, 3), Headers(3)
     data = model(7, 1000)
     fields = {"epoch": 3, "sequence": 5, "version": 7, "model_checksum": 11, "time_ns": 13, "values": np.arange(8.0)}
-    write_headers(headers, data, np.asarray(bounds, np.int64), checksum, **fields)
+    write_headers(headers, data, np.asarray(bounds, np.int64), **fields)
     assert [row.tolist()[:5] for row in headers.chunks] == [(5, 0, 384, 3, 0), (5, 1, 320, 3, 0), (5, 2, 296, 3, 0)]
     described = headers.model[0]
     assert described.tolist()[1:5] == (3, 7, 11, 13)
@@ -137,6 +136,28 @@ def test_any_flipped_bit_of_payload_or_header_is_noticed(nbytes, parts, data):
         put(whole, bounds, index, header, payload)
     assert whole.complete
     assert whole.problem
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.integers(2, 9), st.data())
+def test_chunks_verified_together_are_judged_as_one_by_one(nbytes, parts, data):
+    bounds = sorted(set(cut_evenly(nbytes, parts)))
+    one, together = assembly(nbytes, bounds), assembly(nbytes, bounds)
+    spoiled = data.draw(st.sampled_from([None, *range(1, len(bounds) - 1)]))
+    for _, index, header, payload in pieces(4, nbytes, bounds):
+        if index == spoiled:
+            header, payload = header.copy(), payload.copy()
+            memory = data.draw(st.sampled_from([header, payload]))
+            memory[data.draw(st.integers(0, len(memory) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        put(one, bounds, index, header, payload)
+        together.headers.memory[:], together.data[:] = one.headers.memory, one.data
+    rest = list(range(1, len(bounds) - 1))
+    assert not together.all_arrived([0, *rest])  # the first says what the model is
+    together.arrived(0)
+    assert together.all_arrived(rest) == (spoiled is None) == (one.problem == "")
+    assert together.complete == (spoiled is None or not rest)
+    if rest:
+        assert not together.all_arrived(rest[:1]) or spoiled is not None  # it is there
 
 
 @pytest.mark.parametrize(

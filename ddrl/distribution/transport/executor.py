@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 WINDOW = 1 << 19  # bytes
 MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
 POSTED = 16  # receives that stand posted from each host: more only make MPI look through more
-CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome")  # of MPI, made by the kernel
+# Of MPI, made by the kernel.
+CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_start", "MPI_Grequest_complete")
 NOTED = ("send", "sent", "received")
 
 
@@ -148,7 +149,7 @@ class Executor:
         }
         prepare = None
         if self._coding is None:
-            write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
+            write_headers(headers, held.data, self.plan.bounds, **fields)
         else:
             fill_headers(headers, back=sequence - base[0] if base else 0, **fields)
             flight.encoder = Encoder(
@@ -169,9 +170,12 @@ class Executor:
         for sequence in sent:
             self._flights[sequence].unsent = False
             self._retire(self._flights[sequence])
+        received: dict[int, list[int]] = {}
         for sequence, message in arrivals:
+            received.setdefault(sequence, []).append(message)
+        for sequence, messages in received.items():
             flight = self._flights[sequence]
-            self._received(flight, message)
+            self._received(flight, messages)
             self._retire(flight)
         return moved or opened or bool(arrivals)
 
@@ -254,16 +258,22 @@ class Executor:
 
         return arrived
 
-    def _received(self, flight: Flight, message: int) -> None:
-        """A message has arrived, and has been passed on: verify it."""
+    def _received(self, flight: Flight, messages: Sequence[int]) -> None:
+        """Messages have arrived, and have been passed on: verify them."""
         assembly = flight.assembly
         assert assembly is not None
-        for chunk in range(self._first[message], self._first[message] + self._count[message]):
-            healthy = not assembly.problem
-            assembly.arrived(chunk)
-            if healthy and assembly.problem:
-                assembly.problem += f", as received from host {self._source[message]}"
-        flight.unreceived -= 1
+        chunks = [
+            (message, chunk)
+            for message in messages
+            for chunk in range(self._first[message], self._first[message] + self._count[message])
+        ]
+        if not assembly.all_arrived([chunk for _, chunk in chunks]):
+            for message, chunk in chunks:
+                healthy = not assembly.problem
+                assembly.arrived(chunk)
+                if healthy and assembly.problem:
+                    assembly.problem += f", as received from host {self._source[message]}"
+        flight.unreceived -= len(messages)
         if not flight.unreceived:
             self._conclude(flight, assembly)
 

@@ -7,14 +7,14 @@ on only when all its chunks are sound. Written by the root, verified by every re
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl._kernel import seal_chunks, sound_chunks
 from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 
 Bytes = NDArray[np.uint8]
@@ -70,11 +70,10 @@ class Headers:
         return self.memory[start : start + nbytes - 8]
 
 
-def write_headers(headers: Headers, model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, **fields: Any) -> None:
+def write_headers(headers: Headers, model: Bytes, bounds: NDArray[np.int64], **fields: Any) -> None:
     """All of one model that travels as it is (`fields` as in `fill_headers`); reads the whole model once."""
     fill_headers(headers, **fields)
-    for index, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
-        seal_header(headers, index, model[start:stop], checksum)
+    seal_chunks(headers.memory, model, bounds)
 
 
 def fill_headers(
@@ -120,7 +119,7 @@ class Assembly:
         self.data, self.headers = data, headers
         self.problem = ""
         self.version = -1  # known once chunk 0 is there
-        self._edges: list[int] = bounds.tolist()
+        self._bounds, self._edges = bounds, bounds.tolist()
         self._there = bytearray(len(bounds) - 1)
         self._missing = len(bounds) - 1
         self._epoch, self._sequence, self._checksum = epoch % EPOCHS, sequence, checksum
@@ -129,6 +128,18 @@ class Assembly:
     def complete(self) -> bool:
         """Whether every chunk is there."""
         return self._missing == 0
+
+    def all_arrived(self, chunks: Sequence[int]) -> bool:
+        """`arrived` for several at once, in one call of the kernel; False, and nothing has changed, where each must be
+        looked at by itself: one is not sound, or is the first, or was there already."""
+        if self.problem or any(self._there[index] for index in chunks) or 0 in chunks:
+            return False
+        if not sound_chunks(self.headers.memory, self.data, self._bounds, chunks, self._epoch, self._sequence):
+            return False
+        for index in chunks:
+            self._there[index] = 1
+        self._missing -= len(chunks)
+        return True
 
     def arrived(self, index: int) -> bool:
         """Verify chunk `index`, whose header and payload now stand in place; False if it was there already. Never
