@@ -195,12 +195,15 @@ def main() -> None:
 
 
 def reduce(short: bool) -> list[dict[str, Any]]:
-    """Seconds to gather two gradients at the leader, weigh, and broadcast as many bytes, beside MPI_Allreduce."""
+    """Seconds for two nodes, each way of `real_ranks.reduce` in turn, and what they take beside MPI_Allreduce between
+    the two; the first K of N beside MPI's gather and broadcast."""
     rows = []
-    for megabytes in (0.3, 5.0, 50.0):
-        found = ranks(3, "reduce", rows=8, hidden=[8], megabytes=megabytes, iterations=12 if short else 40)
-        beside = {f"over_{name}": ratios(found["leader"], found[name]) for name in ("allreduce", "allreduce_of_three")}
-        rows.append({"MB": megabytes, **{name: Timing.of(times) for name, times in found.items()}, **beside})
+    for megabytes, iterations in ((0.3, 400), (5.0, 100), (50.0, 30)):
+        found = ranks(3, "reduce", megabytes=megabytes, iterations=iterations // (3 if short else 1))
+        times = {name: Timing.of(values) for name, values in found.items()}
+        row = {"MB": megabytes, **times, "shared_over_allreduce": ratios(found["shared"], found["allreduce"])}
+        row["ratio_of_medians"] = times["shared"].median / times["allreduce"].median
+        rows.append({**row, "sent_over_gather_bcast": ratios(found["sent"], found["gather_bcast"])})
     return rows
 
 
