@@ -112,7 +112,7 @@ class Balancer:
             mean_norm = float(np.asarray(norm) * np.asarray(cosine) @ self.weights)  # <g_i, g> / |g|, weighted
             noise_scale = self._noise_scale.update(self.sizes, norm, mean_norm)
             gradients = {"norm": norm, "cosine": cosine, "loss": loss, "noise_scale": noise_scale}
-        elif not norm is cosine is loss:
+        elif any(values is not None for values in (norm, cosine, loss)):
             raise ConfigError("norm, cosine and loss of the gradients are given together, or none of them")
         self.sizes = self._sizer.propose(Observation.of(self.cluster, self.sizes, seconds, received, **gradients))
         return self.sizes

@@ -325,7 +325,7 @@ def own_left(leader, learner, config, gate):
 K = {"first": 2, "sizer": "equal"}
 CASES = {
     "exact dqn": (exact, setup(), ""),
-    "exact dqn, sent": (exact, setup(), ", sent"),
+    "exact dqn, sent": (exact, setup(), "sent"),
     "exact td3": (exact, setup("td3"), ""),
     "exact d4pg": (exact, setup("d4pg"), ""),
     "late is used": (first_of, setup(**K, threshold=3), "gate"),
@@ -335,7 +335,6 @@ CASES = {
     "foreign": (foreign, setup(), "foreign"),
     "nobody": (nobody, setup(), "all fail"),
     "observed": (observed, setup(sizer="ddqn"), ""),
-    "late is used, sent": (first_of, setup(**K, threshold=3), "gate, sent"),
     "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),
     "own dqn": (own, setup(node_replay="own"), ""),
     "own td3": (own, setup("td3", node_replay="own"), ""),
@@ -348,7 +347,7 @@ def node_exchange(name, config, kind):
     if kind == "foreign" and WORLD.rank == SLOW:
         settings = Config(run=config.run, learner=LearnerConfig(hidden=[8]))
     learner = Learner.of(settings, spec(config))
-    if kind.startswith("gate") and WORLD.rank == SLOW:
+    if kind == "gate" and WORLD.rank == SLOW:
         gated(learner, name.replace(" ", "_"))
     if kind == "all fail" or (kind in ("fail", "slow fails") and WORLD.rank == SLOW):
 
@@ -382,7 +381,7 @@ def main():
             learner = Learner.of(config, spec(config))
             replays = NodeReplays(*of_replays(config)) if config.learner.node_replay == "own" else None
             segments = []
-            make = None if kind.endswith("sent") else partial(segment, segments)
+            make = None if kind == "sent" else partial(segment, segments)
             leader = Leader(comm, Exchange(learner), config, note=notes.append, replays=replays, make_segment=make)
             gate = lambda at, name=name: (FOLDER / f"{name.replace(' ', '_')}-{at}").touch()  # noqa: E731
             found = case(leader, learner, config, gate)

@@ -64,9 +64,8 @@ def numbers(update: int) -> list[int]:
     return list(range(update * BATCH, (update + 1) * BATCH))
 
 
-@pytest.mark.parametrize("case", ["late is used", "late is used, sent"])
-def test_a_late_gradient_that_is_fresh_enough_is_used_once_and_with_its_own_rows(cases, case):
-    found = cases[case]["found"]
+def test_a_late_gradient_that_is_fresh_enough_is_used_once_and_with_its_own_rows(cases):
+    found = cases["late is used"]["found"]
     assert max(found["errors"]) <= 1e-5
     used = found["used"]
     assert used[0] == numbers(0)[:16]
