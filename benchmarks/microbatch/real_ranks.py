@@ -22,6 +22,7 @@ from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of
 from ddrl.balance import Balancer
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
+from ddrl.distribution.transport.waits import wait
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.pool.slots import CpuController, QuotaGroup
@@ -131,6 +132,21 @@ def rate(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGro
     """Seconds an update with the sizes that the leader's own sizer gives."""
     batch = batch_of(SPEC, config.learner.batch_size)
     return [iterate(leader, learner, batch, None)["seconds"] for _ in range(options["iterations"])][5:]
+
+
+def alone(config: Config, rows: int, iterations: int) -> list[list[float]]:
+    """Seconds of each gradient at each node where nodes exchange nothing and wait for nobody: what cores that they
+    share leave them."""
+    seconds: list[float] = []
+    if WORLD.rank:
+        torch.set_flush_denormal(True)
+        learner, batch = Learner.of(config, SPEC), batch_of(SPEC, rows)
+        for _ in range(iterations):
+            begin = time.perf_counter()
+            learner.gradient(batch, "value", False)
+            seconds.append(time.perf_counter() - begin)
+    wait([WORLD.Ibarrier()], longest=0.01)
+    return (WORLD.gather(seconds[5:]) or [])[1:]
 
 
 def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
@@ -269,7 +285,11 @@ def main() -> None:
     config = config_of(options["rows"], options["hidden"], NODES, **options.get("balance", {}))
     groups = enter(options["shares"]) if options.get("shares") else []
     try:
-        if WORLD.rank:
+        if case == "alone":
+            found = alone(config, options["rows"] // NODES, options["iterations"])
+            if not WORLD.rank:
+                print(json.dumps(found), flush=True)
+        elif WORLD.rank:
 
             def make() -> Exchange:
                 torch.set_flush_denormal(True)
