@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=lambda rank: False)  # MPI starts no rank again
             try:
                 standing.wait()
-                leader = _lead_nodes(world, task)
+                leader = _lead_nodes(world, task, channels)
             except BaseException as error:
                 task.abandon(error)
                 raise
@@ -74,7 +75,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     return summary
 
 
-def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
+def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader | None:
     """Let gradient nodes compute the task's gradients, where there are any."""
     comm = join_nodes(world, task.topology)
     if comm is None:
@@ -82,6 +83,7 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
     from ddrl.run.nodes.replays import NodeReplays
+    from ddrl.run.nodes.shared import KIND
 
     def look() -> None:
         if task.board.command == Command.FAIL:
@@ -91,7 +93,14 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
     replays = training.source if isinstance(training.source, NodeReplays) else None
     exchange, counters = Exchange(training.learner), training.ends.counters
     training.gradients = leader = Leader(
-        comm, exchange, task.config, counters=counters, look=look, note=task.note, replays=replays
+        comm,
+        exchange,
+        task.config,
+        counters=counters,
+        look=look,
+        note=task.note,
+        replays=replays,
+        make_segment=partial(channels.create_segment, KIND),
     )
     return leader
 
