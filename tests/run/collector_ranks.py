@@ -3,10 +3,12 @@
 It waits until no starter has a child, as cold collectors come to, and appends a JSON line to FILE: by starter, the pid
 of its parent and how many children are left."""
 
+import contextlib
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -15,25 +17,36 @@ from tests.sources import check_sources
 
 check_sources()
 
+STARTER = "ddrl.run.rounds.starter"
+
 
 def starters():
-    """Of this job."""
-    job = psutil.Process(os.getppid()).children(recursive=True)
-    return [one for one in job if "ddrl.run.rounds.starter" in " ".join(one.cmdline())]
+    """Both of this job, and their parents. Collectors, which are forked, look like them."""
+    found = {}
+    while len(found) < 2:
+        for one in psutil.Process(os.getppid()).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if STARTER in one.cmdline() and STARTER not in psutil.Process(one.ppid()).cmdline():
+                    found[one.pid] = one.ppid()
+    return found
+
+
+def children(pid):
+    return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def watch(file):
     from ddrl.learner.learner import Learner
 
-    compute, found = Learner.gradient, []
+    compute, found = Learner.gradient, {}
 
     def look(*arguments):
-        found.extend([] if found else starters())
+        found.update({} if found else starters())
         deadline = time.monotonic() + 30
-        while any(one.children() for one in found) and time.monotonic() < deadline:
+        while any(map(children, found)) and time.monotonic() < deadline:
             time.sleep(0.002)
         with open(file, "a") as lines:
-            lines.write(json.dumps({one.ppid(): len(one.children()) for one in found}) + "\n")
+            lines.write(json.dumps({parent: children(pid) for pid, parent in found.items()}) + "\n")
         return compute(*arguments)
 
     Learner.gradient = look

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -133,9 +134,10 @@ def test_a_killed_collector_of_another_host_is_replaced_and_nothing_that_is_lear
 def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
     """That of host 1, once it has had a collector."""
     for one in psutil.Process(job.pid).children(recursive=True):
-        words = one.cmdline()
-        if "ddrl.run.rounds.starter" in words and words[-2] == "1" and one.children():
-            return one
+        with contextlib.suppress(psutil.NoSuchProcess):  # a collector that has just ended
+            words = one.cmdline()
+            if "ddrl.run.rounds.starter" in words and words[-2] == "1" and one.children():
+                return one
     return None
 
 
