@@ -145,7 +145,7 @@ def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
     ("who", "words"),
     [
         pytest.param("starter", "the starter of the collectors ended with status -9", marks=pytest.mark.long),
-        ("relay", "mpirun"),
+        ("relay", "signal 9"),
     ],
 )
 def test_the_death_of_another_hosts_relay_or_starter_ends_the_job_and_leaves_nothing(who, words, tmp_path):
