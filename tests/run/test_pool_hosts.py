@@ -22,7 +22,7 @@ from ddrl.run.members import member_seed
 from ddrl.run.rounds.hosts import HostStarters
 from ddrl.run.rounds.orders import Begin, Ended, Order, Plan, Sent, host_clock
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of, settings, wait_until
-from tests.run.test_pool_rounds import BY_WORKER, COLD, PREWARM, ROUNDS, lines, run
+from tests.run.test_pool_rounds import BY_WORKER, COLD, ROUNDS, lines, run
 from tests.run.test_serial import learned, newest, recorded
 from tests.sources import environment
 
@@ -121,7 +121,7 @@ def test_a_killed_collector_of_another_host_is_replaced_and_nothing_that_is_lear
     (victim,) = environment_seeds(int(of_episodes), 1)
     doomed = settings("env.id=tests.run.environments:doomed", "env.num_envs=1", "pool.collect_steps=40")
     doomed += settings(f'env.kwargs={{victim = {victim}, mark = "{mark}", after = "{tmp_path}"}}')
-    more = [*PREWARM, *BY_WORKER, *doomed, *settings("run.max_env_steps=400", "replay.min_size=20")]
+    more = [*COLD, *BY_WORKER, *doomed, *settings("run.max_env_steps=400", "replay.min_size=20")]
     job = start(tmp_path / "apart", *more, *settings("run.processes=1"))
     said = finish(job)
     assert job.returncode == 0, said
@@ -149,7 +149,7 @@ def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
     ],
 )
 def test_the_death_of_another_hosts_relay_or_starter_ends_the_job_and_leaves_nothing(who, words, tmp_path):
-    job = start(tmp_path / "run", *COLD, *settings("run.max_env_steps=10000000"))
+    job = start(tmp_path / "run", *settings("pool.collectors=alive", "run.max_env_steps=10000000"))
     try:
         starter = wait_until(lambda: starter_elsewhere(job), "host 1 started no collector")
         family = [starter, *psutil.Process(job.pid).children(recursive=True)]
