@@ -213,7 +213,7 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
 def chart(place: Any, figure: Any, key: str) -> None:
     """Draw a figure in `place`; the same key redraws it in place when new data comes. Its title is what a screen reader
     says."""
-    drawing.draw(place, figure, key)
+    drawing.draw(place, plots.fit_legend(figure), key)
 
 
 def headline() -> None:

@@ -289,6 +289,12 @@ def checksum(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C'
 def copy_with_checksum(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Copy bytes and return their checksum, in one pass."""
 
+def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Lengths and checksums of all chunks of a model."""
+
+def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
+    """Whether these chunks are of this model, as the root sealed them."""
+
 def encode_bf16(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """float32 values (as bytes) to bfloat16, rounded to nearest even."""
 
@@ -414,7 +420,7 @@ class Transfers:
     @staticmethod
     def make(calls: Sequence[int], handle_bytes: int, comm: int, source: Sequence[int], target: Sequence[int], first: Sequence[int], count: Sequence[int], mine: Sequence[int], incoming: Sequence[int], chunks: int, nbytes: Sequence[int], window: int, share: int, tags: int, posted: int, asks_all: bool, noted: bool) -> Transfers:
         """
-        Addresses of MPI_Isend, MPI_Issend, MPI_Irecv and MPI_Testsome; the plan; bytes of each message.
+        Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and MPI_Grequest_complete; the plan; bytes of each message.
         """
 
     def open(self, sequence: int, sends: Sequence[int], receives: Sequence[int], holds: bool, prepare: Callable[[int], tuple[int, int]] | None = None, arrived: Callable[[int], int] | None = None) -> None:

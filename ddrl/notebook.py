@@ -215,7 +215,10 @@ def panel_html(run: Run) -> str:
         ("updates/s", count_text(newest["updates_per_s"])),
         ("return", value_text(newest["return_mean"])),
         ("evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-"),
-        ("lag p50/p99", f"{count_text(newest['lag_p50'])}/{count_text(newest['lag_p99'])}"),
+        (
+            "lag on arrival",
+            f"{count_text(newest['arrival_lag_p50'])}/{count_text(newest['arrival_lag_p99'])}",
+        ),
         ("model MB/s", value_text(newest["model_mb_per_s"])),
         ("left", duration_text(newest["seconds_left"])),
     ]

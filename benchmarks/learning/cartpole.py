@@ -6,33 +6,14 @@ peer's favor."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
-from benchmarks.learning.solving import run_ddrl
+from benchmarks.learning.solving import run_ddrl, run_peer
 
 TARGET = 475
 # what 20 greedy episodes and 100 confirming ones must reach for ddrl to stop, so that 100 others confirm TARGET
 STOP_AT = 490
-PEER = Path(__file__).parents[1] / "peers" / "sb3_dqn.py"
-
-
-def run_peer(python: str, seed: int) -> dict[str, Any]:
-    """One run of the peer."""
-    begin = time.perf_counter()
-    done = subprocess.run([python, "-W", "ignore", str(PEER), str(seed)], capture_output=True, text=True)
-    wall = time.perf_counter() - begin
-    if done.returncode:
-        sys.exit(f"{PEER} failed under {python}:\n{done.stderr}")
-    result = json.loads(done.stdout.splitlines()[-1])
-    result["seconds"] = wall - result["evaluation_seconds"] - result["confirmation_seconds"]
-    result["solved"] = result["solved"] and result["confirmed_mean"] >= TARGET
-    return result
 
 
 def main() -> None:
@@ -57,7 +38,8 @@ def main() -> None:
             f"{mine['confirmed_mean']:.0f}",
         ]
         if options.peer_python:
-            peer = run_peer(options.peer_python, seed)
+            peer = run_peer(options.peer_python, "cartpole", seed)
+            peer["solved"] = peer["reached"] and peer["confirmed_mean"] >= TARGET
             peers.append(peer)
             row += [peer["solved"], f"{peer['seconds']:.1f}", peer["env_steps"], f"{peer['confirmed_mean']:.0f}"]
         rows.append(row)

@@ -1,5 +1,5 @@
-"""One whole run of ddrl as a user starts it, timed from outside, and its policy judged anew. Used by the benchmarks of
-single tasks."""
+"""One whole run of ddrl as a user starts it, or of Stable-Baselines3's DQN, timed from outside, and its policy judged
+anew. Used by the benchmarks of single tasks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from ddrl.telemetry import Run
 
+PEER = Path(__file__).parents[1] / "peers" / "sb3_dqn.py"
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
 
 
@@ -86,3 +87,15 @@ def run_ddrl(
         "wall_seconds": summary["wall_seconds"],
     }
     return {**result, "evaluations": evaluations} if curve else result
+
+
+def run_peer(python: str, task: str, seed: int) -> dict[str, Any]:
+    """One whole run of the peer, by the settings of its own zoo: as run_ddrl's result; `seconds` without its evaluation
+    and confirmation episodes."""
+    begin = time.perf_counter()
+    done = subprocess.run([python, "-W", "ignore", str(PEER), str(seed), task], capture_output=True, text=True)
+    wall = time.perf_counter() - begin
+    if done.returncode:
+        sys.exit(f"{PEER} failed under {python}:\n{done.stderr}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    return result | {"seed": seed, "seconds": wall - result["evaluation_seconds"] - result["confirmation_seconds"]}

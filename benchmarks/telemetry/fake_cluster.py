@@ -113,6 +113,8 @@ class FakeCluster:
             replay_bytes=1e8,
             lag_p50=2.0,
             lag_p99=6.0,
+            arrival_lag_p50=1.0,
+            arrival_lag_p99=3.0,
             rollout_wait=0.0,
             model_nbytes=self.model_nbytes,
         )

@@ -56,9 +56,9 @@ def figures(runs: watch.Runs) -> None:
         ),
         ("Confirmed", "-" if confirmed is None else value_text(confirmed), "best policy, fresh episodes"),
         (
-            "Policy lag",
-            count_text(newest["lag_p50"]),
-            f"p99 {count_text(newest['lag_p99'])}; on arrival {count_text(newest['arrival_lag_p50'])}",
+            "Lag on arrival",
+            count_text(newest["arrival_lag_p50"]),
+            f"p99 {count_text(newest['arrival_lag_p99'])}; when drawn {count_text(newest['lag_p50'])}",
         ),
         now,
     ]

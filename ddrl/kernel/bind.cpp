@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 void bind_ad_queue(nb::module_& module);
 void bind_channels(nb::module_& module);
+void bind_chunks(nb::module_& module);
 void bind_codecs(nb::module_& module);
 void bind_replay(nb::module_& module);
 void bind_transfers(nb::module_& module);
@@ -16,6 +17,7 @@ NB_MODULE(_kernel, module) {
         "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, and the queue of ad mixing.";
     bind_ad_queue(module);
     bind_channels(module);
+    bind_chunks(module);
     bind_codecs(module);
     bind_replay(module);
     bind_transfers(module);

@@ -18,13 +18,13 @@ using namespace nb::literals;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Nanoseconds = std::chrono::nanoseconds;
-constexpr Nanoseconds shortest{1000000};  // after a move: MPI may have read the next message with the last one
-constexpr Nanoseconds others{20000000};  // after which what MPI has read for others is seen to
-
 using ddrl::Outbox;
 using ddrl::TransfersBase;
+using Clock = TransfersBase::Clock;
+using Nanoseconds = std::chrono::nanoseconds;
+// While messages follow each other: after which what MPI has read for others is seen to. It may be a part of a message.
+constexpr Nanoseconds others{50000000};
+
 using Prepare = std::optional<std::function<std::pair<uint64_t, int64_t>(int)>>;
 using Arrived = std::optional<std::function<int64_t(int)>>;
 
@@ -38,6 +38,8 @@ std::unique_ptr<TransfersBase> made(const std::vector<uint64_t>& calls, uint64_t
     mpi.issend = reinterpret_cast<decltype(mpi.issend)>(calls.at(1));
     mpi.irecv = reinterpret_cast<decltype(mpi.irecv)>(calls.at(2));
     mpi.testsome = reinterpret_cast<decltype(mpi.testsome)>(calls.at(3));
+    mpi.grequest_start = reinterpret_cast<decltype(mpi.grequest_start)>(calls.at(4));
+    mpi.grequest_complete = reinterpret_cast<decltype(mpi.grequest_complete)>(calls.at(5));
     mpi.comm = (Handle)(comm);
     mpi.ignored = reinterpret_cast<void*>(sizeof(Handle) == sizeof(int) ? uintptr_t{1} : uintptr_t{0});
     return std::make_unique<ddrl::Transfers<Handle>>(mpi, std::move(plan), std::move(bytes), window, share, tags,
@@ -82,7 +84,9 @@ void bind_transfers(nb::module_& module) {
             },
             "calls"_a, "handle_bytes"_a, "comm"_a, "source"_a, "target"_a, "first"_a, "count"_a, "mine"_a, "incoming"_a,
             "chunks"_a, "nbytes"_a, "window"_a, "share"_a, "tags"_a, "posted"_a, "asks_all"_a, "noted"_a,
-            "Addresses of MPI_Isend, MPI_Issend, MPI_Irecv and MPI_Testsome; the plan; bytes of each message.")
+            "Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and "
+            "MPI_Grequest_complete; "
+            "the plan; bytes of each message.")
         .def(
             "open",
             [](TransfersBase& self, int64_t sequence, const std::vector<uint64_t>& sends,
@@ -110,18 +114,16 @@ void bind_transfers(nb::module_& module) {
             [](TransfersBase& self, int bell, const std::vector<int>& mpi, double seconds) {
                 std::vector<pollfd> watched{{bell, POLLIN, 0}};
                 for (int descriptor : mpi) watched.push_back({descriptor, POLLIN, 0});
-                const auto begin = Clock::now();
-                auto end = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-                bool woken = false;
-                for (auto sleep = shortest;;) {
+                auto end =
+                    Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+                for (bool woken = false;;) {
                     const auto left = std::chrono::duration_cast<Nanoseconds>(end - Clock::now());
                     if (left <= left.zero()) return woken;
                     int ready;
                     {
                         nb::gil_scoped_release release;
-                        const auto longest = std::min(sleep, left);
-                        const timespec time{static_cast<time_t>(longest.count() / 1000000000),
-                                            static_cast<long>(longest.count() % 1000000000)};
+                        const timespec time{static_cast<time_t>(left.count() / 1000000000),
+                                            static_cast<long>(left.count() % 1000000000)};
                         ready = ppoll(watched.data(), watched.size(), &time, nullptr);
                     }
                     if (ready < 0 && PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -129,8 +131,7 @@ void bind_transfers(nb::module_& module) {
                     woken = woken || told;
                     const bool moved = self.move();
                     if (self.due() || rung) return woken;
-                    if (told && !moved) end = std::min(end, begin + others);  // a message of another kind, or a part
-                    sleep = moved || told ? shortest : 8 * sleep;
+                    if (told && !moved) end = std::min(end, std::max(Clock::now(), self.moved_at() + others));
                 }
             },
             "bell"_a, "mpi"_a, "seconds"_a,

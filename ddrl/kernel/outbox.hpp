@@ -44,7 +44,7 @@ public:
     }
 
     // Whether this message must end only when it has been taken.
-    bool asks(int target, int64_t bytes) { return 4 * (targets_[target].unasked + bytes) > share_; }
+    bool asks(int target, int64_t bytes) { return 2 * (targets_[target].unasked + bytes) > share_; }
 
     // A message has gone, and nothing will say when it has been taken.
     void copied(int target, int64_t bytes) {

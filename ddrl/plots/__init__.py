@@ -34,7 +34,7 @@ from ddrl.plots.distribution import (
     version_age_heatmap,
     version_flow,
 )
-from ddrl.plots.frame import set_up_notebook
+from ddrl.plots.frame import fit_legend, set_up_notebook
 from ddrl.plots.nodes import (
     NodeCourse,
     causal_regret,
@@ -88,6 +88,7 @@ __all__ = [
     "gantt",
     "gpu_use",
     "heartbeat_ages",
+    "fit_legend",
     "iteration_times",
     "latest_contract",
     "learning_curve",

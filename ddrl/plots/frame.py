@@ -92,6 +92,17 @@ def legend_below(figure: go.Figure, lines: int) -> go.Figure:
     return figure.update_layout(legend={"yref": "paper", "yanchor": "top", "y": -46 / drawn})
 
 
+def fit_legend(figure: go.Figure) -> go.Figure:
+    """Room for a legend that has more than two lines where the figure is as narrow as on a phone. The entries of a
+    horizontal legend are all as wide as the longest."""
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    if not names or figure.layout.showlegend is False or figure.layout.legend.yref != "container":
+        return figure
+    widest = 45 + 7 * max(map(len, names))  # [px]
+    lines = -(-len(names) // max(1, 300 // widest))
+    return legend_below(figure, lines) if lines > 2 else figure
+
+
 def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     """Words in place of data."""
     figure.update_xaxes(showticklabels=False, zeroline=False, title_text="")

@@ -129,7 +129,7 @@ def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) 
     lag, evaluation = document["policy_lag"], document["evaluation"]
     print(
         f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, "
-        f"{document['updates']:,} updates, policy lag {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
+        f"{document['updates']:,} updates, lag when drawn {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
     )
     if evaluation is not None:
         print(f"policy: {_judgment(document['best'])}")

@@ -22,7 +22,7 @@ from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.message_lane import MessageLane
-from ddrl.channels.segment import segment_name
+from ddrl.channels.segment import Segment, segment_name
 from ddrl.core.errors import ChannelError
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.failure import forget_failure
@@ -33,7 +33,7 @@ POLICY = 2
 EVALUATION_SLOTS = 3
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
-Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane, Counters)
+Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane, Counters, Segment)
 
 
 class HostChannels:
@@ -42,7 +42,7 @@ class HostChannels:
     def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
         self.topology, self.host, self.board = topology, host, board
         self._owner, self._dtype = owner, topology.schema.dtype
-        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane | Counters] = [board]
+        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane | Counters | Segment] = [board]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
@@ -161,6 +161,10 @@ class HostChannels:
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
         self.board.ready = POLICY
         return self.mailbox
+
+    def create_segment(self, kind: str, nbytes: int) -> Segment:
+        """Plain memory for whoever is told its name. ChannelError where there is no room."""
+        return self._keep(Segment.create(self._name(kind), kind, nbytes))
 
     def attach_policy(
         self, timeout: float, meanwhile: Callable[[], object] = lambda: None

@@ -72,7 +72,7 @@ def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple
     return [
         ("return", value_text(series["return_mean"]), 7),
         *judged,
-        ("lag", f"{count_text(series['lag_p50'])}/{count_text(series['lag_p99'])}", 5),
+        ("lag", f"{count_text(series['arrival_lag_p50'])}/{count_text(series['arrival_lag_p99'])}", 5),
         ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}", 4),
         ("loss", "-" if math.isnan(series["loss"]) else f"{series['loss']:.2g}", 7),
     ]

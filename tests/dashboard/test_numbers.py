@@ -54,7 +54,7 @@ def wanted(run, state):
     series, judged, summary = tables(run)
     share = series["env_steps"] / SETTINGS["run.max_env_steps"]
     confirmed = ((summary.get("best") or {}).get("confirmed") or {}).get("mean")
-    lag = f"p99 {count_text(series['lag_p99'])}; on arrival {count_text(series['arrival_lag_p50'])}"
+    lag = f"p99 {count_text(series['arrival_lag_p99'])}; when drawn {count_text(series['lag_p50'])}"
     figures = {
         "Environment steps": [count_text(series["env_steps"]), f"{share:.{1 if share < 0.1 else 0}%} of 10.0M"],
         "Steps / s": [count_text(series["env_steps_per_s"]), f"{series['rollouts']:.0f} rollouts"],
@@ -62,7 +62,7 @@ def wanted(run, state):
         "Return": [value_text(series["return_mean"]), "in training"],
         "Evaluation, last": [value_text(judged[-1]), f"best of {len(judged)}: {value_text(max(judged))}"],
         "Confirmed": [value_text(confirmed) if confirmed is not None else "-", "best policy, fresh episodes"],
-        "Policy lag": [count_text(series["lag_p50"]), lag],
+        "Lag on arrival": [count_text(series["arrival_lag_p50"]), lag],
     }
     if state != "running":
         figures["Time"] = [duration_text(series["wall_seconds"]), state]

@@ -14,10 +14,9 @@ from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.plans.cuts import cut_chunks
-from ddrl.distribution.plans.plan import HEADER_BYTES
 from ddrl.distribution.transport import codec as codecs
 from ddrl.distribution.transport.coding import Bases, CodedAssembly, Coding, Encoder, SentVersions
-from ddrl.distribution.transport.shards import HEADER, fill_headers
+from ddrl.distribution.transport.shards import Headers, fill_headers
 
 pytest.importorskip("zstandard", reason="needs the extra [codecs]")
 LAYOUT = ParameterLayout.of(
@@ -188,10 +187,9 @@ class Kept:
 def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
     """Coding, coded form and headers of a version, and where its chunks stand."""
     coding = Coding(make_codec(name, LAYOUT), np.array(cuts(len(model), chunk)), most_bases=3)
-    wire, headers = coding.take(), np.zeros(len(coding.bounds) - 1, HEADER)
+    wire, headers = coding.take(), Headers(len(coding.bounds) - 1)
     fill_headers(
         headers,
-        np.array(coding.bounds),
         epoch=epoch,
         sequence=sequence,
         version=7,
@@ -234,12 +232,14 @@ def test_a_flipped_byte_of_coded_form_or_header_is_never_decoded(name):
     coding, wire, headers, encoder = coded(name, model, None)
     random = np.random.default_rng(1)
     for _ in range(40):
-        spoiled, heads = wire.copy(), headers.copy()
+        spoiled, heads = wire.copy(), Headers(len(headers))
+        heads.memory[:] = headers.memory
         index = int(random.integers(len(headers)))
         if random.random() < 0.5:
             spoiled[coding.edges[index] + int(random.integers(encoder.lengths[index]))] ^= 1 << int(random.integers(8))
         else:
-            heads[index : index + 1].view(np.uint8)[int(random.integers(HEADER_BYTES))] ^= 1 << int(random.integers(8))
+            start, nbytes = Headers.span(index, 1)
+            heads.memory[start + int(random.integers(nbytes))] ^= 1 << int(random.integers(8))
         out = np.full(len(model), 0xA5, np.uint8)
         assembly = CodedAssembly(coding, spoiled, out, heads, 3, 9, checksum)
         assembly.lengths[:] = encoder.lengths

@@ -43,17 +43,17 @@ def test_no_more_goes_once_the_window_is_full():
 
 def test_copied_messages_count_until_one_that_asks_has_been_taken():
     outbox = Outbox(1000, 100)
-    assert not outbox.asks(1, 20)
-    outbox.copied(1, 20)
-    assert outbox.asks(1, 20)  # more than a quarter of the share would be unasked
-    assert not outbox.asks(2, 20)
-    ended = outbox.sent((0, 0), 1, 80)
+    assert not outbox.asks(1, 30)
+    outbox.copied(1, 30)
+    assert outbox.asks(1, 30)  # more than half of the share would be unasked
+    assert not outbox.asks(2, 30)
+    ended = outbox.sent((0, 0), 1, 70)
     assert ended == 100
     outbox.add((0, 1), 1)
     assert outbox.take() is None
     outbox.taken((0, 0), 1, ended)
     assert outbox.take() == (0, 1)
-    assert not outbox.asks(1, 20)
+    assert not outbox.asks(1, 30)
 
 
 def test_copied_messages_alone_never_stop_a_host():

@@ -11,36 +11,46 @@ from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import PlanError
 from ddrl.core.layouts import ALIGNMENT
 from ddrl.distribution.plans.cuts import cut_by_weight, cut_chunks, cut_evenly
-from ddrl.distribution.transport.shards import HEADER, Assembly, describe_shards, write_headers
+from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
+from ddrl.distribution.transport.shards import Assembly, Headers, write_headers
 
 
 def model(seed, nbytes):
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
-def pieces(version, nbytes, bounds, sequence=0):
-    """Headers and payloads of one version, as they travel."""
+def pieces(version, nbytes, bounds, sequence=0, epoch=3):
+    """Sequence, index, header bytes and payload of each chunk of one version, as they travel."""
     data = model(version, nbytes)
-    headers = np.zeros(len(bounds) - 1, HEADER)
+    headers = Headers(len(bounds) - 1)
     write_headers(
         headers,
         data,
         np.asarray(bounds, np.int64),
-        checksum,
-        epoch=3,
+        epoch=epoch,
         sequence=sequence,
         version=version,
         model_checksum=checksum(data),
         time_ns=1,
         values=np.zeros(8),
     )
-    return [(headers[index], data[start:stop]) for index, (start, stop) in enumerate(itertools.pairwise(bounds))]
+    heads = [headers.memory[place : place + size] for place, size in (Headers.span(i, 1) for i in range(len(headers)))]
+    cuts = itertools.pairwise(bounds)
+    return [(sequence, index, heads[index], data[start:stop]) for index, (start, stop) in enumerate(cuts)]
+
+
+def put(whole, bounds, index, header, payload):
+    """A chunk lands in place, as MPI puts it there."""
+    start, size = Headers.span(index, 1)
+    whole.headers.memory[start : start + size] = header
+    whole.data[bounds[index] : bounds[index + 1]] = payload
+    return whole.arrived(index)
 
 
 def assembly(nbytes, bounds, sequence=0):
     return Assembly(
         np.full(nbytes, 0xA5, np.uint8),
-        np.zeros(len(bounds) - 1, HEADER),
+        Headers(len(bounds) - 1),
         np.asarray(bounds, np.int64),
         3,
         sequence,
@@ -81,24 +91,18 @@ def test_no_shards_and_no_model_less_than_empty():
         cut_evenly(-1, 2)
 
 
-def test_every_shard_says_what_it_is():
-    bounds = cut_evenly(1000, 3)
-    shards = describe_shards(model(7, 1000), 7, bounds, checksum)
-    assert [(shard.version, shard.index, shard.count, shard.offset, shard.length) for shard in shards] == [
-        (7, 0, 3, 0, 384),
-        (7, 1, 3, 384, 320),
-        (7, 2, 3, 704, 296),
-    ]
-    for shard in shards:
-        assert shard.checksum == checksum(model(7, 1000)[shard.offset : shard.offset + shard.length])
-    for index, (header, payload) in enumerate(pieces(7, 1000, bounds)):
-        assert (header["version"], header["index"], header["count"], header["offset"], header["length"]) == (
-            7,
-            index,
-            3,
-            bounds[index],
-            len(payload),
-        )
+def test_every_chunk_says_what_it_is_and_the_first_one_what_the_model_is():
+    bounds, headers = cut_evenly(1000, 3), Headers(3)
+    data = model(7, 1000)
+    fields = {"epoch": 3, "sequence": 5, "version": 7, "model_checksum": 11, "time_ns": 13, "values": np.arange(8.0)}
+    write_headers(headers, data, np.asarray(bounds, np.int64), **fields)
+    assert [row.tolist()[:5] for row in headers.chunks] == [(5, 0, 384, 3, 0), (5, 1, 320, 3, 0), (5, 2, 296, 3, 0)]
+    described = headers.model[0]
+    assert described.tolist()[1:5] == (3, 7, 11, 13)
+    assert described["values"].tolist() == list(range(8))
+    spans = [Headers.span(index, 1) for index in range(3)]
+    assert spans == [(0, MODEL_HEADER_BYTES + HEADER_BYTES), (120, HEADER_BYTES), (144, HEADER_BYTES)]
+    assert Headers.span(0, 3) == (0, len(headers.memory))
 
 
 @settings(deadline=None)
@@ -107,15 +111,10 @@ def test_any_order_with_duplicates_and_other_versions_between_gives_the_same_byt
     bounds = sorted(set(cut_evenly(nbytes, parts))) if nbytes else [0, 0]
     wanted, other = pieces(1, nbytes, bounds, sequence=5), pieces(2, nbytes, bounds, sequence=6)
     twice = data.draw(st.lists(st.sampled_from(range(len(wanted))), max_size=10))
-    stream = [
-        *((1, piece) for piece in wanted),
-        *((1, wanted[index]) for index in twice),
-        *((2, piece) for piece in other),
-    ]
+    stream = [*wanted, *(wanted[index] for index in twice), *other]
     first, second = assembly(nbytes, bounds, sequence=5), assembly(nbytes, bounds, sequence=6)
-    for _, (header, payload) in data.draw(st.permutations(stream)):
-        first.place(header, payload)
-        second.place(header, payload)
+    for sequence, *piece in data.draw(st.permutations(stream)):
+        put(first if sequence == 5 else second, bounds, *piece)
     for version, whole in ((1, first), (2, second)):
         assert whole.complete
         assert whole.problem == ""
@@ -129,25 +128,46 @@ def test_any_flipped_bit_of_payload_or_header_is_noticed(nbytes, parts, data):
     bounds = sorted(set(cut_evenly(nbytes, parts)))
     whole = assembly(nbytes, bounds)
     spoiled = data.draw(st.integers(0, len(bounds) - 2))
-    for index, (header, payload) in enumerate(pieces(4, nbytes, bounds)):
-        start, stop = bounds[index], bounds[index + 1]
-        whole.headers[index], whole.data[start:stop] = header, payload
-        if index == spoiled:  # as memory or the wire may spoil what stands in place
-            memory = data.draw(
-                st.sampled_from([whole.data[start:stop], whole.headers[index : index + 1].view(np.uint8)])
-            )
+    for _, index, header, payload in pieces(4, nbytes, bounds):
+        if index == spoiled:  # as memory or the wire may spoil it
+            header, payload = header.copy(), payload.copy()
+            memory = data.draw(st.sampled_from([header, payload]))
             memory[data.draw(st.integers(0, len(memory) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-        whole.arrived(index)
+        put(whole, bounds, index, header, payload)
     assert whole.complete
     assert whole.problem
 
 
-def test_a_chunk_of_another_version_in_place_is_a_problem_not_a_model():
-    bounds = cut_evenly(1000, 2)
-    whole = assembly(1000, bounds)
-    for index, version in ((0, 1), (1, 2)):
-        header, payload = pieces(version, 1000, bounds)[index]
-        whole.headers[index], whole.data[bounds[index] : bounds[index + 1]] = header, payload
-        whole.arrived(index)
-    assert "chunk 1 of version 2" in whole.problem
-    assert "not to version 1" in whole.problem
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.integers(2, 9), st.data())
+def test_chunks_verified_together_are_judged_as_one_by_one(nbytes, parts, data):
+    bounds = sorted(set(cut_evenly(nbytes, parts)))
+    one, together = assembly(nbytes, bounds), assembly(nbytes, bounds)
+    spoiled = data.draw(st.sampled_from([None, *range(1, len(bounds) - 1)]))
+    for _, index, header, payload in pieces(4, nbytes, bounds):
+        if index == spoiled:
+            header, payload = header.copy(), payload.copy()
+            memory = data.draw(st.sampled_from([header, payload]))
+            memory[data.draw(st.integers(0, len(memory) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        put(one, bounds, index, header, payload)
+        together.headers.memory[:], together.data[:] = one.headers.memory, one.data
+    rest = list(range(1, len(bounds) - 1))
+    assert not together.all_arrived([0, *rest])  # the first says what the model is
+    together.arrived(0)
+    assert together.all_arrived(rest) == (spoiled is None) == (one.problem == "")
+    assert together.complete == (spoiled is None or not rest)
+    if rest:
+        assert not together.all_arrived(rest[:1]) or spoiled is not None  # it is there
+
+
+@pytest.mark.parametrize(
+    ("sequence", "epoch", "index"), [(1, 3, 1), (0, 4, 1), (0, 3, 0)], ids=["model", "plan", "chunk"]
+)
+def test_a_sound_chunk_of_another_model_plan_or_place_is_a_problem_not_a_model(sequence, epoch, index):
+    bounds = cut_evenly(1024, 2)
+    whole = assembly(1024, bounds)
+    assert put(whole, bounds, *pieces(1, 1024, bounds)[0][1:])
+    _, _, header, payload = pieces(1, 1024, bounds, sequence, epoch)[index]
+    assert put(whole, bounds, 1, header[-HEADER_BYTES:], payload)
+    assert whole.complete
+    assert "chunk 1 bears a header of another message" in whole.problem

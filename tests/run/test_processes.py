@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from ddrl.run.process import Interrupts
 from tests.run.launch import (
     TINY,
@@ -61,7 +61,7 @@ def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_i
     versions = hosts[1]["versions_sealed"]
     assert versions >= 1
     shards = 3  # one for each host beside the trainer's, each a message behind a header
-    nbytes = versions * (written["model_nbytes"] + shards * HEADER_BYTES)
+    nbytes = versions * (written["model_nbytes"] + MODEL_HEADER_BYTES + shards * HEADER_BYTES)
     for host in (1, 2, 3):
         assert hosts[host]["versions_sealed"] == versions, hosts
         assert hosts[host]["model_bytes_received"] == nbytes, hosts

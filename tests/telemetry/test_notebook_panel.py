@@ -18,6 +18,8 @@ from ddrl.notebook import Panel, _mpirun, _reason, _toml, start, watch
 from ddrl.plots import sketch
 from ddrl.telemetry import Recorder
 
+PATIENCE = 250.0  # [s] for a run to begin or end; less than a test may take
+
 
 def record(path, seconds=20):
     cluster = FakeCluster()
@@ -68,7 +70,7 @@ def test_settings_reach_the_command_line_as_toml():
 
 def test_a_run_that_ends_at_once_gives_its_own_words(tmp_path):
     with pytest.raises(DdrlError, match=r"learner\.lrr"):
-        start({"learner.lrr": 1.0}, root=tmp_path)
+        start({"learner.lrr": 1.0}, root=tmp_path, wait=PATIENCE)
     with pytest.raises(ConfigError, match="ranks"):
         _mpirun(-1)
     record(tmp_path / "a", seconds=1)
@@ -84,6 +86,7 @@ def test_a_run_whose_port_is_taken_says_which_setting_to_change(tmp_path):
             start(
                 {"telemetry.control_port": other.getsockname()[1], "env.num_envs": 2, "run.max_seconds": 60.0},
                 root=tmp_path,
+                wait=PATIENCE,
             )
 
 

@@ -128,7 +128,7 @@ def test_on_a_terminal_two_lines_are_rewritten_in_place_and_fit_the_width(monkey
     shown = on_screen(stream.getvalue())
     assert shown[0] == "checkpoint written"
     assert re.search(r"5s\s+9%\s+steps\s+\S+k\s+env/s\s+\d+\s+upd/s\s+200\s+MB/s\s+8.0\s+left\s+\d+s", shown[1])
-    assert re.search(r"return\s+\S+\s+eval\s+123.5\s+lag\s+2/6\s+replay\s+\d+%\s+loss\s+0\.\d+", shown[2])
+    assert re.search(r"return\s+\S+\s+eval\s+123.5\s+lag\s+1/3\s+replay\s+\d+%\s+loss\s+0\.\d+", shown[2])
     assert shown[3:] == [""]
     assert all(len(text) < 80 for text in shown)
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import PlanError
 
-HEADER_BYTES = 128  # travels before the payload of each chunk; the record is `shards.HEADER`
+HEADER_BYTES = 24  # travels before the payload of each chunk; the record is `shards.HEADER`
+MODEL_HEADER_BYTES = 96  # once a model, before the header of its first chunk; the record is `shards.MODEL_HEADER`
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from ddrl.distribution.transport.events import Events
 from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.requests import Part
 
-COUNT_PERIOD = 0.05  # s, between updates of the relay's own counters
+COUNT_PERIOD = 0.1  # s, between updates of the relay's own counters
 IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
-SHORT_SLEEP = 1e-3  # s, first after something moved: MPI may have read the next message with the last one
+SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel
 BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
 TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
@@ -160,7 +160,7 @@ class Relay(ABC):
         if executor is None or not self.rank:
             woken = self._events.wait(seen, self._sleep)
         else:
-            woken = self._events.wait(seen, self._longest(), executor.wait)
+            woken = self._events.wait(seen, self._longest() if self._told else self._sleep, executor.wait)
         self._slept, self._woken = True, woken
         self._sleep = min(self._sleep * 1.5, self._longest())
 

@@ -3,15 +3,14 @@ decode it into their slot.
 
 A coded version travels out of and into memory of its own (`Coding.take`), cut like the plan; a decoded chunk goes
 straight into the mailbox's slot. With a codec that takes differences, a version is encoded as its difference from a
-base: the newest one that every receiver has confirmed, named in each header by how many models ago it left. A receiver
-keeps what may still become a base (`Bases`); where it lacks one it refuses the version, and the root sends whole ones
-until one is confirmed. Used by `executor` alone; must not import MPI."""
+base: the newest one that every receiver has confirmed, named in each chunk's header by how many models ago it left. A
+receiver keeps what may still become a base (`Bases`); where it lacks one it refuses the version, and the root sends
+whole ones until one is confirmed. Used by `executor` alone; must not import MPI."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from ddrl.core.errors import DdrlError
 from ddrl.distribution.transport.codec import Codec, wire_edges
 from ddrl.distribution.transport.flights import Held
-from ddrl.distribution.transport.shards import Assembly, Bytes, Checksum, seal_header
+from ddrl.distribution.transport.shards import Assembly, Bytes, Checksum, Headers, seal_header
 
 MAX_BACK = (1 << 16) - 1  # models between a version and its base
 
@@ -46,7 +45,7 @@ class Encoder:
     """Root: one version, coded chunk by chunk as chunks are asked for. Keeps version and base until `release`."""
 
     def __init__(
-        self, coding: Coding, wire: Bytes, headers: NDArray[Any], version: Held, base: Held | None, checksum: Checksum
+        self, coding: Coding, wire: Bytes, headers: Headers, version: Held, base: Held | None, checksum: Checksum
     ) -> None:
         self._coding, self._wire, self._headers, self._checksum = coding, wire, headers, checksum
         self._version, self._base = version, base
@@ -82,7 +81,7 @@ class CodedAssembly(Assembly):
         coding: Coding,
         wire: Bytes,
         model: Bytes,
-        headers: NDArray[Any],
+        headers: Headers,
         epoch: int,
         sequence: int,
         checksum: Checksum,
@@ -93,6 +92,10 @@ class CodedAssembly(Assembly):
         self.lengths: list[int] = [stop - start for start, stop in itertools.pairwise(coding.edges)]
         self.back = 0  # models between the base and this one; 0: none is needed
 
+    def all_arrived(self, chunks: Sequence[int]) -> bool:
+        """See Assembly. Each must be decoded."""
+        return False
+
     def locate(self, first: int, count: int) -> None:
         """Chunks of one message lie one behind the other: find where. Impossible lengths are cut; their checksums do
         not match then."""
@@ -102,7 +105,9 @@ class CodedAssembly(Assembly):
         at, end = edges[first], edges[first + count]
         for chunk in range(first, first + count):
             self.at[chunk] = at
-            self.lengths[chunk] = min(int(self.headers["length"][chunk]), end - at, edges[chunk + 1] - edges[chunk])
+            self.lengths[chunk] = min(
+                int(self.headers.chunks["length"][chunk]), end - at, edges[chunk + 1] - edges[chunk]
+            )
             at += self.lengths[chunk]
 
     def payload(self, index: int) -> Bytes:
@@ -111,27 +116,27 @@ class CodedAssembly(Assembly):
 
     def accept(self, index: int) -> None:
         """Decode a chunk that is sound."""
-        back = int(self.headers["back"][index])
+        back = int(self.headers.chunks["back"][index])
         base: Bytes | None = None
         if back:
             self.back = back
             bases = self._coding.bases
             base = bases.find(self._sequence - back) if bases is not None else None
             if base is None:
-                self.problem = f"version {self.version} is a difference from one that this host does not have"
+                self.problem = "it is a difference from one that this host does not have"
                 return
         try:
             self._coding.codec.decode(
                 self._model, self.payload(index), base, self._edges[index], self._edges[index + 1]
             )
         except DdrlError as error:
-            self.problem = f"chunk {index} of version {self.version}: {error}"
+            self.problem = f"chunk {index}: {error}"
 
     def model_checksum(self) -> int:
         """Of the decoded model; where the codec gives the model back, compared with what the trainer published."""
         decoded = self._checksum(self._model)
-        if self._coding.codec.lossless and decoded != int(self.headers["model_checksum"][0]):
-            self.problem = f"version {self.version} was decoded to another model than the trainer's"
+        if self._coding.codec.lossless and decoded != int(self.headers.model["model_checksum"][0]):
+            self.problem = "it was decoded to another model than the trainer's"
         return decoded
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddrl._kernel import Transfers
 from ddrl.core.errors import PlanError
-from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
+from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
 from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Terms, Traffic
 from ddrl.distribution.transport.packing import Packing
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 WINDOW = 1 << 19  # bytes
 MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
 POSTED = 16  # receives that stand posted from each host: more only make MPI look through more
-CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome")  # of MPI, made by the kernel
+# Of MPI, made by the kernel.
+CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_start", "MPI_Grequest_complete")
 NOTED = ("send", "sent", "received")
 
 
@@ -63,7 +64,7 @@ class Executor:
         edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         self._packing = Packing(plan, self._edges)
-        largest = max([*self._packing.sizes, HEADER_BYTES])
+        largest = max([*self._packing.sizes, 1])
         window = terms.window_bytes or max(largest, WINDOW)
         self._source: list[int] = plan.source.tolist()
         self._first: list[int] = plan.first.tolist()
@@ -148,9 +149,9 @@ class Executor:
         }
         prepare = None
         if self._coding is None:
-            write_headers(headers, held.data, self.plan.bounds, self._checksum, **fields)
+            write_headers(headers, held.data, self.plan.bounds, **fields)
         else:
-            fill_headers(headers, self.plan.bounds, back=sequence - base[0] if base else 0, **fields)
+            fill_headers(headers, back=sequence - base[0] if base else 0, **fields)
             flight.encoder = Encoder(
                 self._coding, data, headers, held, base[1].share() if base else None, self._checksum
             )
@@ -169,9 +170,12 @@ class Executor:
         for sequence in sent:
             self._flights[sequence].unsent = False
             self._retire(self._flights[sequence])
+        received: dict[int, list[int]] = {}
         for sequence, message in arrivals:
+            received.setdefault(sequence, []).append(message)
+        for sequence, messages in received.items():
             flight = self._flights[sequence]
-            self._received(flight, message)
+            self._received(flight, messages)
             self._retire(flight)
         return moved or opened or bool(arrivals)
 
@@ -254,22 +258,28 @@ class Executor:
 
         return arrived
 
-    def _received(self, flight: Flight, message: int) -> None:
-        """A message has arrived, and has been passed on: verify it."""
+    def _received(self, flight: Flight, messages: Sequence[int]) -> None:
+        """Messages have arrived, and have been passed on: verify them."""
         assembly = flight.assembly
         assert assembly is not None
-        for chunk in range(self._first[message], self._first[message] + self._count[message]):
-            healthy = not assembly.problem
-            assembly.arrived(chunk)
-            if healthy and assembly.problem:
-                assembly.problem += f", as received from host {self._source[message]}"
-        flight.unreceived -= 1
+        chunks = [
+            (message, chunk)
+            for message in messages
+            for chunk in range(self._first[message], self._first[message] + self._count[message])
+        ]
+        if not assembly.all_arrived([chunk for _, chunk in chunks]):
+            for message, chunk in chunks:
+                healthy = not assembly.problem
+                assembly.arrived(chunk)
+                if healthy and assembly.problem:
+                    assembly.problem += f", as received from host {self._source[message]}"
+        flight.unreceived -= len(messages)
         if not flight.unreceived:
             self._conclude(flight, assembly)
 
     def _conclude(self, flight: Flight, assembly: Assembly) -> None:
         """All chunks are here: seal the version, or refuse it."""
-        header, opened = flight.headers[0], flight.opened
+        header, opened = flight.headers.model[0], flight.opened
         assert opened is not None
         flight.done = True
         self._ahead -= 1

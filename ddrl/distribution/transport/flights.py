@@ -7,12 +7,12 @@ one)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.transport.shards import Assembly, Bytes
+from ddrl.distribution.transport.shards import Assembly, Bytes, Headers
 
 if TYPE_CHECKING:
     from ddrl.distribution.transport.coding import Encoder
@@ -93,7 +93,7 @@ class Flight:
 
     sequence: int
     data: Bytes  # what travels: the slot itself, or the coded form
-    headers: NDArray[Any]
+    headers: Headers
     assembly: Assembly | None  # None at the root, which holds everything
     opened: Opened | None = None
     held: Held | None = None

@@ -6,14 +6,13 @@ datatype, so nothing is copied. Used by `executor` alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
+from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.transport.flights import Flight
-from ddrl.distribution.transport.shards import HEADER
+from ddrl.distribution.transport.shards import Headers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,21 +32,22 @@ class Packing:
         self._count: list[int] = plan.count.tolist()
         ends = np.asarray(edges, np.int64)
         payload = ends[plan.first + plan.count] - ends[plan.first]
-        self.sizes: list[int] = (payload + plan.count * HEADER_BYTES).tolist()
+        heads = [Headers.span(first, count)[1] for first, count in zip(self._first, self._count, strict=True)]
+        self.sizes: list[int] = (payload + heads).tolist()
         self._known: dict[tuple[int, int, int], MPI.Datatype] = {}  # by slot, first chunk and number of chunks
         self._varying: MPI.Datatype | None = None  # of the last message of a size of its own
-        self._headers: dict[int, NDArray[Any]] = {}  # by the address of the model's slot
+        self._headers: dict[int, Headers] = {}  # by the address of the model's slot
 
     def nbytes(self, flight: Flight, message: int) -> int:
         """Bytes of a message, headers included; known once its chunks are coded or have arrived."""
         if flight.lengths is None:
             return self.sizes[message]
         first, count = self._first[message], self._count[message]
-        return count * HEADER_BYTES + sum(flight.lengths[first : first + count])
+        return Headers.span(first, count)[1] + sum(flight.lengths[first : first + count])
 
-    def headers(self, data: Bytes) -> NDArray[Any]:
-        """Headers [K] of the model that stands in `data`."""
-        return self._headers.setdefault(data.ctypes.data, np.zeros(self._chunks, HEADER))
+    def headers(self, data: Bytes) -> Headers:
+        """Of the model that stands in `data`."""
+        return self._headers.setdefault(data.ctypes.data, Headers(self._chunks))
 
     def handles(self, flight: Flight, messages: Sequence[int]) -> list[int]:
         """MPI's handles of the datatypes of messages, as long as they can be."""
@@ -60,7 +60,8 @@ class Packing:
         first, count, address = self._first[message], self._count[message], flight.data.ctypes.data
         if flight.lengths is None or flight.at is None:
             return self._whole(flight, address, first, count)
-        sizes, places = [count * HEADER_BYTES], [flight.headers.ctypes.data + first * HEADER_BYTES]
+        start, nbytes = Headers.span(first, count)
+        sizes, places = [nbytes], [flight.headers.memory.ctypes.data + start]
         for chunk in range(first, first + count):
             sizes.append(flight.lengths[chunk])
             places.append(address + flight.at[chunk])
@@ -72,8 +73,9 @@ class Packing:
         found = self._known.get((address, first, count))
         if found is None:
             start, stop = self._edges[first], self._edges[first + count]
-            heads = flight.headers.ctypes.data + first * HEADER_BYTES
-            found = self._mpi.BYTE.Create_hindexed([count * HEADER_BYTES, stop - start], [heads, address + start])
+            begin, nbytes = Headers.span(first, count)
+            heads = flight.headers.memory.ctypes.data + begin
+            found = self._mpi.BYTE.Create_hindexed([nbytes, stop - start], [heads, address + start])
             self._known[address, first, count] = found.Commit()
         return found
 

@@ -1,21 +1,21 @@
 """What each piece of a model bears on its way, and how a model is put together from its pieces.
 
 A model is one flat buffer (core.layouts.ParameterLayout), cut by `plans.cuts`. Every chunk travels behind a header of
-128 bytes with version, index and number of pieces, place and checksum: a receiver needs nothing
-else to place and verify it. Written by the root, verified by every receiver, read by nobody else."""
+24 bytes: of which model of which plan it is, which chunk, how long, and a checksum of all that. What is the same for
+all chunks of a model travels once, before the header of chunk 0, and is part of that chunk's checksum: a model is acted
+on only when all its chunks are sound. Written by the root, verified by every receiver, read by nobody else."""
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl._kernel import seal_chunks, sound_chunks
+from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 
 Bytes = NDArray[np.uint8]
 Checksum = Callable[[Any], int]
@@ -25,65 +25,59 @@ EPOCHS = 1 << 16
 
 HEADER = np.dtype(
     [
-        ("magic", np.uint32),
-        ("epoch", np.uint16),  # of the plan
-        ("back", np.uint16),  # models between this one and its base; 0: it is whole
         ("sequence", np.uint32),  # counts the models that the root sends, whatever their version
         ("index", np.uint32),
-        ("count", np.uint32),  # chunks in all
         ("length", np.uint32),  # bytes that follow: of the model, or of its coded form
-        ("offset", np.uint64),  # bytes, in the model
+        ("epoch", np.uint16),  # of the plan
+        ("back", np.uint16),  # models between this one and its base; 0: it is whole
+        ("checksum", np.uint64),  # of this chunk and of all that stands before in this header
+    ]
+)
+MODEL_HEADER = np.dtype(
+    [
+        ("magic", np.uint32),
+        ("count", np.uint32),  # chunks in all
         ("version", np.int64),
         ("model_checksum", np.uint64),
         ("time_ns", np.int64),  # when the trainer published, Unix time
         ("values", np.float64, (8,)),
-        ("checksum", np.uint64),  # of this chunk and of all that stands before in this header
     ]
 )
-assert HEADER.itemsize == HEADER_BYTES
-_BEFORE_CHECKSUM = HEADER_BYTES - 8
-_FIELDS = struct.Struct("=IH2xIIIIQq80xQ")  # of HEADER, without back, model_checksum, time_ns and values
-assert _FIELDS.size == HEADER_BYTES
+_FIELDS = struct.Struct("=IIIH2xQ")  # of HEADER, without back
+assert (HEADER.itemsize, _FIELDS.size, MODEL_HEADER.itemsize) == (HEADER_BYTES, HEADER_BYTES, MODEL_HEADER_BYTES)
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One piece of one version: {version, index, count, offset, length, checksum}; offset and length in bytes."""
+class Headers:
+    """Of one version, as they travel: `model` [1] (dtype MODEL_HEADER), then `chunks` [K] (dtype HEADER)."""
 
-    version: int
-    index: int
-    count: int
-    offset: int
-    length: int
-    checksum: int
+    def __init__(self, chunks: int) -> None:
+        self.memory = np.zeros(MODEL_HEADER_BYTES + chunks * HEADER_BYTES, np.uint8)
+        self.model = self.memory[:MODEL_HEADER_BYTES].view(MODEL_HEADER)
+        self.chunks = self.memory[MODEL_HEADER_BYTES:].view(HEADER)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @staticmethod
+    def span(first: int, count: int) -> tuple[int, int]:
+        """Where the headers of a message with these chunks begin in `memory`, and their bytes."""
+        start = MODEL_HEADER_BYTES + first * HEADER_BYTES if first else 0
+        return start, MODEL_HEADER_BYTES + (first + count) * HEADER_BYTES - start
+
+    def before_checksum(self, index: int) -> Bytes:
+        """What the checksum of chunk `index` covers beside the chunk."""
+        start, nbytes = self.span(index, 1)
+        return self.memory[start : start + nbytes - 8]
 
 
-def describe_shards(model: Bytes, version: int, bounds: list[int], checksum: Checksum) -> list[Shard]:
-    """The shards of a model as records, checksums taken."""
-    count = len(bounds) - 1
-    return [
-        Shard(version, index, count, start, stop - start, checksum(model[start:stop]))
-        for index, (start, stop) in enumerate(itertools.pairwise(bounds))
-    ]
-
-
-def write_headers(
-    headers: NDArray[Any], model: Bytes, bounds: NDArray[np.int64], checksum: Checksum, **fields: Any
-) -> None:
-    """Fill `headers` [K] (dtype HEADER) for one model that travels as it is (`fields` as in `fill_headers`); reads the
-    whole model once."""
-    fill_headers(headers, bounds, **fields)
-    headers["length"] = np.diff(bounds)
-    heads = headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
-    headers["checksum"] = [
-        checksum(model[start:stop]) ^ checksum(heads[index, :_BEFORE_CHECKSUM])
-        for index, (start, stop) in enumerate(itertools.pairwise(bounds.tolist()))
-    ]
+def write_headers(headers: Headers, model: Bytes, bounds: NDArray[np.int64], **fields: Any) -> None:
+    """All of one model that travels as it is (`fields` as in `fill_headers`); reads the whole model once."""
+    fill_headers(headers, **fields)
+    seal_chunks(headers.memory, model, bounds)
 
 
 def fill_headers(
-    headers: NDArray[Any],
-    bounds: NDArray[np.int64],
+    headers: Headers,
     *,
     epoch: int,
     sequence: int,
@@ -94,21 +88,17 @@ def fill_headers(
     back: int = 0,
 ) -> None:
     """All but length and checksum of the chunks [K] of one model."""
-    headers["magic"], headers["epoch"], headers["back"], headers["sequence"] = MAGIC, epoch % EPOCHS, back, sequence
-    headers["index"], headers["count"], headers["offset"] = np.arange(len(headers)), len(headers), bounds[:-1]
-    headers["version"], headers["model_checksum"], headers["time_ns"], headers["values"] = (
-        version,
-        model_checksum,
-        time_ns,
-        values,
-    )
+    model, chunks = headers.model, headers.chunks
+    chunks["sequence"], chunks["index"] = sequence, np.arange(len(chunks))
+    chunks["epoch"], chunks["back"] = epoch % EPOCHS, back
+    model["magic"], model["count"], model["version"] = MAGIC, len(chunks), version
+    model["model_checksum"], model["time_ns"], model["values"] = model_checksum, time_ns, values
 
 
-def seal_header(headers: NDArray[Any], index: int, payload: Bytes, checksum: Checksum) -> None:
+def seal_header(headers: Headers, index: int, payload: Bytes, checksum: Checksum) -> None:
     """Length and checksum of chunk `index`, whose bytes on the wire are `payload`."""
-    headers["length"][index] = len(payload)
-    head = headers[index : index + 1].view(np.uint8)[:_BEFORE_CHECKSUM]
-    headers["checksum"][index] = checksum(payload) ^ checksum(head)
+    headers.chunks["length"][index] = len(payload)
+    headers.chunks["checksum"][index] = checksum(payload) ^ checksum(headers.before_checksum(index))
 
 
 class Assembly:
@@ -120,17 +110,16 @@ class Assembly:
     def __init__(
         self,
         data: Bytes,
-        headers: NDArray[Any],
+        headers: Headers,
         bounds: NDArray[np.int64],
         epoch: int,
         sequence: int,
         checksum: Checksum,
     ) -> None:
         self.data, self.headers = data, headers
-        self._heads = headers.view(np.uint8).reshape(len(headers), HEADER_BYTES)
         self.problem = ""
-        self.version = -1
-        self._edges: list[int] = bounds.tolist()
+        self.version = -1  # known once chunk 0 is there
+        self._bounds, self._edges = bounds, bounds.tolist()
         self._there = bytearray(len(bounds) - 1)
         self._missing = len(bounds) - 1
         self._epoch, self._sequence, self._checksum = epoch % EPOCHS, sequence, checksum
@@ -140,23 +129,17 @@ class Assembly:
         """Whether every chunk is there."""
         return self._missing == 0
 
-    def has(self, index: int) -> bool:
-        """Whether chunk `index` is there."""
-        return bool(self._there[index])
-
-    def place(self, header: NDArray[Any], payload: Bytes) -> bool:
-        """Copy in a chunk that came elsewhere, then `arrived`; a piece of another version, or one already there, is
-        left out (False)."""
-        index = int(header["index"])
-        if (
-            index >= len(self._there)
-            or self._there[index]
-            or (int(header["epoch"]), int(header["sequence"])) != (self._epoch, self._sequence)
-        ):
+    def all_arrived(self, chunks: Sequence[int]) -> bool:
+        """`arrived` for several at once, in one call of the kernel; False, and nothing has changed, where each must be
+        looked at by itself: one is not sound, or is the first, or was there already."""
+        if self.problem or any(self._there[index] for index in chunks) or 0 in chunks:
             return False
-        self.headers[index] = header
-        self.data[self._edges[index] : self._edges[index + 1]] = payload
-        return self.arrived(index)
+        if not sound_chunks(self.headers.memory, self.data, self._bounds, chunks, self._epoch, self._sequence):
+            return False
+        for index in chunks:
+            self._there[index] = 1
+        self._missing -= len(chunks)
+        return True
 
     def arrived(self, index: int) -> bool:
         """Verify chunk `index`, whose header and payload now stand in place; False if it was there already. Never
@@ -165,18 +148,22 @@ class Assembly:
             return False
         self._there[index] = 1
         self._missing -= 1
-        magic, epoch, sequence, place, count, length, offset, version, checksum = _FIELDS.unpack_from(
-            self._heads.data, index * HEADER_BYTES
+        headers = self.headers
+        sequence, place, length, epoch, checksum = _FIELDS.unpack_from(
+            headers.memory.data, MODEL_HEADER_BYTES + index * HEADER_BYTES
         )
+        foreign = (epoch, sequence, place) != (self._epoch, self._sequence, index)
+        if index == 0:
+            model = headers.model[0]
+            self.version = int(model["version"])
+            foreign = foreign or (model["magic"], model["count"]) != (MAGIC, len(self._there))
         payload = self.payload(index)
-        if self.version < 0:
-            self.version = version
-        where = f"chunk {index} of version {version} (bytes {self._edges[index]}..{self._edges[index + 1]})"
-        if (magic, epoch, sequence, place, count) != (MAGIC, self._epoch, self._sequence, index, len(self._there)):
+        where = f"chunk {index} (bytes {self._edges[index]}..{self._edges[index + 1]})"
+        if foreign:
             self.problem = self.problem or f"chunk {index} bears a header of another message"
-        elif (offset, length) != (self._edges[index], len(payload)) or version != self.version:
-            self.problem = self.problem or f"{where} does not belong there, or not to version {self.version}"
-        elif self._checksum(payload) ^ self._checksum(self._heads[index, :_BEFORE_CHECKSUM]) != checksum:
+        elif length != len(payload):
+            self.problem = self.problem or f"{where} does not belong there"
+        elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:
             self.problem = self.problem or f"{where} does not match its checksum"
         elif not self.problem:
             self.accept(index)
@@ -191,4 +178,4 @@ class Assembly:
 
     def model_checksum(self) -> int:
         """Of the whole model, once it is complete; sets `problem` where it is not the trainer's."""
-        return int(self.headers["model_checksum"][0])
+        return int(self.headers.model["model_checksum"][0])

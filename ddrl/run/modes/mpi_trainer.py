@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
-                leader = _lead_nodes(world, task)
+                leader = _lead_nodes(world, task, channels)
                 if starter is not None:
                     starters = HostStarters(channels, starter)
                     collectors = go_in_rounds(task, starters, starters.lanes)
@@ -89,7 +90,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     return summary
 
 
-def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
+def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader | None:
     """Let gradient nodes compute the task's gradients, where there are any."""
     comm = join_nodes(world, task.topology)
     if comm is None:
@@ -97,6 +98,7 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
     from ddrl.run.nodes.replays import NodeReplays
+    from ddrl.run.nodes.shared import KIND
 
     def look() -> None:
         if task.board.command == Command.FAIL:
@@ -106,7 +108,14 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
     replays = training.source if isinstance(training.source, NodeReplays) else None
     exchange, counters = Exchange(training.learner), training.ends.counters
     training.gradients = leader = Leader(
-        comm, exchange, task.config, counters=counters, look=look, note=task.note, replays=replays
+        comm,
+        exchange,
+        task.config,
+        counters=counters,
+        look=look,
+        note=task.note,
+        replays=replays,
+        make_segment=partial(channels.create_segment, KIND),
     )
     return leader
 
