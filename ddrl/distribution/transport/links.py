@@ -215,26 +215,30 @@ class _Probe(Exchange):
 
     def burst(self, rate: float, latency: float) -> float:
         """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
-        quickest takes more than half as long as at `rate`."""
+        quickest takes more than half as long as at `rate`. The size before that was between the burst and twice the
+        burst; what it took is the rest at `rate`."""
         data, answer, found = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0
         self.barrier()
         if self.rank == 0:
             data[0] = 1  # go on
 
-            def quickest(size: int) -> float:
-                seconds: list[float] = []
-                for _ in range(BURST_TURNS):
+            def quickest(size: int, least: float = 0.0) -> float:
+                seconds, end = list[float](), time.perf_counter() + least
+                while len(seconds) < BURST_TURNS or time.perf_counter() < end:
                     time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
                     begun = time.perf_counter()
                     self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
                     seconds.append(time.perf_counter() - begun)
                 return min(seconds)
 
-            nothing, size = quickest(1), max(LEAST_BURST, int(4 * rate * latency))  # less would be lost in the noise
-            while size <= MOST_BURST:
+            # While all others still look whether it is over trips take longer; the longer it lasts, the less they look.
+            nothing, size = quickest(1, LATENCY_SECONDS * self.size), max(LEAST_BURST, int(4 * rate * latency))
+            while size <= MOST_BURST:  # less than the first size would be lost in the noise
                 seconds = max(0.0, quickest(size) - nothing)
-                found = max(found, size - rate * seconds)
-                if seconds > 0.5 * size / rate:
+                full = seconds > 0.5 * size / rate
+                if not full or not found:
+                    found = max(0.0, size - rate * seconds)
+                if full:
                     break
                 size *= 2
             data[0] = 0
