@@ -20,6 +20,10 @@ from ddrl.run.modes.agreement import Agreement, part
 from ddrl.run.modes.driver import drive
 from ddrl.run.modes.mpi import join_nodes
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
+from ddrl.run.rounds.collectors import Collectors
+from ddrl.run.rounds.cycle import go_in_rounds
+from ddrl.run.rounds.hosts import HostStarters
+from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task, TaskRecords
 from ddrl.run.topology import Topology
 
@@ -36,18 +40,25 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     board: Board | None = None
     channels: HostChannels | None = None
     standing: Agreement | None = None
+    starter: StarterProcess | None = None
+    collectors: Collectors | None = None
     trouble: BaseException | None = None
     try:
         sweep_dead()
         sweep_open_mpi()
         board = Board.create(board_name(topology.run_id, 0))
+        starter = StarterProcess(topology.run_id, 0) if topology.in_rounds else None
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records, restart=lambda rank: False)  # MPI starts no rank again
+            # MPI starts no rank again.
+            task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
                 leader = _lead_nodes(world, task, channels)
+                if starter is not None:
+                    starters = HostStarters(channels, starter)
+                    collectors = go_in_rounds(task, starters, starters.lanes)
             except BaseException as error:
                 task.abandon(error)
                 raise
@@ -63,6 +74,10 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
                 Agreement(world, error).wait()
         raise
     finally:
+        if collectors is not None:
+            collectors.close()
+        elif starter is not None:
+            starter.stop(0.0)
         part(world, lambda: _discard(channels, launcher), topology.run_id, trouble)
         late = trouble is None and board is not None and board.command == Command.FAIL
         failure = read_failure(topology.run_id, 0) if late else ""  # of a relay, after the task had ended
