@@ -173,18 +173,18 @@ def measure(
     host checks the bytes of the last one."""
     source = np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8)
     model = source.copy() if comm.rank == 0 else np.zeros(nbytes, np.uint8)
-    send, seconds, before = RIVALS[kind](comm, model, **options), list[float](), busy()
+    send, seconds, before, used = RIVALS[kind](comm, model, **options), list[float](), busy(), time.process_time()
     for turn in range(models + 1):
         comm.Barrier()
         if turn == 1:
-            before = busy()
+            before, used = busy(), time.process_time()
         begun = time.perf_counter()
         send()
         comm.Barrier()
         seconds.append(time.perf_counter() - begun)
         if comm.bcast(sum(seconds) > limit and turn):
             break
-    after = busy()
+    after, used = busy(), comm.allreduce(time.process_time() - used)
     wrong = comm.allreduce(int(not np.array_equal(model, source)))
     return {
         "label": label or kind,
@@ -193,5 +193,6 @@ def measure(
         "seconds": seconds,
         "periods": seconds[1:],
         "cpu": (after[0] - before[0]) / max(1.0, after[1] - before[1]),
+        "relay_seconds": used / comm.size / max(1, len(seconds) - 1),
         "problems": [f"{wrong} hosts have other bytes"] if wrong else [],
     }

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,16 +78,16 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     relay, mailbox, board, membership = host(
         comm, group["nbytes"], most, group.get("trace", False), group.get("codec", "none"), group.get("manifest", "")
     )
-    sent: list[int] = []
+    sent: list[tuple[int, float]] = []  # bytes, and seconds of the processor, by each plan
     if comm.rank:
-        before = 0
+        before, used = 0, time.process_time()
         executor = relay.models.executor
         while not relay.finished:
             relay.step()
             if relay.models.executor is not executor or relay.finished:
                 executor, total = relay.models.executor, relay.models.totals().bytes_sent
-                sent.append(total - before)
-                before = total
+                sent.append((total - before, time.process_time() - used))
+                before, used = total, time.process_time()
                 if (
                     len(sent) > 1 and not relay.finished and executor is not None and "replan" not in group
                 ):  # the root's first plan is never used
@@ -146,9 +147,10 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     for index, figures in enumerate(
         found["results"]
     ):  # noted when a plan took over: before the first, of the first, of each case
-        figures["relay_bytes"] = [
-            sent[index + 2] / len(figures["seconds"]) for sent in everyone[1:] if len(sent) > index + 2
-        ]
+        counted = [sent[index + 2] for sent in everyone[1:] if len(sent) > index + 2]
+        figures["relay_bytes"] = [nbytes / len(figures["seconds"]) for nbytes, _ in counted]
+        figures["relay_seconds"] = float(np.mean([seconds for _, seconds in counted] or [math.nan]))
+        figures["relay_seconds"] /= len(figures["seconds"])
     traces = comm.gather(notes(relay))
     if any(traces):
         plan = root.sender.executor.plan

@@ -5,12 +5,12 @@ pipeline in plain mpi4py, the same plans over ZeroMQ, and torch's gloo.
 root (network namespaces). The sweep runs everything a few times. The duel takes the best of each kind, by the sweep,
 and times it round by round with auto: one job, the same processes and connections. All are sealed loops: the next model
 leaves when every host has the last one. MPI's ranks spin and give way (mpi_yield_when_idle), as its users would set it
-here. Processor seconds are those of the whole machine, the kernel's packets included."""
+here. Processor seconds are those of the ranks themselves, a relay's share; what the kernel does for packets counts only
+where it does it in a rank's name."""
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -71,7 +71,7 @@ def rows_of(results: Iterable[dict[str, Any]], hosts: int, rate: str, nbytes: in
     for label, rounds in together.items():
         periods = [period for result in rounds for period in result["periods"]]
         middle, cpu = statistics.median(periods), statistics.median(result["cpu"] for result in rounds)
-        spent = cpu * (os.cpu_count() or 1) * middle
+        spent = [result["relay_seconds"] for result in rounds if "relay_seconds" in result]  # else it was ended early
         rows.append(
             {
                 "label": label,
@@ -82,7 +82,7 @@ def rows_of(results: Iterable[dict[str, Any]], hosts: int, rate: str, nbytes: in
                 "models": len(periods),
                 "efficiency": efficiency(rates, nbytes, middle),
                 "cpu": cpu,
-                "processor_seconds_per_gb_and_relay": spent / (nbytes / 1e9) / hosts,
+                "processor_seconds_per_gb_and_relay": statistics.median(spent) / (nbytes / 1e9) if spent else None,
                 "is": [rounds[0].get("scheme"), rounds[0].get("parameters")],
                 "problems": [problem for result in rounds for problem in result["problems"]][:3],
             }

@@ -7,6 +7,7 @@ exponential times; the leader's reduce beside MPI_Allreduce."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -145,26 +146,24 @@ def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.nd
     }
 
 
-def weak(short: bool) -> dict[str, Any]:
-    """Samples/s a node beside one node's, for a network that takes about 50 ms a batch and node."""
+def weak(many: int, part: int, share: float | None, short: bool) -> dict[str, Any]:
+    """Samples/s a node beside one node's, for a network that takes about 50 ms for the `part` rows of a node; the same
+    of nodes that exchange nothing and wait for nobody; in turn. `share`: of a core, for each node."""
     hidden, count = [768, 768], 25 if short else 50
 
-    def seconds(nodes: int, rows: int, share: float | None) -> list[float]:
+    def seconds(case: str, nodes: int) -> float:
         shares = {"shares": [share] * nodes} if share else {}
-        equal = {"sizer": "equal"}
-        return ranks(nodes + 1, "rate", rows=rows * nodes, hidden=hidden, iterations=count, balance=equal, **shares)
+        options = {"rows": part * nodes, "hidden": hidden, "iterations": count, "balance": {"sizer": "equal"}}
+        found = ranks(nodes + 1, case, **options, **shares)
+        return statistics.median(found if case == "rate" else itertools.chain.from_iterable(found))
 
-    found: dict[str, Any] = {}
-    for name, many, rows, share in (
-        ("1 to 2 nodes, a core each", 2, 1024, None),
-        ("1 to 4 nodes, half a core each", 4, 512, 0.5),
-    ):
-        one, several = [], []
-        for _ in range(1 if short else 2):
-            one.append(statistics.median(seconds(1, rows, share)))
-            several.append(statistics.median(seconds(many, rows, share)))
-        found[name] = {"one_s": one, "several_s": several, "efficiency": ratios(one, several)}
-    return found
+    found: dict[str, list[float]] = {}
+    for _ in range(1 if short else 3):
+        for case, nodes in itertools.product(("rate", "alone"), (1, many)):
+            found.setdefault(f"{case}_{nodes}_s", []).append(seconds(case, nodes))
+    efficiency = ratios(found["rate_1_s"], found[f"rate_{many}_s"])
+    bound = ratios(found["alone_1_s"], found[f"alone_{many}_s"])
+    return {**found, "efficiency": efficiency, "efficiency_without_exchange": bound}
 
 
 def first_of(short: bool) -> list[dict[str, Any]]:
@@ -195,12 +194,15 @@ def main() -> None:
 
 
 def reduce(short: bool) -> list[dict[str, Any]]:
-    """Seconds to gather two gradients at the leader, weigh, and broadcast as many bytes, beside MPI_Allreduce."""
+    """Seconds for two nodes, each way of `real_ranks.reduce` in turn, and what they take beside MPI_Allreduce between
+    the two; the first K of N beside MPI's gather and broadcast."""
     rows = []
-    for megabytes in (0.3, 5.0, 50.0):
-        found = ranks(3, "reduce", rows=8, hidden=[8], megabytes=megabytes, iterations=12 if short else 40)
-        beside = {f"over_{name}": ratios(found["leader"], found[name]) for name in ("allreduce", "allreduce_of_three")}
-        rows.append({"MB": megabytes, **{name: Timing.of(times) for name, times in found.items()}, **beside})
+    for megabytes, iterations in ((0.3, 400), (5.0, 100), (50.0, 30)):
+        found = ranks(3, "reduce", megabytes=megabytes, iterations=iterations // (3 if short else 1))
+        times = {name: Timing.of(values) for name, values in found.items()}
+        row = {"MB": megabytes, **times, "shared_over_allreduce": ratios(found["shared"], found["allreduce"])}
+        row["ratio_of_medians"] = times["shared"].median / times["allreduce"].median
+        rows.append({**row, "sent_over_gather_bcast": ratios(found["sent"], found["gather_bcast"])})
     return rows
 
 
@@ -208,7 +210,8 @@ PARTS = {
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "rhythm": rhythm,
-    "weak": weak,
+    "weak_two_cores": partial(weak, 2, 1024, None),
+    "weak_four_halves": partial(weak, 4, 512, 0.5),
     "first_of": first_of,
     "reduce": reduce,
 }

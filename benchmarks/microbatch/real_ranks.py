@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 
 from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of
 from ddrl.balance import Balancer
+from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
+from ddrl.distribution.transport.waits import wait
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.pool.slots import CpuController, QuotaGroup
 from ddrl.run.nodes.leader import Leader
+from ddrl.run.nodes.shared import KIND
 from ddrl.run.nodes.worker import serve
 
 WORLD = MPI.COMM_WORLD
@@ -131,6 +134,21 @@ def rate(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGro
     return [iterate(leader, learner, batch, None)["seconds"] for _ in range(options["iterations"])][5:]
 
 
+def alone(config: Config, rows: int, iterations: int) -> list[list[float]]:
+    """Seconds of each gradient at each node where nodes exchange nothing and wait for nobody: what cores that they
+    share leave them."""
+    seconds: list[float] = []
+    if WORLD.rank:
+        torch.set_flush_denormal(True)
+        learner, batch = Learner.of(config, SPEC), batch_of(SPEC, rows)
+        for _ in range(iterations):
+            begin = time.perf_counter()
+            learner.gradient(batch, "value", False)
+            seconds.append(time.perf_counter() - begin)
+    wait([WORLD.Ibarrier()], longest=0.01)
+    return (WORLD.gather(seconds[5:]) or [])[1:]
+
+
 def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
     """Seconds until the first K gradients, K from 1 to N, where each node sleeps for an exponential time; and the means
     of the times drawn. Between two such updates stands one without sleep, so that every node has just been heard of:
@@ -150,32 +168,77 @@ def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGr
 
 
 def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of the leader's gather, weighted mean and broadcast for two nodes; of MPI_Allreduce between the two nodes
-    alone, which have the result then and the leader has not; and of MPI_Allreduce among all three. In turn."""
+    """Seconds from two gradients at their nodes until both nodes have what the leader made of them, in turn: as the
+    leader does it where nodes map its memory (`shared`), and for the first K of N or nodes of other hosts (`sent`); by
+    MPI's collectives with the leader (`gather_bcast`, `reduce_bcast`, `allreduce_of_three`); and by MPI_Allreduce
+    between the two nodes alone, which leaves the leader without a result."""
     values = int(options["megabytes"] * 1e6 / 4)
-    mine = np.ones(values, np.float32)
-    memory = [np.ones(values, np.float32) for _ in range(NODES)]
+    mine, token = np.ones(values, np.float32), np.zeros(1, np.uint8)
+    memory = np.ones((1 + NODES, values), np.float32)
+    segment = Segment.create(f"ddrl-{os.getpid()}-h0-reduce-0", "reduce", memory.nbytes) if not WORLD.rank else None
+    name = WORLD.bcast(segment.name if segment else None)
+    segment = segment or Segment.attach(name, "reduce")
+    common = segment.array.view(np.float32).reshape(memory.shape)  # a row for each rank
+    common[WORLD.rank] = 1.0
     pair = WORLD.Split(0 if WORLD.rank else 1, WORLD.rank)
-    found: dict[str, list[float]] = {"leader": [], "allreduce": [], "allreduce_of_three": []}
+    weights, nodes = [0.75, 0.25], range(1, 1 + NODES)
 
-    def leader() -> None:
+    def receive(into: NDArray[np.float32]) -> None:
+        MPI.Request.Waitall([WORLD.Irecv(into[node], node, 2) for node in nodes])
+
+    def send(what: NDArray[Any]) -> None:
+        MPI.Request.Waitall([WORLD.Isend(what, node, 2) for node in nodes])
+
+    def mean(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return weighted_mean([[torch.from_numpy(row)] for row in rows[1:]], weights)[0].numpy()
+
+    def hear() -> None:
+        """A word of each node; the messages that go to and fro anyway are small as well."""
+        for node in nodes:
+            WORLD.Recv(token, node, 3)
+
+    def shared() -> None:
+        if WORLD.rank:
+            WORLD.Send(token, 0, 3)
+            WORLD.Recv(token, 0, 2)
+            np.copyto(mine, common[1])
+            return
+        hear()
+        mean(common)
+        for node in nodes:
+            WORLD.Send(token, node, 2)
+
+    def sent() -> None:
         if WORLD.rank:
             WORLD.Send(mine, 0, 2)
             WORLD.Recv(mine, 0, 2)
             return
-        MPI.Request.Waitall([WORLD.Irecv(memory[node], node + 1, 2) for node in range(NODES)])
-        total = weighted_mean([[torch.from_numpy(vector)] for vector in memory], [0.75, 0.25])[0].numpy()
-        MPI.Request.Waitall([WORLD.Isend(total, node + 1, 2) for node in range(NODES)])
+        receive(memory)
+        send(mean(memory))
+
+    def gather_bcast() -> None:
+        WORLD.Gather(mine, None if WORLD.rank else memory)
+        WORLD.Bcast(mine if WORLD.rank else mean(memory), 0)
+
+    def reduce_bcast() -> None:
+        if WORLD.rank:
+            np.multiply(mine, weights[WORLD.rank - 1], out=mine)
+        else:
+            mine.fill(0.0)
+        WORLD.Reduce(mine if WORLD.rank else MPI.IN_PLACE, None if WORLD.rank else mine)
+        WORLD.Bcast(mine, 0)
+
+    def allreduce_of_three() -> None:
+        WORLD.Allreduce(MPI.IN_PLACE, mine)
 
     def allreduce() -> None:
         if WORLD.rank:
             pair.Allreduce(MPI.IN_PLACE, mine)
 
-    def allreduce_of_three() -> None:
-        WORLD.Allreduce(MPI.IN_PLACE, mine)
-
+    cases = (shared, sent, gather_bcast, reduce_bcast, allreduce_of_three, allreduce)
+    found: dict[str, list[float]] = {case.__name__: [] for case in cases}
     for turn in range(options["iterations"]):
-        for case in (leader, allreduce, allreduce_of_three):
+        for case in cases:
             mine[:] = 1.0
             WORLD.Barrier()
             begin = time.perf_counter()
@@ -183,6 +246,9 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
             seconds = WORLD.gather(time.perf_counter() - begin)
             if seconds is not None and turn >= 2:
                 found[case.__name__].append(max(seconds))
+    WORLD.Barrier()
+    if not WORLD.rank:
+        segment.unlink()
     return found
 
 
@@ -219,7 +285,11 @@ def main() -> None:
     config = config_of(options["rows"], options["hidden"], NODES, **options.get("balance", {}))
     groups = enter(options["shares"]) if options.get("shares") else []
     try:
-        if WORLD.rank:
+        if case == "alone":
+            found = alone(config, options["rows"] // NODES, options["iterations"])
+            if not WORLD.rank:
+                print(json.dumps(found), flush=True)
+        elif WORLD.rank:
 
             def make() -> Exchange:
                 torch.set_flush_denormal(True)
@@ -233,9 +303,17 @@ def main() -> None:
             serve(WORLD, make, None, lambda: True)
         else:
             learner = Learner.of(config, SPEC)
-            leader = Leader(WORLD, Exchange(learner), config)
+            made: list[Segment] = []
+
+            def make_segment(nbytes: int) -> Segment:
+                made.append(Segment.create(f"ddrl-{os.getpid()}-h0-{KIND}-0", KIND, nbytes))
+                return made[0]
+
+            leader = Leader(WORLD, Exchange(learner), config, make_segment=make_segment)
             found = CASES[case](leader, learner, config, groups, options)
             leader.close()
+            for segment in made:
+                segment.unlink()
             print(json.dumps(found), flush=True)
     finally:
         if groups:

@@ -8,6 +8,7 @@ that anybody can see. Whatever was judged before at the same text is not judged 
 
 from __future__ import annotations
 
+import compileall
 import fcntl
 import hashlib
 import json
@@ -16,11 +17,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
-from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Verdict, stands
+from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, preload, stands
 from benchmarks.mutations.named import NAMED, Fault
 from benchmarks.mutations.nearest import nearest
 from benchmarks.mutations.operators import draw
@@ -37,10 +39,10 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="faults whose file or name holds this word")
     parser.add_argument("--again", action="store_true", help="judge those that survived once more")
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds of one test run (%(default)s)"
+        "--timeout", type=float, default=1800.0, metavar="S", help="seconds of one test run (%(default)s)"
     )
     parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
-    parser.add_argument("--under", default="", metavar="COMMAND", help="runs the tests, as in --under 'nice -n 10'")
+    parser.add_argument("--tests", nargs="+", default=(), metavar="TEST", help="a first look with these alone")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
     )
@@ -64,11 +66,13 @@ def main() -> int:
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
-        judge = _Judge(Path(folder), options.timeout, options.under.split(), options.rings)
+        judge = Judge(Path(folder), options.timeout, options.rings, tuple(options.tests))
         for place, (kind, fault) in enumerate(todo, 1):
             verdict = judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            if verdict.noticed or options.rings >= 4:  # after a first look nothing has survived yet
+            if verdict.noticed or (
+                options.rings >= 4 and not options.tests
+            ):  # after a first look nothing has survived yet
                 _keep(options.json, row)
                 known[row["key"]] = row
             word = "noticed" if verdict.noticed else "SURVIVED"
@@ -80,32 +84,56 @@ def main() -> int:
     return _report(judged)
 
 
-class _Judge:
-    """Puts a fault into a clean copy and runs the nearest tests, then the further ones."""
+class Verdict(NamedTuple):
+    """`noticed`: a test fails with the fault and passes without it; `by`: its name and reason."""
 
-    def __init__(self, folder: Path, timeout: float, under: list[str], rings: int) -> None:
-        self._folder, self._timeout, self._under, self._rings = folder, timeout, under, rings
-        self._kernel = KernelBuild(folder / "kernel")
-        self._sound: set[tuple[str, ...]] = set()
+    noticed: bool
+    by: str
+    seconds: float
+
+
+class Judge:
+    """Puts a fault into a clean copy and runs the nearest tests, then the further ones.
+
+    A test that fails has noticed the fault only if it passes by itself without it. Where time was the reason, it must
+    fail a second time by itself: a busy machine is no proof. A test of which this does not hold is left out, and the
+    others judge."""
+
+    def __init__(self, folder: Path, timeout: float, rings: int, tests: tuple[str, ...] = ()) -> None:
+        self._timeout, self._rings, self._tests = timeout, rings, tests
+        preload()
+        self._clean, self._copy = Copy(folder / "clean"), Copy(folder / "copy")
+        self._clean.make()
+        compileall.compile_dir(self._clean.path / "ddrl", quiet=1)
+        self._passes: set[str] = set()  # tests that have passed by themselves without a fault
+        self._kernel = KernelBuild(folder / "kernel", self._clean.path)
 
     def __call__(self, fault: Fault) -> Verdict:
-        for tests in nearest(fault.path)[: self._rings]:
-            copy = Copy(self._folder / "copy")
-            copy.make()
-            if tests not in self._sound:  # a test that fails anyway notices nothing
-                clean = copy.test(tests, self._timeout, self._under)
-                if clean.noticed:
-                    raise SystemExit(f"{' '.join(tests)} fails without a fault: {clean.by}")
-                self._sound.add(tests)
-                copy.make()
-            if not fault.path.startswith(KERNEL):
-                copy.put(fault)
-            elif not self._kernel.into(copy, fault):
-                return Verdict(True, "does not compile", 0.0)
-            verdict = copy.test(tests, self._timeout, self._under)
-            if verdict.noticed:
-                return verdict
-        return Verdict(False, "", 0.0)
+        """Judge a fault."""
+        begin = time.monotonic()
+        self._copy.make(self._clean.path)
+        if fault.path.startswith(KERNEL):
+            self._kernel.into(self._copy, fault)
+        else:
+            self._copy.put(fault)
+        rings = [self._tests] if self._tests else nearest(fault.path)[: self._rings]
+        by = next((by for tests in rings if (by := self._noticed_by(tests))), "")
+        return Verdict(bool(by), by, round(time.monotonic() - begin, 1))
+
+    def _noticed_by(self, tests: tuple[str, ...]) -> str:
+        left_out: list[str] = []
+        while (outcome := self._test(self._copy, tests, left_out)).failed:
+            alone = (outcome.failed,)
+            again = not outcome.by_time or self._test(self._copy, alone).failed
+            if again and (outcome.failed in self._passes or not self._test(self._clean, alone).failed):
+                self._passes.add(outcome.failed)
+                return f"{outcome.failed} - {outcome.reason}"
+            print(f"left out, fails without the fault or not again: {outcome.failed} - {outcome.reason}", flush=True)
+            left_out.append(outcome.failed)
+        return ""
+
+    def _test(self, copy: Copy, tests: tuple[str, ...], without: Sequence[str] = ()) -> Outcome:
+        return copy.test(tests, self._timeout, without)
 
 
 def _key(fault: Fault) -> str:

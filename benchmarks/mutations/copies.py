@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import NamedTuple, NoReturn
 
 from benchmarks.mutations.named import Fault
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
-PYTEST = ("-m", "pytest", "-x", "-m", "not long and not browser", "--no-header", "--tb=line", "-rf")
+PYTEST = ("-x", "-vv", "-m", "not long and not browser", "--no-header", "--tb=line", "-rfE")
+NO_TESTS = 5  # pytest's exit status where none is left to run
+BY_TIME = re.compile(
+    r"[Tt]imeout|timed out|no end|exit status -9|within [\d.]+ s"
+)  # a reason that a busy machine can give as well
 
 
-class Verdict(NamedTuple):
-    """`noticed`: the tests failed, timed out or could not even start; `by`: the first failure, in pytest's words."""
+class Outcome(NamedTuple):
+    """Of one run of pytest. `failed`: the name of the first test that failed, was running when the process died, or had
+    not ended in time; empty where all passed. `reason`: in pytest's words."""
 
-    noticed: bool
-    by: str
+    failed: str
+    reason: str
     seconds: float
+
+    @property
+    def by_time(self) -> bool:
+        """Whether the reason may be a machine that is busy."""
+        return bool(BY_TIME.search(self.reason))
 
 
 def stands(fault: Fault) -> bool:
@@ -35,16 +51,20 @@ def stands(fault: Fault) -> bool:
 
 
 class Copy:
-    """A copy of every tracked file, with the compiled kernel, at `path`."""
+    """A copy of every tracked file, with the compiled kernel and what Python has compiled, at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def make(self) -> None:
-        """Begin with clean sources."""
+    def make(self, source: Path = ROOT) -> None:
+        """Begin with clean sources: those of another copy, or the tracked files as they stand."""
         shutil.rmtree(self.path, ignore_errors=True)
+        if source != ROOT:
+            shutil.copytree(source, self.path)
+            return
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/_kernel*.so")]
+        compiled += [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/**/*.pyc")]
         for name in [*filter(None, listed.split("\0")), *compiled]:
             if (ROOT / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,61 +85,97 @@ class Copy:
             raise ValueError(f"{fault.name}: {fault.old!r} stands {text.count(fault.old)} times in {fault.path}")
         file.write_text(text.replace(fault.old, fault.new))
 
-    def test(self, tests: tuple[str, ...], timeout: float, under: Sequence[str] = ()) -> Verdict:
-        """Run the tests until the first one fails; `under`: a command that runs another one, as nice does."""
+    def test(self, tests: Sequence[str], timeout: float, without: Sequence[str] = ()) -> Outcome:
+        """Run the tests until the first one fails; `without`: names of tests that are left out."""
         begin = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1"}
-        process = subprocess.Popen(
-            [*under, sys.executable, *PYTEST, *tests],
-            cwd=self.path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            output = f"FAILED no end within {timeout:g} s"
-        finally:
-            _end(process)
-        if process.returncode in (4, 5):
-            raise RuntimeError(f"pytest cannot run {' '.join(tests)}:\n{output[-2000:]}")
-        failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        sys.stdout.flush()
+        with tempfile.TemporaryFile() as written:  # not a pipe: what a test leaves running would hold it open
+            child = os.fork()
+            if not child:
+                self._become_pytest([*PYTEST, *tests, *(f"--deselect={name}" for name in without)], written.fileno())
+            ended = _await(child, timeout)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what it has left behind, too
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            written.seek(0)
+            output = written.read().decode(errors="replace")
         seconds = round(time.monotonic() - begin, 1)
-        return Verdict(process.returncode != 0, failed[0][:200] if failed else "", seconds)
+        if status in (0, NO_TESTS):
+            return Outcome("", "", seconds)
+        if said := re.search(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.+?)?)(?: - (.*))?$", output, re.MULTILINE):
+            return Outcome(said[1], (said[2] or "")[:200], seconds)
+        started = re.findall(r"^(tests/\S+?\.py::.+?)(?: PASSED.*| SKIPPED.*)?$", output, re.MULTILINE)
+        if not started:
+            raise RuntimeError(f"pytest cannot run {' '.join(tests)}:\n{output[-2000:]}")
+        reason = f"exit status {status}" if ended else f"no end within {timeout:g} s"
+        return Outcome(started[-1].strip(), reason, seconds)
+
+    def _become_pytest(self, arguments: Sequence[str], written: int) -> NoReturn:
+        """Of a fresh child process: pytest in this copy. What `preload` has imported is there already."""
+        status = 3
+        try:
+            os.setsid()
+            os.dup2(written, 1)
+            os.dup2(written, 2)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.chdir(self.path)
+            os.environ.update(PYTHONPATH=str(self.path), PYTHONDONTWRITEBYTECODE="1", COLUMNS="400")
+            sys.dont_write_bytecode = True
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "ddrl", "__main__")]:
+                del sys.modules[name]
+            sys.modules["__main__"] = ModuleType("__main__")
+            sys.path[:] = [str(self.path), *(entry for entry in sys.path if entry and Path(entry).resolve() != ROOT)]
+            importlib.invalidate_caches()
+            import pytest
+
+            status = int(pytest.main(list(arguments)))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def preload() -> None:
+    """Import what most tests import and no fault stands in: it takes longer than most tests."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in ("numpy", "torch", "gymnasium", "pytest"):
+        importlib.import_module(name)
+
+
+def _await(child: int, timeout: float) -> bool:
+    """Whether the process ends in time."""
+    ended = os.pidfd_open(child)
+    try:
+        return bool(select.select([ended], [], [], timeout)[0])
+    finally:
+        os.close(ended)
 
 
 class KernelBuild:
     """The compiled kernel of a faulty header: sources of their own, whose objects stay from one fault to the next."""
 
-    def __init__(self, path: Path) -> None:
-        self._sources, self._build = Copy(path), path / "build" / "faulty"
+    def __init__(self, path: Path, clean: Path) -> None:
+        self._sources, self._build, self._clean = Copy(path), path / "build" / "faulty", clean
         self._fault: Fault | None = None  # the one that stands there
 
-    def into(self, copy: Copy, fault: Fault) -> bool:
-        """Compile with the fault and put the result into `copy`; whether it compiles."""
+    def into(self, copy: Copy, fault: Fault) -> None:
+        """Compile with the fault and put the result into `copy`. RuntimeError where it does not compile: no test has
+        noticed anything then."""
         if not self._fault:
-            self._sources.make()
+            self._sources.make(self._clean)
+            self._sources.put(Fault("compiled in half the time", "CMakeLists.txt", "PRIVATE -O3", "PRIVATE -O1"))
         elif self._fault != fault:  # as it was, and newer than the objects
-            (self._sources.path / self._fault.path).write_bytes((ROOT / self._fault.path).read_bytes())
+            (self._sources.path / self._fault.path).write_bytes((self._clean / self._fault.path).read_bytes())
         if self._fault != fault:
             self._sources.put(fault)
         self._fault = fault
         configure = ["cmake", "-S", ".", "-B", str(self._build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
         configure.append(f"-DPython_EXECUTABLE={sys.executable}")
-        for command in (configure, ["cmake", "--build", str(self._build)]):
-            if subprocess.run(command, cwd=self._sources.path, capture_output=True).returncode:
-                return False
+        for command in (configure, ["cmake", "--build", str(self._build), "--parallel", "2"]):
+            done = subprocess.run(command, cwd=self._sources.path, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{fault.name}: it does not compile\n{(done.stdout + done.stderr)[-2000:]}")
         (compiled,) = self._build.glob("_kernel*.so")
         shutil.copy2(compiled, copy.path / "ddrl" / compiled.name)
-        return True
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End what a test run has left behind, its own children included."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

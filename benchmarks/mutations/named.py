@@ -55,7 +55,8 @@ _NAMED = {
         ("the target is never reached", "self.target_reached = self.target_reached or reached", "pass"),
     ),
     "run/task.py": (
-        ("a resumed source goes on with episodes", "source.cut()", "pass"),
+        ("a resumed run has an empty replay", "source.load(resume.path)", "pass"),
+        ("a resumed run owes other samples", 'source.load_state(resume.state["source"])', "pass"),
         ("checkpoints at every look", "return (env_steps // period + 1) * period", "return env_steps"),
         ("a pause is ignored", "moved = not paused and training.turn()", "moved = training.turn()"),
         (
@@ -283,8 +284,8 @@ _NAMED = {
         ),
         (
             "discount is zero",
-            "batch = draw(learner.batch_size, self.selector, learner.discount)",
-            "batch = draw(learner.batch_size, self.selector, 0.0)",
+            "self.selector, learner.discount)",
+            "self.selector, 0.0)",
         ),
         ("beta stays", "start + min(1.0, progress) * (1.0 - start)", "start"),
     ),
@@ -387,6 +388,37 @@ _NAMED = {
     "pool/policies/fair.py": (
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
+    ),
+    "plan/model.py": (
+        ("links between hosts are free", "case.row_nbytes * (1 - nearby) / case.rate", "0.0 / case.rate"),
+        (
+            "devices are switched for nothing",
+            "gradient[-1] += 2 * costs.switch",
+            "gradient[-1] += 0.0",
+        ),
+    ),
+    "plan/rounds.py": (
+        ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
+    ),
+    "serve/mixer.py": (
+        ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
+        ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
+        ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
+    ),
+    "serve/server.py": (
+        ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
+        (
+            "counters are lost at the end",
+            "return_exceptions=True)\n        snapshot.save(self._state, snapshot.encode(self.mixer))",
+            "return_exceptions=True)",
+        ),
+    ),
+    "serve/snapshot.py": (
+        (
+            "billing is forgotten at a restart",
+            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
+            'for name in ("shown", "rate"):',
+        ),
     ),
     "telemetry/store.py": (
         ("coarse rows are the newest value", "else 'avg'}", "else 'max'}"),

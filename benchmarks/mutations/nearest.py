@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MAX_FILES = 6  # that import a module: of more, the folder's own tests say as much
@@ -43,25 +44,46 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ddrl/kernel/codec.hpp": (("tests/distribution/test_codecs.py",), ()),
     "ddrl/learner": (("tests/learner",), ("tests/run/test_algorithms.py", "tests/run/test_saved_bits.py", *_RUNS)),
     "ddrl/notebook.py": (("tests/telemetry/test_notebook_panel.py", "tests/run/test_launch.py"), ("tests/notebooks",)),
+    "ddrl/plan": (("tests/plan",), ()),
     "ddrl/plots": (("tests/plots",), ("tests/telemetry/test_notebook_panel.py",)),
     "ddrl/pool": (("tests/pool",), ("tests/run/test_pool.py",)),
     "ddrl/replay": (("tests/replay",), _RUNS),
     "ddrl/rollout": (("tests/rollout",), _RUNS),
     "ddrl/run": (_RUNS, (*_RECORDS, "tests/telemetry/test_control_of_a_run.py", *_MPI)),
+    "ddrl/serve": (("tests/serve",), ()),
     "ddrl/telemetry": (("tests/telemetry",), ("tests/run/test_resume.py", "tests/run/test_training.py")),
     "ddrl/testing": (("tests/testing",), ("tests/pool", "tests/run/test_pool.py")),
+    "ddrl/video.py": (("tests/test_evaluate.py",), ()),
     "ddrl": (("tests/test_package.py",), ("tests/docs",)),
+}
+
+# By the longest prefix too: the tests that say most where no file bears the module's name.
+FIRST: dict[str, tuple[str, ...]] = {
+    "ddrl/distribution/relay": ("tests/distribution/test_relays.py",),
+    "ddrl/distribution/transport": ("tests/distribution/test_relays.py",),
+    "ddrl/envs/admix/inventory.py": ("tests/envs/admix/test_market.py", "tests/envs/admix/test_vector.py"),
+    "ddrl/kernel/replay": ("tests/replay/test_selectors.py", "tests/replay/test_experience.py"),
+    "ddrl/kernel/ring.hpp": ("tests/channels/test_lane.py",),
+    "ddrl/learner": ("tests/learner/test_dqn.py", "tests/learner/test_snapshot.py"),
+    "ddrl/pool/policies": ("tests/pool/test_queue.py", "tests/pool/test_leases.py"),
+    "ddrl/replay/sources": ("tests/replay/test_sources.py", "tests/run/test_training.py"),
+    "ddrl/run": ("tests/run/test_serial.py", "tests/run/test_resume.py"),
 }
 
 
 def nearest(path: str) -> list[tuple[str, ...]]:
     """The tests of a file, in rings: each runs where those before it have noticed nothing."""
-    folder, further = NEAREST[max((prefix for prefix in NEAREST if path.startswith(prefix)), key=len)]
+    folder, further = _longest(NEAREST, path)
     module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
     files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
-    own = tuple(name for name, text in files if Path(name).stem == f"test_{stem}")
+    own = tuple(name for name, _ in files if Path(name).stem == f"test_{stem}") or _longest(FIRST, path) or ()
     importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]
     return [ring for ring in (own, importing, folder, further) if ring]
+
+
+def _longest(table: dict[str, Any], path: str) -> Any:
+    """What stands under the longest prefix of a path; None where no prefix fits."""
+    return table.get(max((prefix for prefix in table if path.startswith(prefix)), key=len, default=""))
 
 
 @cache

@@ -6,6 +6,7 @@ last, any number of independent clusters before."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,11 +90,22 @@ class Observation:
         return Observation(sizes, none, no, none, none, none, none, no, noise_scale)
 
     @staticmethod
-    def of(cluster: Cluster, sizes: Sizes, seconds: ArrayLike, received: ArrayLike | None = None) -> Observation:
-        """Sizes and times alone; ConfigError for a received time that is zero, negative, NaN or infinite."""
+    def of(
+        cluster: Cluster, sizes: Sizes, seconds: ArrayLike, received: ArrayLike | None = None, **gradients: ArrayLike
+    ) -> Observation:
+        """Sizes and times, and what is known of the gradients: norm, cosine, loss, staleness, dropped [..., N] and
+        noise_scale [...]. ConfigError for a received time that is zero, negative, NaN or infinite."""
         times = np.asarray(seconds, np.float64)
         if times.shape != cluster.speed.shape:
             raise ConfigError(f"times of {list(times.shape)} nodes were given for a cluster of {cluster.nodes}")
         known = np.ones(times.shape, np.bool_) if received is None else np.asarray(received, np.bool_)
         check_positive("time [s]", np.where(known, times, 1.0))
-        return replace(Observation.blank(cluster), sizes=sizes, seconds=np.where(known, times, 0.0), received=known)
+        blank = Observation.blank(cluster)
+        statistics: dict[str, NDArray[Any]] = {}
+        for name, values in gradients.items():
+            like: NDArray[Any] = getattr(blank, name)
+            given = np.asarray(values, like.dtype)
+            if given.shape != like.shape or not np.isfinite(given).all():
+                raise ConfigError(f"{name} {given.tolist()}: {list(like.shape)} finite values are needed")
+            statistics[name] = given
+        return replace(blank, sizes=sizes, seconds=np.where(known, times, 0.0), received=known, **statistics)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddrl.balance.cluster import Cluster, Observation
+from ddrl.balance.noise_scale import NoiseScale
 from ddrl.balance.sizes import Sizes
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
@@ -24,7 +25,7 @@ DEFAULT = "affine"
 class Sizer(Protocol):
     """Proposes the next iteration's sizes from what was observed of the last."""
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # one that reads more of an observation than times has reads_gradients = True as well
 
     def __init__(self, cluster: Cluster, settings: Any) -> None: ...
 
@@ -85,7 +86,7 @@ class Balancer:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.cluster = Cluster.of(total, np.ones(nodes) if speed is None else speed, max_size)
-        self._sizer = make_sizer(sizer, self.cluster, settings)
+        self._sizer, self._noise_scale = make_sizer(sizer, self.cluster, settings), NoiseScale()
         self.sizes = self._sizer.propose(Observation.blank(self.cluster))
 
     @property
@@ -93,7 +94,25 @@ class Balancer:
         """b_i / B [N]: the factor of each node's mean gradient, so that the sum is the whole batch's mean gradient."""
         return self.sizes / self.cluster.total
 
-    def update(self, seconds: ArrayLike, received: ArrayLike | None = None) -> Sizes:
-        """The next sizes [N], from each node's seconds for the last ones. ConfigError for a time that cannot be."""
-        self.sizes = self._sizer.propose(Observation.of(self.cluster, self.sizes, seconds, received))
+    def update(
+        self,
+        seconds: ArrayLike,
+        received: ArrayLike | None = None,
+        *,
+        norm: ArrayLike | None = None,
+        cosine: ArrayLike | None = None,
+        loss: ArrayLike | None = None,
+    ) -> Sizes:
+        """The next sizes [N], from each node's seconds for the last ones.
+
+        Of each node's gradient, all three or none: its norm, its cosine to the weighted mean of all, its mean loss;
+        only sizer = "ddqn" reads them. ConfigError for values that cannot be."""
+        gradients: dict[str, ArrayLike] = {}
+        if norm is not None and cosine is not None and loss is not None:
+            mean_norm = float(np.asarray(norm) * np.asarray(cosine) @ self.weights)  # <g_i, g> / |g|, weighted
+            noise_scale = self._noise_scale.update(self.sizes, norm, mean_norm)
+            gradients = {"norm": norm, "cosine": cosine, "loss": loss, "noise_scale": noise_scale}
+        elif any(values is not None for values in (norm, cosine, loss)):
+            raise ConfigError("norm, cosine and loss of the gradients are given together, or none of them")
+        self.sizes = self._sizer.propose(Observation.of(self.cluster, self.sizes, seconds, received, **gradients))
         return self.sizes

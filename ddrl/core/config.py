@@ -27,7 +27,11 @@ class RunConfig:
         0, "evaluations", "Stop after so many evaluations in a row without a better one: converged; 0: never.", ge=0
     )
     processes: int = setting(
-        0, "processes", "Rollout processes when started without mpirun; 0: one for each core but one, at least 1.", ge=0
+        0,
+        "processes",
+        "Rollout processes when started without mpirun; 0: one for each core but one, at least 1. With "
+        "pool.collectors: collectors of each host, under mpirun too.",
+        ge=0,
     )
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
@@ -201,7 +205,8 @@ class PoolConfig:
         "off: rollouts run on beside learning. Else learning goes in rounds: run.processes collectors take a fixed "
         "number of steps with one version, then all learning happens, then the next version comes. A collector ends "
         "once it has sent its steps, and the next one starts when its parameters are there (cold) or a predicted time "
-        "before (prewarm); alive: it does not end. With or without --tasks.",
+        "before (prewarm); alive: it does not end. With or without --tasks. Under mpirun relays start them; "
+        "ranks are a trainer, a relay per host, and an evaluator where evaluation is on.",
         choices=("off", "alive", "cold", "prewarm"),
     )
     collect_steps: int = setting(128, "steps", "Steps of each environment that a collector takes a round.", ge=1)

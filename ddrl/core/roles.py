@@ -2,7 +2,8 @@
 
 Rank 0 is the trainer. On every host (a real one, or a group of ranks that stands for one: `cluster.relays`) the first
 rank that is not the trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on.
-Then hosts give the gradient nodes, one at a time each in turn (learner.nodes). All others are rollouts."""
+Then hosts give the gradient nodes, one at a time each in turn (learner.nodes). All others are rollouts. With
+pool.collectors no rank rolls out: collectors are processes beside the ranks, and have their places after these."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ class Assignment:
     index: int
 
 
-def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list[int]:
+def group_hosts(world_size: int, host_names: Sequence[str], relays: int, *, alone: bool = False) -> list[int]:
     """Host index of every rank.
 
     `relays` = 0: one host for each distinct name, in order of first appearance. `relays` = g > 0: the ranks are cut
     into g groups of consecutive ranks, sizes differing by at most one, each group within one real host (so shared
-    memory is shared)."""
+    memory is shared). alone: every group but the first is one rank, its relay."""
     if relays == 0:
         order: dict[str, int] = {}
         return [order.setdefault(name, len(order)) for name in host_names]
@@ -50,6 +51,8 @@ def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list
             f"{world_size} in all"
         )
     groups = [rank * relays // world_size for rank in range(world_size)]
+    if alone:
+        groups = [max(0, rank - world_size + relays) for rank in range(world_size)]
     for group in range(relays):
         names = {host_names[rank] for rank in range(world_size) if groups[rank] == group}
         if len(names) > 1:
@@ -61,10 +64,12 @@ def group_hosts(world_size: int, host_names: Sequence[str], relays: int) -> list
     return groups
 
 
-def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0) -> list[Assignment]:
-    """Roles of all ranks, by rank, from their host indices (`group_hosts`).
+def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, collectors: int = 0) -> list[Assignment]:
+    """Roles of all ranks, by rank, from their host indices (`group_hosts`). collectors: on each host, in place of ranks
+    that roll out; theirs are the numbers after all ranks', host by host.
 
-    Raises ConfigError where a host has no rank for its relay, or no rank is left to roll out.
+    Raises ConfigError where a host has no rank for its relay, or no rank is left to roll out; with collectors, where
+    one is left.
     """
     if not hosts or hosts[0] != 0:
         raise ConfigError("rank 0 must stand on host 0: the trainer's host comes first")
@@ -90,17 +95,26 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0) -> li
         roles[rank] = Role.NODE
     without = set(hosts) - with_relay
     wanted = [", an evaluator"] * evaluator + [f", {nodes} gradient nodes (learner.nodes)"] * (nodes > 0)
-    needed = f"a trainer, a relay per host{''.join(wanted)} and at least one rollout"
-    if without or evaluator_wanted or Role.ROLLOUT not in roles:
-        smallest = 3 + int(evaluator) + nodes
+    needed = f"a trainer, a relay per host{''.join(wanted)}" + ("" if collectors else " and at least one rollout")
+    if without or evaluator_wanted or not (collectors or Role.ROLLOUT in roles):
+        smallest = 2 + int(evaluator) + nodes + (not collectors)
         raise ConfigError(
             f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n "
             f"{smallest} or more per job, "
-            "at least 2 ranks on every further host" + (", or set evaluation.period = 0" if evaluator else "")
+            f"at least {1 if collectors else 2} ranks on every further host"
+            + (", or set evaluation.period = 0" if evaluator else "")
         )
+    if collectors and Role.ROLLOUT in roles:
+        spare = roles.count(Role.ROLLOUT)
+        raise ConfigError(
+            f"{len(hosts)} ranks are {spare} too many: with pool.collectors the ranks are {needed}, and "
+            f"these start the collectors, run.processes on each host: start mpirun with -n {len(hosts) - spare}"
+        )
+    places = [*hosts, *(host for host in sorted(set(hosts)) for _ in range(collectors))]
+    roles += [Role.ROLLOUT] * (len(places) - len(roles))
     seen: dict[Role, int] = {}
     result: list[Assignment] = []
-    for rank, (role, host) in enumerate(zip(roles, hosts, strict=True)):
+    for rank, (role, host) in enumerate(zip(roles, places, strict=True)):
         index = seen.get(role, 0)
         seen[role] = index + 1
         result.append(Assignment(rank, role, host, index))

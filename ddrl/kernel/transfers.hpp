@@ -147,11 +147,11 @@ public:
     }
 
     bool move() override {
+        indices_.resize(requests_.size() + 1);
+        // Where nothing has ended, this call lets MPI work.
+        int ended = requests_.empty() ? 0 : testsome(requests_.data(), requests_.size());
         bool moved = false;
-        for (;; moved = true) {
-            indices_.resize(requests_.size() + 1);
-            // The call that finds nothing lets MPI work, the next one sees what came of it.
-            int ended = requests_.empty() ? 0 : testsome(requests_.data(), requests_.size());
+        for (;; moved = true, indices_.resize(requests_.size() + 1), ended = 0) {
             if (ended <= 0) ended = seen();
             if (ended > 0) {
                 complete(static_cast<size_t>(ended));

@@ -63,6 +63,19 @@ class Exchange:
         if tensor.device.type != "cpu" or tensor.data_ptr() != vector.ctypes.data:
             tensor.copy_(torch.from_numpy(vector))
 
+    def move_into(self, memory: Mapping[str, Vector]) -> None:
+        """Let these vectors of a learner on the CPU lie in `memory`, by name; "value.gradient" is memory for gradients.
+        A learner elsewhere stays where it is."""
+        if self.learner.device.type != "cpu":
+            return
+        homes: dict[str, dict[str, torch.Tensor]] = {}
+        for name, vector in memory.items():
+            part, _, kind = name.rpartition(".")
+            if kind in KINDS:
+                np.copyto(vector, self.vector(name))
+            homes.setdefault(part, {})[kind] = torch.from_numpy(vector)
+        self.learner.settle(homes)
+
     def set_updates(self, updates: Sequence[int]) -> None:
         """Updates of each part, in their order, that the vectors come from."""
         for part, count in zip(self.learner.parts.values(), updates, strict=True):
@@ -103,9 +116,32 @@ class Exchange:
             batch,
         )
 
+    def cosines(
+        self, gradient: Gradient, vectors: Sequence[Vector], weights: Sequence[float], norms: Sequence[float]
+    ) -> tuple[list[float], float]:
+        """Cosine of each gradient to their mean, and the mean's norm, after `sum`: the mean now stands where the first
+        one stood, whose product with it follows from the others' and its own."""
+        mean = [piece.flatten() for piece in gradient.vectors]
+
+        def product(pieces: Sequence[torch.Tensor]) -> float:
+            return sum(float(torch.dot(one.flatten(), of)) for one, of in zip(pieces, mean, strict=True))
+
+        square = product(mean)
+        pieces = (self.learner.pieces(gradient.part, torch.from_numpy(vector)) for vector in vectors[1:])
+        others = [product([piece.to(self.learner.device) for piece in one]) for one in pieces]
+        first = square - sum(weight * one for weight, one in zip(weights[1:], others, strict=True))
+        size = square**0.5
+        products = [first / weights[0], *others]
+        return [one / max(norm * size, 1e-30) for one, norm in zip(products, norms, strict=True)], size
+
     def _tensor(self, name: str) -> torch.Tensor:
         part, _, kind = name.rpartition(".")
         return self.learner.parts[part].vectors()[kind]
+
+
+def norm(gradient: Gradient) -> float:
+    """Its Euclidean norm."""
+    return float(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(gradient.vectors)))))
 
 
 def weighted_mean(terms: Sequence[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:

@@ -215,10 +215,14 @@ class Learner:
                 f"moments: end what else uses it, or name another device ({first_line(error)})"
             ) from error
         self.device = chosen
-        for part in self.parts.values():
-            part.settle({kind: next(moved) for kind in part.vectors()})
+        self.settle({name: {kind: next(moved) for kind in part.vectors()} for name, part in self.parts.items()})
         if len(self._random) == 1:  # a state of CUDA once begun goes on, whichever device came in between
             self._random += random_states(self.device)[1:]
+
+    def settle(self, vectors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Let these vectors, by part and kind, be the learner's: on its device, of the same values (`Part.settle`)."""
+        for name, part in self.parts.items():
+            part.settle({**part.vectors(), **vectors.get(name, {})})
         self._begin()
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -28,6 +28,7 @@ class Part:
         self.online = FlatParameters(module, device)
         self.target = None if self.target_module is None else FlatParameters(self.target_module, device)
         self.moments = [torch.zeros_like(self.online.vector) for _ in range(2)]
+        self.gradient: torch.Tensor | None = None  # memory [layout.nbytes] for passes that give one vector
         self.adam: Adam | None = None
 
     def optimize(self, learning: list[list[torch.Tensor]]) -> None:
@@ -58,11 +59,13 @@ class Part:
         return vectors | {"first_moment": self.moments[0], "second_moment": self.moments[1]}
 
     def settle(self, vectors: Mapping[str, torch.Tensor]) -> None:
-        """Let these vectors, of the same values wherever they lie, be the part's; the optimizer must be made anew."""
+        """Let these vectors, of the same values wherever they lie, be the part's; the optimizer must be made anew.
+        "gradient", which may be left out, is memory for its gradients."""
         self.online.settle(vectors["online"])
         if self.target is not None:
             self.target.settle(vectors["target"])
         self.moments = [vectors["first_moment"], vectors["second_moment"]]
+        self.gradient = vectors.get("gradient")
 
     def check(self) -> None:
         """Assert the invariants between updates."""

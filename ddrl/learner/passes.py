@@ -150,7 +150,7 @@ class MLPPasses:
         self._name, self._convert, self._atoms = part.name, network.inputs, network.head.atoms
         self._online = _tensors(network)
         self._target = [] if part.target_module is None else _tensors(part.target_module)  # type: ignore[arg-type]
-        gradient = torch.zeros_like(online.vector)
+        gradient = torch.zeros_like(online.vector) if part.gradient is None else part.gradient
         parameters = online.parameters().values()
         views = dict(zip(map(id, parameters), online.split(gradient), strict=True))
         self._gradient = self.learning(gradient)

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ddrl.acting.model import ActingModel
+from ddrl.channels import Doorbell
 from ddrl.channels.area import SampleArea
 from ddrl.channels.board import Blob, Board, Command
 from ddrl.channels.counters import CounterRow, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
-from ddrl.channels.segment import segment_name
+from ddrl.channels.message_lane import MessageLane
+from ddrl.channels.segment import Segment, segment_name
 from ddrl.core.errors import ChannelError
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.failure import forget_failure
@@ -31,7 +33,7 @@ POLICY = 2
 EVALUATION_SLOTS = 3
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
-Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, Counters)
+Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane, Counters, Segment)
 
 
 class HostChannels:
@@ -40,7 +42,7 @@ class HostChannels:
     def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
         self.topology, self.host, self.board = topology, host, board
         self._owner, self._dtype = owner, topology.schema.dtype
-        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | Counters] = [board]
+        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane | Counters | Segment] = [board]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
@@ -48,6 +50,8 @@ class HostChannels:
         self.areas: list[SampleArea] = []
         self.remote_lanes: list[Lane] = []
         self.mirrors: list[Counters] = []
+        self.orders: MessageLane | None = None  # to the other hosts' starters of collectors
+        self.reports: MessageLane | None = None  # from them
         if owner:
             try:
                 self._create()
@@ -72,10 +76,16 @@ class HostChannels:
                 lane = Lane.create(self._name("lane", rank.index), dtype, rows, full=full)
                 self.lanes[rank.index] = self._keep(lane)
         for other in range(1, topology.hosts if self.host == 0 else 1):
-            lane = Lane.create(self._name("remote", other), dtype, 4 * rows, full="wait")
+            there = topology.on_host(other)
+            lanes = max(4, len(there) if topology.in_rounds else 0)  # a round's data from there fit
+            lane = Lane.create(self._name("remote", other), dtype, lanes * rows, full="wait")
             self.remote_lanes.append(self._keep(lane))
-            mirror = Counters.create(self._name("mirror", other), len(topology.on_host(other)), topology.columns)
+            mirror = Counters.create(self._name("mirror", other), len(there), topology.columns)
             self.mirrors.append(self._keep(mirror))
+        if self.host == 0 and topology.hosts > 1 and topology.in_rounds:
+            self.orders = self._keep(MessageLane.create(self._name("orders")))
+            self.orders.bell = self.board.relay_bell
+            self.reports = self._keep(MessageLane.create(self._name("reports")))
         self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
 
     # -- made or attached ----------------------------------------------------------------------------------------------
@@ -103,8 +113,13 @@ class HostChannels:
         """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's
         elsewhere."""
         lane = self._keep(Lane.attach(self._name("lane", index), self._dtype))
-        lane.bell = self.board.trainer_bell if self.host == 0 else self.board.relay_bell
+        lane.bell = self.drain_bell
         return lane
+
+    @property
+    def drain_bell(self) -> Doorbell:
+        """The bell of who drains this host's lanes: the trainer, elsewhere the relay."""
+        return self.board.trainer_bell if self.host == 0 else self.board.relay_bell
 
     def attach_area(self, index: int) -> SampleArea:
         """The sample area of rollout `index`."""
@@ -113,12 +128,17 @@ class HostChannels:
         return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block, areas.guard))
 
     def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
-        """What the root relay writes: a lane and a mirrored counters table for each other host, by host."""
+        """What the root relay writes: a lane and a mirrored counters table for each other host, by host. Also attaches
+        `orders` and `reports`, where collectors come and go."""
         others = range(1, self.topology.hosts)
         self.remote_lanes = [self._keep(Lane.attach(self._name("remote", host), self._dtype)) for host in others]
         for lane in self.remote_lanes:
             lane.bell = self.board.trainer_bell
         self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
+        if self.remote_lanes and self.topology.in_rounds:
+            self.orders = self._keep(MessageLane.attach(self._name("orders")))
+            self.reports = self._keep(MessageLane.attach(self._name("reports")))
+            self.reports.bell = self.board.trainer_bell
         return self.remote_lanes, self.mirrors
 
     def create_policy(self, model: ActingModel) -> Mailbox:
@@ -141,6 +161,10 @@ class HostChannels:
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
         self.board.ready = POLICY
         return self.mailbox
+
+    def create_segment(self, kind: str, nbytes: int) -> Segment:
+        """Plain memory for whoever is told its name. ChannelError where there is no room."""
+        return self._keep(Segment.create(self._name(kind), kind, nbytes))
 
     def attach_policy(
         self, timeout: float, meanwhile: Callable[[], object] = lambda: None

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient
 
@@ -31,6 +33,14 @@ class DeviceLender(Protocol):
 
     def pause(self) -> None:
         """Called in a round that waits for what may take long: the device goes, and is taken anew."""
+
+
+class Rows(Protocol):
+    """Where rows of one worker are taken: its lane, or what has come of it from another host."""
+
+    def pop(self, out: NDArray[Any]) -> int:
+        """Move the oldest rows into `out` [n]; returns how many. Never waits."""
+        ...
 
 
 class RoundCycle(Protocol):

@@ -70,7 +70,7 @@ class Preparation:
         from ddrl.distribution.checks import check_cluster
 
         if self.config.pool.collectors != "off":
-            self._check_rounds(ranks)
+            self._check_rounds()
         if self.config.learner.nodes:
             self._check_nodes(ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
@@ -83,9 +83,7 @@ class Preparation:
             print(f"ddrl: {line}", file=sys.stderr, flush=True)
         return topology
 
-    def _check_rounds(self, ranks: tuple[Assignment, ...]) -> None:
-        if any(rank.role is Role.RELAY for rank in ranks):
-            raise ConfigError("pool.collectors start on this host alone: run without mpirun, or set it to off")
+    def _check_rounds(self) -> None:
         if self.config.learner.nodes:
             raise ConfigError("pool.collectors: a task in rounds computes its gradients itself: set learner.nodes = 0")
         if self.config.replay.source == "areas":

@@ -15,6 +15,7 @@ from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay,
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
+from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.topology import Topology
 from ddrl.telemetry import HostSampler
 
@@ -22,15 +23,20 @@ from ddrl.telemetry import HostSampler
 def relay_process(membership: Membership, topology: Topology, mine: Assignment, channels: HostChannels) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
     the membership; the process's exit status."""
-    relay = _make_relay(membership, topology, mine, channels)
-    if relay is not None:
-        forbid_torch()
-        sampler = HostSampler(channels.counters)
-        sampler.start()
-        try:
-            relay.run()
-        finally:
-            sampler.close()
+    starter = StarterProcess(topology.run_id, mine.host) if mine.host and topology.in_rounds else None
+    try:
+        relay = _make_relay(membership, topology, mine, channels, starter)
+        if relay is not None:
+            forbid_torch()
+            sampler = HostSampler(channels.counters)
+            sampler.start()
+            try:
+                relay.run()
+            finally:
+                sampler.close()
+    finally:
+        if starter is not None:
+            starter.stop(0.0)  # it has ended, unless something failed
     membership.leave()
     channels.counters_row(mine)["ended"].set(1.0)
     channels.board.trainer_bell.ring()
@@ -38,9 +44,14 @@ def relay_process(membership: Membership, topology: Topology, mine: Assignment, 
 
 
 def _make_relay(
-    membership: Membership, topology: Topology, mine: Assignment, channels: HostChannels
+    membership: Membership,
+    topology: Topology,
+    mine: Assignment,
+    channels: HostChannels,
+    starter: StarterProcess | None,
 ) -> RootRelay | HostRelay | None:
-    """The relay of this host; None where the job failed before there was a model."""
+    """The relay of this host; None where the job failed before there was a model. starter: of this host's
+    collectors."""
     policy = _share_policy(membership, mine, channels)
     if policy is None:
         return None
@@ -50,6 +61,8 @@ def _make_relay(
     using = [(row["policy_version"], row["ended"]) for row in rollouts]
 
     def quiet() -> bool:
+        if starter is not None:
+            return starter.ended
         return all(ended.value == 1.0 for _, ended in using)
 
     def in_use(sent: int) -> bool:
@@ -64,7 +77,8 @@ def _make_relay(
         row_dtype=topology.schema.dtype,
         layout=model.layout,
         quiet=quiet,
-        in_use=in_use if config.cluster.closed_loop else None,
+        # A round's data tell that its version was used, and it ends before the next one leaves.
+        in_use=in_use if config.cluster.closed_loop and not topology.in_rounds else None,
     )
     if mine.host == 0:
         lanes, mirrors = channels.attach_remote()
@@ -75,6 +89,8 @@ def _make_relay(
             lanes=lanes,
             mirrors=mirrors,
             on_failure=lambda text: report_failure(channels.board, topology.run_id, mine.host, text),
+            orders=channels.orders,
+            reports=channels.reports,
         )
     return HostRelay(
         membership,
@@ -83,6 +99,7 @@ def _make_relay(
         lanes=LaneSet(channels.drained_lanes()),
         table=channels.counters,
         failure=lambda: read_failure(topology.run_id, mine.host),
+        starter=starter,
     )
 
 

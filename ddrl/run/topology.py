@@ -5,6 +5,7 @@ Made on rank 0 before any channel is created; every process gets the same one, a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,11 @@ from ddrl.core.specs import Column, EnvSpec
 from ddrl.core.transitions import transition_columns
 
 LANE_ROWS = 512  # of a lane that never stands full for long
+
+
+def rollouts_of_host(config: Config) -> int:
+    """Rollouts of a host where no ranks stand for them: run.processes."""
+    return config.run.processes or max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 class _TopologyMessage(msgspec.Struct, frozen=True):
@@ -68,6 +74,11 @@ class Topology:
         return len({rank.host for rank in self.ranks})
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether learning goes in rounds, and collectors come and go in the rollouts' places."""
+        return self.config.pool.collectors != "off"
+
+    @property
     def rollouts(self) -> int:
         """Number of rollout processes."""
         return sum(rank.role is Role.ROLLOUT for rank in self.ranks)
@@ -90,7 +101,7 @@ class Topology:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
         is learned from late."""
         channels, pool = self.config.channels, self.config.pool
-        steps = 2 if pool.collectors == "off" else pool.collect_steps  # a collector ends before anybody drains its lane
+        steps = pool.collect_steps if self.in_rounds else 2  # a collector ends before anybody drains its lane
         least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
         held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)

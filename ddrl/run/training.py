@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ddrl.channels.board import Board
 from ddrl.channels.counters import CounterRow
-from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
@@ -25,7 +25,7 @@ from ddrl.core.rows import RowKind
 from ddrl.rollout.exploration import epsilon_at
 from ddrl.run.lag import LagMeter
 from ddrl.run.lag_bound import LagBound
-from ddrl.run.moves import DeviceLender, GradientSource, Move, RoundCycle
+from ddrl.run.moves import DeviceLender, GradientSource, Move, RoundCycle, Rows
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner
@@ -260,7 +260,7 @@ class Training:
             self._count["record_seconds"].add(time.perf_counter() - begin)
         return moved
 
-    def empty(self, lane: Lane, *, record: bool = True) -> None:
+    def empty(self, lane: Rows, *, record: bool = True) -> None:
         """Take everything out of a lane that nobody writes to now, and record it, up to run.max_env_steps."""
         begin = time.perf_counter()
         while count := lane.pop(self._rows):

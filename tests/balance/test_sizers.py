@@ -3,6 +3,7 @@ import pytest
 
 from ddrl.balance import Balancer, Cluster, Observation, make_sizer
 from ddrl.balance.kinds import make_scenario, slow_down
+from ddrl.balance.noise_scale import NoiseScale
 from ddrl.balance.simulator import regret, simulate
 from ddrl.balance.sizer import PACKAGE
 from ddrl.core import plugins
@@ -127,6 +128,60 @@ def test_what_cannot_be_sized_is_refused_with_the_reason(arguments, reason):
 def test_times_for_another_number_of_nodes_are_refused():
     with pytest.raises(ConfigError, match=r"times of \[3\] nodes"):
         Balancer(10, 2).update([1.0, 1.0, 1.0])
+
+
+class Watcher:
+    """Keeps what it is shown."""
+
+    name, Settings, seen = "watcher", None, []
+
+    def __init__(self, cluster, settings):
+        self.cluster = cluster
+
+    def propose(self, observation):
+        self.seen.append(observation)
+        return np.array([6, 4])
+
+    def first(self):
+        return None
+
+
+def test_a_sizer_sees_the_gradients_that_a_training_loop_knows_and_the_noise_scale_they_imply():
+    balancer = Balancer(10, 2, sizer=f"{__name__}:Watcher")
+    balancer.update([1.0, 2.0], norm=[2.0, 3.0], cosine=[0.5, 0.25], loss=[0.1, 0.2])
+    seen = Watcher.seen[-1]
+    given = [seen.norm.tolist(), seen.cosine.tolist(), seen.loss.tolist()]
+    assert given == [[2.0, 3.0], [0.5, 0.25], [0.1, 0.2]]
+    mean = 0.6 * 2.0 * 0.5 + 0.4 * 3.0 * 0.25  # the mean gradient's norm
+    noise = (6.5 - mean**2) / ((1 / 6 + 1 / 4) / 2 - 1 / 10)
+    assert seen.noise_scale == pytest.approx(noise / max(mean**2 - noise / 10, 1e-6 * noise))
+    balancer.update([1.0, 2.0])
+    assert not Watcher.seen[-1].norm.any()
+    assert Watcher.seen[-1].noise_scale == 0
+
+
+@pytest.mark.parametrize(
+    ("gradients", "reason"),
+    [
+        ({"norm": [1.0, 1.0]}, "given together"),
+        ({"norm": [1.0, np.nan], "cosine": [1.0, 1.0], "loss": [0.0, 0.0]}, r"norm \[1.0, nan\]: \[2\] finite values"),
+        ({"norm": [1.0, 1.0], "cosine": [1.0, 1.0], "loss": 0.5}, r"loss 0.5: \[2\] finite values"),
+    ],
+)
+def test_statistics_of_gradients_that_cannot_be_are_refused(gradients, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Balancer(10, 2).update([1.0, 1.0], **gradients)
+
+
+def test_the_noise_scale_of_gradients_with_a_known_one_is_found():
+    rng, sizes = np.random.default_rng(0), np.array([10, 30, 60])
+    gradient = rng.standard_normal(400)
+    spread = 3.0  # of each sample's gradient, in every direction
+    truth, estimate = 400 * spread**2 / (gradient @ gradient), NoiseScale()
+    for _ in range(100):
+        parts = gradient + spread / np.sqrt(sizes)[:, None] * rng.standard_normal((3, 400))
+        found = estimate.update(sizes, np.linalg.norm(parts, axis=1), np.linalg.norm(sizes / 100 @ parts))
+    assert found == pytest.approx(truth, rel=0.1)
 
 
 def test_weights_are_the_shares_of_the_batch():

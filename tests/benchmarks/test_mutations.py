@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.mutations.copies import Copy, stands
 from benchmarks.mutations.named import NAMED
-from benchmarks.mutations.nearest import NEAREST, nearest
+from benchmarks.mutations.nearest import FIRST, NEAREST, nearest
 from benchmarks.mutations.operators import candidates, draw
 from tests.sources import ROOT
 
@@ -28,16 +28,16 @@ def test_at_least_a_hundred_named_faults_stand_at_one_place_each_in_all_packages
     assert len(standing) >= 100
     assert len({fault.name for fault in NAMED}) == len(NAMED)
     packages = {"acting", "balance", "channels", "core", "distribution", "envs", "kernel", "learner", "plots", "pool"}
-    packages |= {"replay", "rollout", "run", "telemetry"}
+    packages |= {"plan", "replay", "rollout", "run", "serve", "telemetry"}
     assert packages <= {fault.path.split("/")[1] for fault in standing}
 
 
 def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
-    for near, further in NEAREST.values():
+    for near, further in (*NEAREST.values(), *((tests, ()) for tests in FIRST.values())):
         for path in (*near, *further):
             assert (ROOT / path).exists(), path
     assert nearest("ddrl/kernel/codec.hpp") == [("tests/distribution/test_codecs.py",)]
-    assert nearest("ddrl/kernel/ring.hpp")[0] == ("tests/replay", "tests/channels")
+    assert nearest("ddrl/kernel/ring.hpp")[:2] == [("tests/channels/test_lane.py",), ("tests/replay", "tests/channels")]
     own, folder, _ = nearest("ddrl/replay/rate_limiter.py")
     assert (own, folder) == (("tests/replay/test_rate_limiter.py",), ("tests/replay",))
     own, _, folder, _ = nearest("ddrl/acting/policy.py")

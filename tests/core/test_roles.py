@@ -55,3 +55,32 @@ def test_four_ranks_are_enough_for_one_host():
         Role.EVALUATOR,
         Role.ROLLOUT,
     ]
+
+
+def test_collectors_have_places_after_all_ranks_on_every_host():
+    ranks = assign_roles([0, 0, 0, 1], evaluator=True, collectors=2)
+    assert [one.role for one in ranks[:4]] == [Role.TRAINER, Role.RELAY, Role.EVALUATOR, Role.RELAY]
+    assert [(one.rank, one.role, one.host, one.index) for one in ranks[4:]] == [
+        (4, Role.ROLLOUT, 0, 0),
+        (5, Role.ROLLOUT, 0, 1),
+        (6, Role.ROLLOUT, 1, 2),
+        (7, Role.ROLLOUT, 1, 3),
+    ]
+
+
+def test_with_collectors_every_group_but_the_first_is_its_relay_alone():
+    assert group_hosts(5, ["a"] * 5, 3, alone=True) == [0, 0, 0, 1, 2]
+    assert group_hosts(3, ["a"] * 3, 2, alone=True) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ([0, 0, 0, 1, 1], r"5 ranks are 2 too many: .*start mpirun with -n 3"),
+        ([0], r"too few for a trainer, a relay per host: start mpirun with -n 2 .*at least 1 ranks"),
+        ([0, 1], "too few"),
+    ],
+)
+def test_other_numbers_of_ranks_are_refused_where_relays_start_the_collectors(hosts, words):
+    with pytest.raises(ConfigError, match=words):
+        assign_roles(hosts, evaluator=False, collectors=1)

@@ -1,12 +1,14 @@
 """Parts of a batch and their sum: what data-parallel nodes compute is the gradient of the whole."""
 
 import itertools
+import uuid
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from ddrl.channels.segment import Segment
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -14,6 +16,7 @@ from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.replay.batches import Sequences
 from ddrl.run.nodes.messages import Rows, arrays_of, cut, join, pack, rows_of, unpack
+from ddrl.run.nodes.shared import KIND, SharedVectors
 from tests.learner import continuous_cases, learner_cases
 
 SIZES = (1, 11, 4)
@@ -130,6 +133,51 @@ def test_vectors_of_one_learner_make_another_equal():
         one.seed(1)
     first, second = learner.gradient(batch, "critic"), other.gradient(batch, "critic")
     assert all(torch.equal(a, b) for a, b in zip(first.vectors, second.vectors, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "td3", "r2d2"])
+def test_learning_in_given_memory_gives_the_same_bits_there(algorithm):
+    (here, batch), (there, _) = case(algorithm, target_period=2), case(algorithm, target_period=2)
+    made = []
+
+    def make(nbytes):
+        made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{KIND}-0", KIND, nbytes))
+        return made[0]
+
+    here.update(batch), there.update(batch)
+    shared = SharedVectors.create(make, Exchange(there), 2)
+    node = SharedVectors.attach(shared.name, Exchange(case(algorithm)[0]), 2, 1)
+    made[0].unlink()
+    for _ in range(3):
+        here.update(batch), there.update(batch)
+    exchange = Exchange(here)
+    for name, vector in node.vectors.items():
+        np.testing.assert_array_equal(vector, exchange.vector(name))
+    memory = {f"{part}.online": np.zeros_like(shared.vectors[f"{part}.online"]) for part in there.parts}
+    Exchange(there).move_into(memory)  # as vectors of a device do, they lie elsewhere
+    there.update(batch)
+    shared.publish(Exchange(there).versions())
+    for name, vector in memory.items():
+        np.testing.assert_array_equal(shared.vectors[name], vector)
+
+
+def test_gradients_stand_in_the_memory_that_a_node_maps_and_their_sum_is_the_mean_with_its_cosines():
+    learner, batch = case("dqn")
+    exchange = Exchange(learner)
+    memory = exchange.buffer("value")
+    exchange.move_into({"value.gradient": memory})
+    gradients = []
+    for rows in parts_of(batch):
+        gradient = learner.gradient(rows, "value")
+        assert exchange.flat(gradient, exchange.buffer("value")).ctypes.data == memory.ctypes.data
+        gradients.append(memory.copy())
+    flat = np.stack([gradient.view(np.float32) for gradient in gradients])
+    weights = np.array(SIZES) / sum(SIZES)
+    mean, norms = weights @ flat, np.linalg.norm(flat, axis=1)
+    total = exchange.sum("value", gradients, weights.tolist(), sum(SIZES), None, {})
+    cosines, size = exchange.cosines(total, gradients, weights.tolist(), norms.tolist())
+    np.testing.assert_allclose(cosines, flat @ mean / norms / np.linalg.norm(mean), rtol=1e-4)
+    assert size == pytest.approx(np.linalg.norm(mean), rel=1e-5)
 
 
 def test_a_norm_over_the_batch_is_refused_by_name():

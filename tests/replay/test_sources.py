@@ -171,6 +171,22 @@ def test_a_zero_td_error_is_drawn_again_with_the_offset_and_never_without() -> N
         assert source.limiter.samples == 8
 
 
+def test_a_draw_takes_the_learners_discount_and_the_annealed_importance_exponent() -> None:
+    settings = config(selector="prioritized", importance_exponent=0.4)
+    source = replay_source(replace(settings, learner=LearnerConfig(batch_size=8, discount=0.9)))
+    source.record(episode(SCHEMA, 0, 21, None), 0)  # of an episode that goes on no discount is zero
+    handles, positions = source.replay.picks()
+    source.replay.set_priority(source.selector, handles, positions, np.linspace(1, 10, len(positions)))
+    law = dict(zip(positions.tolist(), source.replay.law(source.selector), strict=True))
+    for progress, exponent in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (2.0, 1.0)):
+        source.anneal(progress)
+        batch = source.sample(200)
+        np.testing.assert_allclose(batch.discount_t, 0.9, rtol=1e-6)
+        least, most = batch.weight.argmin(), batch.weight.argmax()
+        shares = law[int(batch.pick_pos[least])] / law[int(batch.pick_pos[most])]
+        assert np.log(batch.weight[most] / batch.weight[least]) / np.log(shares) == pytest.approx(exponent, rel=1e-3)
+
+
 def test_a_source_of_sequences_draws_them_and_counts_their_positions() -> None:
     source = replay_source(config(), Experience(pick_len=5, burn_in=2, n_step=2))
     for stream in range(6):

@@ -5,7 +5,9 @@ Node 2 waits at gates, which the leader opens: so who is late is decided by the 
 import json
 import sys
 import time
+import uuid
 import zlib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,10 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from ddrl.channels.segment import Segment
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig, RunConfig
-from ddrl.core.errors import CheckpointError, ConfigError, JobFailed
+from ddrl.core.errors import ChannelError, CheckpointError, ConfigError, JobFailed
 from ddrl.core.nodes import BalanceConfig
 from ddrl.core.rows import row_schema
 from ddrl.learner import Learner
@@ -23,6 +26,7 @@ from ddrl.learner.exchange import Exchange
 from ddrl.run.nodes.leader import Leader
 from ddrl.run.nodes.messages import Rows, arrays_of
 from ddrl.run.nodes.replays import NodeReplays, OwnReplay
+from ddrl.run.nodes.shared import KIND
 from ddrl.run.nodes.worker import serve
 from tests.learner import continuous_cases, learner_cases
 from tests.sources import check_sources
@@ -100,9 +104,7 @@ def exact(leader, learner, config, gate):
             entropy = [2, *(one.updates for one in learner.parts.values()), *part.encode()]
             alone.seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
             whole = alone.gradient(batch, part)
-            a = torch.cat([piece.flatten() for piece in mine.vectors])
-            b = torch.cat([piece.flatten() for piece in whole.vectors])
-            errors.append(float(torch.linalg.norm(a - b) / torch.linalg.norm(b)))
+            errors.append(error_of(mine, whole))
             if mine.priority is not None:
                 priorities.append(bool(torch.allclose(mine.priority, whole.priority, rtol=1e-3, atol=1e-4)))
             assert mine.batch is None
@@ -111,7 +113,16 @@ def exact(leader, learner, config, gate):
             assert torch.isfinite(leader_norm)
             copy(learner, alone)
     leader.gradient(batch, next(iter(learner.parts)))  # every node now has the newest vectors
-    return {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner)}
+    mapped = [bool(node.mapped) for node in leader.nodes.values()]
+    return {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner), "mapped": mapped}
+
+
+def flat(gradient):
+    return torch.cat([piece.flatten() for piece in gradient.vectors])
+
+
+def error_of(mine, whole):
+    return float(torch.linalg.norm(flat(mine) - flat(whole)) / torch.linalg.norm(flat(whole)))
 
 
 def copy(source, target):
@@ -132,12 +143,15 @@ def counts(leader, part="value"):
 
 
 def first_of(leader, learner, config, gate):
-    """K = 2 of 3: the slow node holds the rows of update 0 through updates 1 and 2, then they come."""
-    used, sizes = [], []
+    """K = 2 of 3: the slow node holds the rows of update 0 through updates 1 and 2, then they come. Nothing learns, so
+    each gradient is that of its rows, however late they come."""
+    used, sizes, alone, errors = [], [], Learner.of(config, spec(config)), []
+    learner.lr = 0.0
 
     def update(seed):
         gradient = leader.gradient(batch_of(config, seed), "value")
         rows = batch_of(config, seed) if gradient.batch is None else gradient.batch
+        errors.append(error_of(gradient, alone.gradient(rows, "value")))
         used.append(rows.pick_pos.tolist())
         sizes.append([gradient.count, len(gradient.priority)])
         learner.apply(gradient)
@@ -154,7 +168,33 @@ def first_of(leader, learner, config, gate):
     mine = leader.parts["value"]
     again = [rows.pick_pos.tolist() for rows in mine.again]
     kept = [answer.rows.pick_pos.tolist() for answer in mine.answers.values()]  # for the next update
-    return {"used": used, "sizes": sizes, "held": held, "again": again, "kept": kept, "counts": counts(leader)}
+    found = {"used": used, "sizes": sizes, "held": held, "again": again, "kept": kept, "errors": errors}
+    return {**found, "counts": counts(leader)}
+
+
+def observed(leader, learner, config, gate):
+    """What a sizer sees of the nodes' gradients, beside one learner's for the same rows."""
+    mine, alone, found = leader.parts["value"], Learner.of(config, spec(config)), []
+    propose, batch = mine._sizer.propose, batch_of(config, 0)
+    sizes = mine.sizes.tolist()
+
+    def watch(observation):
+        found.append(observation)
+        return propose(observation)
+
+    mine._sizer.propose = watch
+    leader.gradient(batch, "value", False)
+    parts, rows = [], np.split(np.arange(BATCH), np.cumsum(sizes)[:-1])
+    for place in rows:
+        arrays = {name: array[place] for name, array in arrays_of(batch).items()}
+        part = alone.gradient(Rows(arrays, (int(place[0]), BATCH)), "value")
+        parts.append((flat(part).clone(), float(part.figures["loss"])))
+    mean = sum(size / BATCH * one for size, (one, _) in zip(sizes, parts, strict=True))
+    expected = [
+        [float(torch.linalg.norm(one)), float(torch.cosine_similarity(one, mean, 0)), loss] for one, loss in parts
+    ]
+    seen = [found[0].norm.tolist(), found[0].cosine.tolist(), found[0].loss.tolist()]
+    return {"expected": expected, "seen": list(zip(*seen, strict=True)), "noise_scale": float(found[0].noise_scale)}
 
 
 def left(leader, learner, config, gate):
@@ -235,8 +275,7 @@ def own(leader, learner, config, gate):
             mine = leader.gradient(batch, part)
             if mine is None:
                 continue
-            flat = torch.cat([piece.flatten() for piece in mine.vectors]).clone()
-            steps.append((part, updates, vectors, flat, mine.batch))
+            steps.append((part, updates, vectors, flat(mine).clone(), mine.batch))
             learner.apply(mine)
         replays.learned(batch, None)
     replays.cut()
@@ -253,15 +292,14 @@ def compare(found, seen, config):
     """Relative errors of the gradients of `own` beside one learner's, over the rows that the nodes drew."""
     alone, errors = Learner.of(config, spec(config)), []
     exchange = Exchange(alone)
-    for index, (part, updates, vectors, flat, batch) in enumerate(found.pop("steps")):
+    for index, (part, updates, vectors, mine, batch) in enumerate(found.pop("steps")):
         for name, vector in vectors.items():
             exchange.set_vector(name, vector)
         exchange.set_updates(updates)
         alone.seed(int(np.random.SeedSequence([2, *updates, *part.encode()]).generate_state(1)[0]))
         arrays = {name: np.concatenate([node[index][name] for node in seen]) for name in seen[0][index]}
         whole = alone.gradient(Rows(arrays, (0, BATCH)), part)
-        expected = torch.cat([piece.flatten() for piece in whole.vectors])
-        errors.append(float(torch.linalg.norm(flat - expected) / torch.linalg.norm(expected)))
+        errors.append(float(torch.linalg.norm(mine - flat(whole)) / torch.linalg.norm(flat(whole))))
         assert batch is None
     states = [np.concatenate([one["s_tm1"][:, 0] for one in node]) for node in seen]
     found["streams"] = [sorted({int(value) for value in node}) for node in states]
@@ -287,6 +325,7 @@ def own_left(leader, learner, config, gate):
 K = {"first": 2, "sizer": "equal"}
 CASES = {
     "exact dqn": (exact, setup(), ""),
+    "exact dqn, sent": (exact, setup(), "sent"),
     "exact td3": (exact, setup("td3"), ""),
     "exact d4pg": (exact, setup("d4pg"), ""),
     "late is used": (first_of, setup(**K, threshold=3), "gate"),
@@ -295,6 +334,7 @@ CASES = {
     "left": (left, setup(), "fail"),
     "foreign": (foreign, setup(), "foreign"),
     "nobody": (nobody, setup(), "all fail"),
+    "observed": (observed, setup(sizer="ddqn"), ""),
     "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),
     "own dqn": (own, setup(node_replay="own"), ""),
     "own td3": (own, setup("td3", node_replay="own"), ""),
@@ -320,6 +360,16 @@ def node_exchange(name, config, kind):
     return Exchange(learner)
 
 
+def no_room(nbytes):
+    raise ChannelError(f"{nbytes} bytes of shared memory are not free")
+
+
+def segment(made, nbytes):
+    """Memory that the nodes map; its name goes with `made`."""
+    made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{KIND}-0", KIND, nbytes))
+    return made[-1]
+
+
 def of_replays(config):
     """What replays are made of."""
     return config, row_schema(spec(config)), Experience()
@@ -334,10 +384,14 @@ def main():
             notes = []
             learner = Learner.of(config, spec(config))
             replays = NodeReplays(*of_replays(config)) if config.learner.node_replay == "own" else None
-            leader = Leader(comm, Exchange(learner), config, note=notes.append, replays=replays)
+            segments = []
+            make = no_room if kind == "sent" else partial(segment, segments)
+            leader = Leader(comm, Exchange(learner), config, note=notes.append, replays=replays, make_segment=make)
             gate = lambda at, name=name: (FOLDER / f"{name.replace(' ', '_')}-{at}").touch()  # noqa: E731
             found = case(leader, learner, config, gate)
             leader.close()
+            for one in segments:
+                one.unlink()
             results[name] = {"found": found, "notes": notes}
             everyone = comm.gather(None)
             if case is exact:

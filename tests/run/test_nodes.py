@@ -37,13 +37,20 @@ def cases(tmp_path_factory):
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "td3", "d4pg"])
+@pytest.mark.parametrize("algorithm", ["dqn", "dqn, sent", "td3", "d4pg"])
 def test_nodes_give_the_gradients_and_priorities_of_one_learner(cases, algorithm):
     found = cases[f"exact {algorithm}"]["found"]
     assert len(found["errors"]) >= 6
     assert max(found["errors"]) <= 1e-6
     assert all(found["priorities"])
+    assert found["mapped"] == ["sent" not in algorithm] * 3
     assert found["passed"] == [True] * (3 if algorithm == "td3" else 0)  # its actor is updated every second time
+
+
+def test_without_room_for_shared_memory_nodes_are_sent_messages_and_the_run_says_so(cases):
+    (note,) = cases["exact dqn, sent"]["notes"]
+    assert "sent as messages, which is slower" in note
+    assert "bytes of shared memory are not free" in note
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "td3", "d4pg"])
@@ -63,8 +70,9 @@ def numbers(update: int) -> list[int]:
     return list(range(update * BATCH, (update + 1) * BATCH))
 
 
-def test_a_late_gradient_that_is_fresh_enough_is_used_once(cases):
+def test_a_late_gradient_that_is_fresh_enough_is_used_once_and_with_its_own_rows(cases):
     found = cases["late is used"]["found"]
+    assert max(found["errors"]) <= 1e-5
     used = found["used"]
     assert used[0] == numbers(0)[:16]
     assert used[1:3] == [numbers(1), numbers(2)]  # the free nodes share the whole batch
@@ -72,6 +80,12 @@ def test_a_late_gradient_that_is_fresh_enough_is_used_once(cases):
     assert sorted(chained(used + found["kept"])) == EVERY
     assert found["sizes"] == [[len(rows)] * 2 for rows in used]
     assert (found["counts"]["late"] >= 1, found["counts"]["dropped"], found["counts"]["lost"]) == (True, 0, 0)
+
+
+def test_a_sizer_sees_norm_cosine_and_loss_of_every_nodes_gradient(cases):
+    found = cases["observed"]["found"]
+    np.testing.assert_allclose(found["seen"], found["expected"], rtol=1e-4)
+    assert found["noise_scale"] > 0
 
 
 def test_samples_of_a_stale_gradient_are_dealt_again_and_bias_nothing(cases):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -218,7 +219,7 @@ def watched(folder: Path, clock: Callable[[Sent], str]) -> list[list[int]]:
             held.clear()
             newest_first = sorted(sent, key=lambda message: -message.sent)
             orders.append([message.worker for message in newest_first])
-            return [Sent(*(*_values(message)[:-1], clock(message))) for message in newest_first]
+            return [msgspec.structs.replace(message, clock=clock(message)) for message in newest_first]
 
         rounds.collectors.hear = reordered
         empty, lanes = training.empty, list(task.channels.lanes.values())
@@ -233,10 +234,6 @@ def watched(folder: Path, clock: Callable[[Sent], str]) -> list[list[int]]:
     run(folder, *COLD, *settings("run.processes=3", "run.max_env_steps=1000"), equip=equip)
     assert len(orders) > 3
     return [[*delivered, *recorded_by[3 * k : 3 * k + 3]] for k, delivered in enumerate(orders)]
-
-
-def _values(sent: Sent) -> list[Any]:
-    return [getattr(sent, name) for name in sent.__struct_fields__]
 
 
 def test_gradients_follow_the_send_stamps_also_where_messages_come_in_another_order(tmp_path):

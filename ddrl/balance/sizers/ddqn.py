@@ -46,6 +46,7 @@ class Ddqn:
     """State, values, actions, sizes."""
 
     name: ClassVar[str] = "ddqn"
+    reads_gradients: ClassVar[bool] = True
     Settings = DdqnSettings
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:

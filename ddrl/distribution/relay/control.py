@@ -1,8 +1,9 @@
 """Small messages between the root and the other relays, and between the root relay and its trainer.
 
-Root to relay: `State` (of the board), `NewPlan`, `Measure`, `Goodbye`. Relay to root: `Ready`, `Confirm`,
-`MemberFailed`, `Finished`. Either way: `Failed`. Between trainer and root relay, in slots of their board: `SchemeWish`,
-`PlanInForce`. Packed by msgspec, so a message that is not ours is refused; nothing is unpickled."""
+Root to relay: `State` (of the board), `NewPlan`, `Measure`, `Orders`, `Goodbye`. Relay to root: `Ready`, `Confirm`,
+`Report`, `MemberFailed`, `Finished`. Either way: `Failed`. Between trainer and root relay, in slots of their board:
+`SchemeWish`, `PlanInForce`; by message lanes: `Orders`, `Report`. Packed by msgspec, so a message that is not ours is
+refused; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -34,6 +35,24 @@ class NewPlan(msgspec.Struct, tag="plan"):
 
 class Measure(msgspec.Struct, tag="measure"):
     """No model is under way: measure the links together, then await a plan."""
+
+
+class Orders(msgspec.Struct, tag="orders"):
+    """From the trainer to the starter of a host's collectors: a line."""
+
+    host: int
+    line: bytes
+
+
+class Report(msgspec.Struct, tag="report"):
+    """From the starter of a host's collectors to the trainer: a line. sent: by `clock`, that of the host; received: by
+    the root's [s, CLOCK_MONOTONIC]."""
+
+    host: int
+    line: bytes
+    clock: str
+    sent: float
+    received: float = 0.0
 
 
 class Goodbye(msgspec.Struct, tag="goodbye"):
@@ -93,7 +112,7 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     bound_seconds: float | None
 
 
-Message = State | NewPlan | Measure | Goodbye | Ready | Confirm | MemberFailed | Finished | Failed
+Message = State | NewPlan | Measure | Orders | Goodbye | Ready | Confirm | Report | MemberFailed | Finished | Failed
 Note = SchemeWish | PlanInForce
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -28,7 +28,7 @@ from ddrl.distribution.transport.events import Events
 from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.requests import Part
 
-COUNT_PERIOD = 0.1  # s, between updates of the relay's own counters
+COUNT_PERIOD = 0.25  # s, between updates of the relay's own counters
 IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
 SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel

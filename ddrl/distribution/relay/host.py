@@ -6,12 +6,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from ddrl.channels.board import Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import LaneSet
 from ddrl.core.config import Config
-from ddrl.distribution.relay.control import MAX_TEXT, Finished, Goodbye, Measure, MemberFailed, Message, NewPlan, State
+from ddrl.distribution.relay.control import (
+    MAX_TEXT,
+    Finished,
+    Goodbye,
+    Measure,
+    MemberFailed,
+    Message,
+    NewPlan,
+    Orders,
+    Report,
+    State,
+)
 from ddrl.distribution.relay.core import COUNT_PERIOD, SHORT_SLEEP, LocalHost, Relay
 from ddrl.distribution.relay.membership import TAG_BLOCK, TAG_TABLE, Membership
 from ddrl.distribution.relay.receiving import ModelReceiver
@@ -22,11 +34,30 @@ from ddrl.distribution.transport.uplink import UplinkSender
 QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
 
 
+class Starter(Protocol):
+    """Starts and ends this host's collectors. The trainer and it talk in lines, through the relays."""
+
+    clock: str  # names this host's clock
+
+    def write(self, line: bytes) -> None:
+        """Hand it a line."""
+        ...
+
+    def read(self) -> list[bytes]:
+        """What it has said since the last call; never waits. JobFailed where it has ended, and was not told to."""
+        ...
+
+    def end(self) -> None:
+        """Tell it to end, and all collectors with it."""
+        ...
+
+
 class HostRelay(Relay):
     """See the module. Making one is collective over the membership.
 
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
-    text of `failure` and ends the job; rows not yet sent are left."""
+    text of `failure` and ends the job; rows not yet sent are left. `starter`: of this host's collectors, where it has
+    any."""
 
     beside_period = SHORT_SLEEP  # models come first: chunks may be a tenth of that apart
 
@@ -39,10 +70,11 @@ class HostRelay(Relay):
         lanes: LaneSet | None = None,
         table: Counters | None = None,
         failure: Callable[[], str] | None = None,
+        starter: Starter | None = None,
         trace: bool = False,
     ) -> None:
         super().__init__(membership, config.cluster, local)
-        self._failure = failure
+        self._failure, self._starter = failure, starter
         self._blocks: UplinkSender | None = None
         if lanes is not None:
             block, period = config.cluster.uplink_block_bytes, max(2e-3, 5e-5 * self.hosts)
@@ -65,6 +97,8 @@ class HostRelay(Relay):
             self.receiver.adopt(message)
         elif isinstance(message, Measure):
             self.receiver.remeasure()
+        elif isinstance(message, Orders) and self._starter is not None:
+            self._starter.write(message.line)
         elif isinstance(message, Goodbye):
             self._end()
 
@@ -74,6 +108,8 @@ class HostRelay(Relay):
             self._board.command = Command(state.command)
         if state.command >= Command.STOP:
             self._stopping, self._last_models = True, state.models
+            if self._starter is not None:
+                self._starter.end()
         self._failure_at_root = self._failure_at_root or state.command == Command.FAIL
         self.receiver.stopping = self._stopping
 
@@ -83,6 +119,9 @@ class HostRelay(Relay):
             moved = self._blocks.progress(flush=self._stopping)
         if self._tables is not None:
             self._tables.progress()
+        if self._starter is not None:
+            for line in self._starter.read():
+                self._post.send(0, Report(self.rank, line, self._starter.clock, time.monotonic()))
         self._send_failure()
         self._finish_up()
         return moved

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from ddrl.channels.board import Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
+from ddrl.channels.message_lane import MessageLane
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.distribution.relay.control import (
@@ -23,8 +25,11 @@ from ddrl.distribution.relay.control import (
     Goodbye,
     MemberFailed,
     Message,
+    Orders,
     Ready,
+    Report,
     State,
+    decode,
     decode_wish,
     encode,
 )
@@ -45,7 +50,8 @@ class RootRelay(Relay):
 
     `lanes`: one to the trainer for each other relay, in rank order. `mirrors`: a counters table for each other relay,
     as large as the one there, or none. A host's message that one of its processes has failed ends the job everywhere:
-    its text goes to `on_failure`, and this host's command becomes FAIL."""
+    its text goes to `on_failure`, and this host's command becomes FAIL. `orders`, `reports`: what the trainer says
+    to the other hosts' starters of collectors, and they to it."""
 
     def __init__(
         self,
@@ -56,6 +62,8 @@ class RootRelay(Relay):
         lanes: Sequence[Lane],
         mirrors: Sequence[Counters] = (),
         on_failure: Callable[[str], None] | None = None,
+        orders: MessageLane | None = None,
+        reports: MessageLane | None = None,
         trace: bool = False,
     ) -> None:
         super().__init__(membership, config.cluster, local)
@@ -64,7 +72,8 @@ class RootRelay(Relay):
                 f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes)}, and a table "
                 f"for each or none, not {len(mirrors)}"
             )
-        self._on_failure = on_failure
+        self._on_failure, self._orders, self._reports = on_failure, orders, reports
+        self._unread: deque[bytes] = deque()  # reports for which there is no room yet
         self._blocks = UplinkReceiver(
             membership.control, TAG_BLOCK, lanes, local.row_dtype, config.cluster.uplink_block_bytes
         )
@@ -93,13 +102,17 @@ class RootRelay(Relay):
             self.sender.stands(rank, message)
         elif isinstance(message, Finished):
             self._finished[rank] = message
+        elif isinstance(message, Report):
+            message.received = time.monotonic()
+            self._unread.append(encode(message))
         elif isinstance(message, MemberFailed):
             if self._on_failure is not None:
                 self._on_failure(message.text)
             self._board.command = Command.FAIL
 
     def _move(self) -> bool:
-        moved = self._blocks.progress()
+        moved = self._carry()
+        moved = self._blocks.progress() or moved
         self._tables.progress()
         now = time.monotonic()
         self._send_state(now)
@@ -112,6 +125,21 @@ class RootRelay(Relay):
             self._said_goodbye = moved = True
         if self._said_goodbye and self._post.idle:
             self._end()
+        return moved
+
+    def _carry(self) -> bool:
+        """Pass on what the trainer and the starters of collectors say to each other; True if anything was said."""
+        if self._orders is None or self._reports is None:
+            return False
+        moved = False
+        for data in self._orders.pop():
+            message = decode(data)
+            if isinstance(message, Orders):
+                self._post.send(message.host, message)
+                moved = True
+        while self._unread and self._reports.has_room(self._unread[0]):
+            self._reports.push(self._unread.popleft(), 0.0)
+            moved = True
         return moved
 
     def _send_state(self, now: float) -> None:

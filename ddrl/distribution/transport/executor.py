@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WINDOW = 1 << 19  # bytes
 MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
-POSTED = 16  # receives that stand posted from each host: more only make MPI look through more
+POSTED = 8  # receives that stand posted from each host: more only make MPI look through more
 # Of MPI, made by the kernel.
 CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_start", "MPI_Grequest_complete")
 NOTED = ("send", "sent", "received")
@@ -177,6 +177,8 @@ class Executor:
             flight = self._flights[sequence]
             self._received(flight, messages)
             self._retire(flight)
+        if arrivals:  # what has ended makes room for the next, which may come before this is called again
+            self._open_ahead()
         return moved or opened or bool(arrivals)
 
     def wait(self, bell: int, descriptors: Sequence[int], seconds: float) -> bool:

@@ -42,7 +42,8 @@ PACKET_BYTES = 1448
 RECENT = 5  # models
 SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
-LEAST_BURST, MOST_BURST, BURST_TURNS = 1 << 10, 1 << 18, 4  # bytes; times
+LEAST_BURST, MOST_BURST = 1 << 10, 1 << 18  # bytes
+BURST_TURNS, BURST_SECONDS = 4, 0.03  # trips of each size, and s: at least
 LATENCY_TURNS, LATENCY_SECONDS = 6, 3e-3  # trips to a host: at least; s, for each relay there is
 TAG = COLLECTIVE_TAG + 1
 
@@ -215,26 +216,30 @@ class _Probe(Exchange):
 
     def burst(self, rate: float, latency: float) -> float:
         """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
-        quickest takes more than half as long as at `rate`."""
+        quickest takes more than half as long as at `rate`. The size before that was between the burst and twice the
+        burst; what it took is the rest at `rate`."""
         data, answer, found = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0
         self.barrier()
         if self.rank == 0:
             data[0] = 1  # go on
 
-            def quickest(size: int) -> float:
-                seconds: list[float] = []
-                for _ in range(BURST_TURNS):
+            def quickest(size: int, least: float = BURST_SECONDS) -> float:
+                seconds, end = list[float](), time.perf_counter() + least
+                while len(seconds) < BURST_TURNS or time.perf_counter() < end:
                     time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
                     begun = time.perf_counter()
                     self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
                     seconds.append(time.perf_counter() - begun)
                 return min(seconds)
 
-            nothing, size = quickest(1), max(LEAST_BURST, int(4 * rate * latency))  # less would be lost in the noise
-            while size <= MOST_BURST:
+            # While all others still look whether it is over trips take longer; the longer it lasts, the less they look.
+            nothing, size = quickest(1, LATENCY_SECONDS * self.size), max(LEAST_BURST, int(4 * rate * latency))
+            while size <= MOST_BURST:  # less than the first size would be lost in the noise
                 seconds = max(0.0, quickest(size) - nothing)
-                found = max(found, size - rate * seconds)
-                if seconds > 0.5 * size / rate:
+                full = seconds > 0.5 * size / rate
+                if not full or not found:
+                    found = max(0.0, size - rate * seconds)
+                if full:
                     break
                 size *= 2
             data[0] = 0

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
@@ -22,20 +21,21 @@ from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
-from ddrl.run.rounds.collectors import Collectors, StarterProcess, Trace
-from ddrl.run.rounds.cycle import Rounds
+from ddrl.run.rounds.collectors import Collectors
+from ddrl.run.rounds.cycle import go_in_rounds
+from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task
+from ddrl.run.topology import rollouts_of_host
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 
 
 def local_ranks(config: Config) -> tuple[Assignment, ...]:
     """Roles of a local run: one host, no relay."""
-    rollouts = config.run.processes or max(1, len(os.sched_getaffinity(0)) - 1)
     members = [Assignment(0, Role.TRAINER, 0, 0)]
     if config.evaluation.period:
         members.append(Assignment(len(members), Role.EVALUATOR, 0, 0))
-    members += [Assignment(len(members) + index, Role.ROLLOUT, 0, index) for index in range(rollouts)]
+    members += [Assignment(len(members) + index, Role.ROLLOUT, 0, index) for index in range(rollouts_of_host(config))]
     return tuple(members)
 
 
@@ -108,7 +108,7 @@ def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda t
     board = Board.create(board_name(run_id, 0))
     in_rounds = config.pool.collectors != "off"
     members = Members(run_id, [rank for rank in ranks[1:] if not (in_rounds and rank.role is Role.ROLLOUT)])
-    starter = StarterProcess(run_id) if in_rounds else None
+    starter = StarterProcess(run_id, 0) if in_rounds else None
     channels: HostChannels | None = None
     collectors: Collectors | None = None
     try:
@@ -118,9 +118,7 @@ def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda t
         with Interrupts() as interrupts:
             task = Task(topology, channels, records, members.check, None if in_rounds else members.restart)
             if starter is not None:
-                trace = Trace(records.directory.path, records.directory.path.name, time.monotonic())
-                collectors = Collectors(starter, config.pool, topology.rollouts, trace)
-                task.training.follow(Rounds(task.training, collectors, list(channels.lanes.values())))
+                collectors = go_in_rounds(task, starter, list(channels.lanes.values()))
             equip(task)
             return drive(task, interrupts)
     finally:

@@ -21,7 +21,7 @@ from ddrl.run.host import HostChannels, board_name
 from ddrl.run.messages import broadcast, host_names
 from ddrl.run.modes.agreement import Agreement, abort_on_error, part
 from ddrl.run.process import die_with, ignore_interrupts
-from ddrl.run.topology import Topology
+from ddrl.run.topology import Topology, rollouts_of_host
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -54,8 +54,10 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     try:
         preparation = prepare()
         config = preparation.config
-        hosts = group_hosts(world.Get_size(), names, config.cluster.relays)
-        ranks = assign_roles(hosts, evaluator=config.evaluation.period > 0, nodes=config.learner.nodes)
+        collectors = rollouts_of_host(config) if config.pool.collectors != "off" else 0
+        hosts = group_hosts(world.Get_size(), names, config.cluster.relays, alone=collectors > 0)
+        evaluator, nodes = config.evaluation.period > 0, config.learner.nodes
+        ranks = assign_roles(hosts, evaluator=evaluator, nodes=nodes, collectors=collectors)
         topology = preparation.topology(tuple(ranks))
         records = preparation.open_records()
         from ddrl.run.modes.mpi_trainer import lead

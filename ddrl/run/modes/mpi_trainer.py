@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from ddrl.run.modes.agreement import Agreement, part
 from ddrl.run.modes.driver import drive
 from ddrl.run.modes.mpi import join_nodes
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
+from ddrl.run.rounds.collectors import Collectors
+from ddrl.run.rounds.cycle import go_in_rounds
+from ddrl.run.rounds.hosts import HostStarters
+from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task, TaskRecords
 from ddrl.run.topology import Topology
 
@@ -35,18 +40,25 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     board: Board | None = None
     channels: HostChannels | None = None
     standing: Agreement | None = None
+    starter: StarterProcess | None = None
+    collectors: Collectors | None = None
     trouble: BaseException | None = None
     try:
         sweep_dead()
         sweep_open_mpi()
         board = Board.create(board_name(topology.run_id, 0))
+        starter = StarterProcess(topology.run_id, 0) if topology.in_rounds else None
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records, restart=lambda rank: False)  # MPI starts no rank again
+            # MPI starts no rank again.
+            task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
-                leader = _lead_nodes(world, task)
+                leader = _lead_nodes(world, task, channels)
+                if starter is not None:
+                    starters = HostStarters(channels, starter)
+                    collectors = go_in_rounds(task, starters, starters.lanes)
             except BaseException as error:
                 task.abandon(error)
                 raise
@@ -62,6 +74,10 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
                 Agreement(world, error).wait()
         raise
     finally:
+        if collectors is not None:
+            collectors.close()
+        elif starter is not None:
+            starter.stop(0.0)
         part(world, lambda: _discard(channels, launcher), topology.run_id, trouble)
         late = trouble is None and board is not None and board.command == Command.FAIL
         failure = read_failure(topology.run_id, 0) if late else ""  # of a relay, after the task had ended
@@ -74,7 +90,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     return summary
 
 
-def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
+def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader | None:
     """Let gradient nodes compute the task's gradients, where there are any."""
     comm = join_nodes(world, task.topology)
     if comm is None:
@@ -82,6 +98,7 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
     from ddrl.run.nodes.replays import NodeReplays
+    from ddrl.run.nodes.shared import KIND
 
     def look() -> None:
         if task.board.command == Command.FAIL:
@@ -91,7 +108,14 @@ def _lead_nodes(world: MPI.Intracomm, task: Task) -> Leader | None:
     replays = training.source if isinstance(training.source, NodeReplays) else None
     exchange, counters = Exchange(training.learner), training.ends.counters
     training.gradients = leader = Leader(
-        comm, exchange, task.config, counters=counters, look=look, note=task.note, replays=replays
+        comm,
+        exchange,
+        task.config,
+        counters=counters,
+        look=look,
+        note=task.note,
+        replays=replays,
+        make_segment=partial(channels.create_segment, KIND),
     )
     return leader
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ddrl.balance.collection import Verdict
 from ddrl.channels.counters import CounterRow
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.distribution.transport.waits import nothing, rest
 from ddrl.run.nodes.messages import (
     MESSAGE,
@@ -36,7 +36,8 @@ from ddrl.run.nodes.messages import (
     rows_of,
     unpack,
 )
-from ddrl.run.nodes.sharing import Answer, Sharing
+from ddrl.run.nodes.shared import MakeSegment, SharedVectors
+from ddrl.run.nodes.sharing import Answer, Sharing, mean_figures
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,6 +57,7 @@ class _Node:
     """What the leader knows of one node."""
 
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
+    mapped: bool | None = None  # whether it has mapped the shared memory; None: it was not asked
     part: str = ""  # that it computes a gradient of
     rows: Any = None  # these
     dealt_at: float = 0.0
@@ -67,7 +69,7 @@ class _Node:
 
 class Leader:
     """See the module. `look` is called while the leader waits, and raises what ends the job; `note` is told of what the
-    user should know."""
+    user should know; `make_segment` makes the memory that the nodes of this host map: without it all is sent."""
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Leader:
         note: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
         replays: NodeReplays | None = None,
+        make_segment: MakeSegment | None = None,
     ) -> None:
         self._comm, self._exchange, self._config = comm, exchange, config
         self._look, self._note, self._clock = look, note, clock
@@ -88,6 +91,12 @@ class Leader:
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
         self._sending: list[tuple[MPI.Request, Any]] = []
+        self._shared: SharedVectors | None = None
+        if make_segment is not None:
+            try:
+                self._shared = SharedVectors.create(make_segment, exchange, len(self.nodes))
+            except ChannelError as error:
+                note(f"gradients are sent as messages, which is slower: {error}")
         self._replays = replays  # where every node has one
         self._drawn: tuple[Any, list[int]] = (None, [])  # the last batch that nodes drew from these, and their parts
         self._answers: list[Reply] = []  # to orders
@@ -128,6 +137,7 @@ class Leader:
         versions, updates = self._exchange.versions(), tuple(one.updates for one in learner.parts.values())
         entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
         task = Task(part, updates, seed=int(entropy.generate_state(1)[0]), statistics=statistics)
+        task.observed = mine.reads_gradients
         # Where not all gradients are awaited, vectors change while they are still being sent: copies are sent.
         copies = bool(mine.collection.settings.first)
         vectors: dict[str, Vector] = {}
@@ -138,14 +148,20 @@ class Leader:
             task.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
             task.place, task.late, task.dropped = (start, whole), state.late, state.dropped
             task.samples, task.seconds = state.samples, state.seconds
+            asked = self._shared is not None and state.mapped is None and not copies
+            task.segment = self._shared.name if asked and self._shared is not None else ""
+            task.mapped = bool(state.mapped) and not copies
+            state.mapped = False if asked else state.mapped
             state.versions, state.part = versions, part
             state.rows, state.dealt_at = cut(rows, start, start + size), self._clock()
             arrays = arrays_of(state.rows) if self._replays is None else {}
             if self._replays is not None:
                 task.draw, task.progress = 0 if first is rows else size, self._replays.progress
             sent = {name: array for name, array in arrays.items() if name not in BOOKKEEPING}
+            if task.mapped and self._shared is not None:
+                self._shared.publish({name: versions[name] for name in task.vectors})
             self._send(node, pack(task, sent), MESSAGE)
-            for name in task.vectors:
+            for name in () if task.mapped else task.vectors:
                 if name not in vectors:
                     vector = self._exchange.vector(name)
                     vectors[name] = vector.copy() if copies else vector
@@ -163,16 +179,21 @@ class Leader:
         keys = sorted(update.weights)
         answers, weights = [mine.answers.pop(key) for key in keys], [update.weights[key] for key in keys]
         priorities = [answer.priority for answer in answers if answer.priority is not None]
+        vectors = [answer.vector for answer in answers]
         gradient = self._exchange.sum(
             part,
-            [answer.vector for answer in answers],
+            vectors,
             weights,
             update.samples,
             np.concatenate(priorities) if len(priorities) == len(answers) else None,
-            _mean_figures([answer.figures for answer in answers], weights),
+            mean_figures([answer.figures for answer in answers], weights),
             None if keys == mine.order else join([answer.rows for answer in answers]),
         )
-        mine.buffers += [answer.vector for answer in answers]
+        if mine.reads_gradients:
+            norms = [answer.norm for answer in answers]
+            cosines, size = self._exchange.cosines(gradient, vectors, weights, norms)
+            mine.aligned(dict(zip(keys, cosines, strict=True)), size)
+        mine.buffers += [answer.vector for answer in answers if not answer.mapped]
         mine.propose()
         return gradient
 
@@ -261,20 +282,25 @@ class Leader:
         if self._replays is not None:
             for name, array in arrays_of(rows).items():
                 np.copyto(array, arrays[name])
-        vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
-        self._comm.Recv(vector, node + 1, VECTOR)
-        self._count("bytes_received", vector)
+        version = mine.collection.computing(node)
+        if reply.mapped and self._shared is not None:
+            state.mapped, vector = True, self._shared.gradients[node][state.part]
+        else:
+            vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
+            self._comm.Recv(vector, node + 1, VECTOR)
+            self._count("bytes_received", vector)
         now = self._clock()
         state.samples, state.seconds, state.part, state.rows = rows_of(rows), now - state.dealt_at, "", None
-        mine.measured(node, state.samples, state.seconds)
-        version, requeued = mine.collection.computing(node), mine.collection.counts.requeued
+        age, requeued = mine.collection.version - version, mine.collection.counts.requeued
         verdict = mine.collection.arrive(now, node)
+        mine.measured(node, state.samples, state.seconds, reply, age, verdict is Verdict.DROPPED)
         if verdict is Verdict.ACCEPTED:
             state.late += version < mine.collection.version
-            mine.answers[node, version] = Answer(rows, vector, priority, reply.figures)
+            mine.answers[node, version] = Answer(rows, vector, priority, reply.figures, reply.norm, reply.mapped)
             return
         state.dropped += 1
-        mine.buffers.append(vector)
+        if not reply.mapped:
+            mine.buffers.append(vector)
         if mine.collection.counts.requeued > requeued:
             mine.again.append(rows)
 
@@ -314,10 +340,3 @@ class Leader:
         self._wait(lambda: not self._absent and len(self._free()) == len(self.nodes))
         for node in self.nodes:
             self._send(node, pack(Task(), {}), MESSAGE)
-
-
-def _mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """The weighted mean over those that have figures."""
-    known = [(one, weight) for one, weight in zip(figures, weights, strict=True) if one]
-    share = sum(weight for _, weight in known)
-    return {name: sum(one[name] * weight for one, weight in known) / share for name in (known[0][0] if known else ())}

@@ -24,14 +24,17 @@ Fields = dict[str, NDArray[Any]]
 
 
 class Task(msgspec.Struct, tag=True):
-    """Leader to node: compute the gradient of these rows. The vectors named follow. No part: the end."""
+    """Leader to node: compute the gradient of these rows. The vectors named have changed. No part: the end."""
 
     part: str = ""
     updates: tuple[int, ...] = ()  # of each part, that the vectors come from
     vectors: tuple[str, ...] = ()
+    mapped: bool = False  # these stand in the shared memory: none follows
+    segment: str = ""  # the name of the shared memory, for a node that has not said whether it can map it
     place: tuple[int, int] = (0, 0)  # first row of these in the batch, rows of the batch
     seed: int = 0
     statistics: bool = False
+    observed: bool = False  # the sizer reads the gradient's norm and loss
     samples: int = 0  # of this node's last gradient
     seconds: float = math.nan  # that it took, as the leader measured it
     late: int = 0  # gradients of this node so far
@@ -61,6 +64,9 @@ class Reply(msgspec.Struct):
     a failure, good-bye. A message with `held` alone: its own replay can be drawn from."""
 
     figures: dict[str, float] = {}
+    mapped: bool = False  # the gradient stands in the shared memory: no vector follows
+    norm: float = 0.0  # of the gradient, and its mean loss, where these are observed
+    loss: float = 0.0
     signature: dict[str, str] = {}
     failure: str = ""
     held: tuple[int, int] | None = None  # records and bytes of its own replay

@@ -4,7 +4,8 @@ The leader's own; knows no messages."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,17 @@ from numpy.typing import NDArray
 
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.collection import Collection
+from ddrl.balance.noise_scale import NoiseScale
 from ddrl.balance.sizer import PACKAGE, Sizer, make_sizer
 from ddrl.balance.sizes import Sizes, proportional_sizes
 from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.run.nodes.messages import rows_of
+from ddrl.run.nodes.messages import Reply, rows_of
 
 if TYPE_CHECKING:
     from ddrl.learner.exchange import Vector
+
+GRADIENTS = ("norm", "cosine", "loss", "staleness", "dropped")  # what an observation holds of a gradient
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Answer:
     vector: Vector
     priority: NDArray[np.float32] | None
     figures: Mapping[str, float]
+    norm: float
+    mapped: bool  # the vector stands in the shared memory
 
 
 class Sharing:
@@ -50,22 +56,43 @@ class Sharing:
         self.nodes = nodes
         self.cluster, self._sizer = make_node_sizer(self._config, nodes)
         self.sizes = self._sizer.propose(Observation.blank(self.cluster))
-        self._dealt, self._seconds = np.zeros(len(nodes), np.int64), np.zeros(len(nodes))
+        self.reads_gradients = bool(getattr(self._sizer, "reads_gradients", False))
+        self._noise_scale = NoiseScale()
+        self._blank()
         self.collection.settings = replace(self._config.balance, first=min(self._config.balance.first, len(nodes)))
 
-    def measured(self, node: int, samples: int, seconds: float) -> None:
-        """A gradient of `samples` took `seconds`."""
+    def _blank(self) -> None:
+        """Nothing was measured since the last sizes."""
+        self._dealt, self._seconds = np.zeros(len(self.nodes), np.int64), np.zeros(len(self.nodes))
+        self._gradients = {name: np.zeros(len(self.nodes)) for name in GRADIENTS}
+
+    def measured(self, node: int, samples: int, seconds: float, reply: Reply, age: int, dropped: bool) -> None:
+        """A gradient of `samples` took `seconds`; it was computed `age` versions before this one."""
         place = self.nodes.index(node)
         self._dealt[place], self._seconds[place] = samples, seconds
+        values = (reply.norm, 0.0, reply.loss, age, dropped)
+        for name, value in zip(GRADIENTS, values, strict=True):
+            self._gradients[name][place] = value if math.isfinite(value) else 0.0
+
+    def aligned(self, cosines: Mapping[tuple[Hashable, int], float], mean_norm: float) -> None:
+        """Cosines of gradients, by node and version, to the mean that an update takes, and its norm. A dropped gradient
+        is in no mean: its cosine stays 0."""
+        for place, node in enumerate(self.nodes):
+            for (who, _), cosine in cosines.items():
+                if who == node and math.isfinite(cosine):
+                    self._gradients["cosine"][place] = cosine
+        known = self._dealt > 0
+        self._noise_scale.update(self._dealt[known], self._gradients["norm"][known], mean_norm)
 
     def propose(self) -> None:
         """The next sizes, from what was measured since the last ones."""
-        observation = Observation.of(self.cluster, self._dealt, self._seconds, self._seconds > 0)
+        gradients = {**self._gradients, "noise_scale": self._noise_scale.value}
+        observation = Observation.of(self.cluster, self._dealt, self._seconds, self._seconds > 0, **gradients)
         self.sizes = self._sizer.propose(observation)
         first = self._sizer.first()
         if first is not None:
             self.collection.settings = replace(self.collection.settings, first=int(first))
-        self._dealt, self._seconds = np.zeros_like(self._dealt), np.zeros_like(self._seconds)
+        self._blank()
 
     def cut(self, rows: int, free: list[int]) -> Sizes:
         """Sizes of the parts of `rows` for these nodes; fewer than `rows` where they cannot hold them."""
@@ -97,3 +124,10 @@ def make_node_sizer(config: Config, nodes: list[int]) -> tuple[Cluster, Sizer]:
     cluster = Cluster.of(config.learner.batch_size, np.ones(len(nodes)), caps)
     kind = plugins.load("balance.sizer", PACKAGE, config.balance.sizer)
     return cluster, make_sizer(config.balance.sizer, cluster, config.tables.get(f"balance.{kind.name}"))
+
+
+def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """The weighted mean over those that have figures."""
+    known = [(one, weight) for one, weight in zip(figures, weights, strict=True) if one]
+    share = sum(weight for _, weight in known)
+    return {name: sum(one[name] * weight for one, weight in known) / share for name in (known[0][0] if known else ())}

@@ -5,6 +5,7 @@ goes on without it."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from ddrl.channels.board import Command
 from ddrl.channels.counters import CounterRow
-from ddrl.core.errors import DdrlError, NetworkError
+from ddrl.core.errors import ChannelError, DdrlError, NetworkError
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.transport.waits import rest
 from ddrl.run.failure import describe
@@ -33,6 +34,7 @@ from ddrl.run.nodes.messages import (
     pack,
     unpack,
 )
+from ddrl.run.nodes.shared import SharedVectors
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import Topology
 
@@ -111,6 +113,7 @@ class Node:
         self._comm, self._exchange, self._counters, self._replay = comm, exchange, counters, replay
         self._drawable = False  # the leader knows that there is something to draw
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
+        self._shared: SharedVectors | None = None
         self._count: dict[str, Any] = {}
 
     def keep(self, message: Record | Order, arrays: Fields) -> None:
@@ -128,9 +131,16 @@ class Node:
 
     def answer(self, task: Task, arrays: Fields, nbytes: int) -> None:
         """Take the vectors that the task names, compute, and send the gradient."""
+        from ddrl.learner.exchange import norm
+
         exchange, learner = self._exchange, self._exchange.learner
         begin = time.perf_counter()
+        if task.segment:
+            self._map(task.segment)
         for name in task.vectors:
+            if task.mapped and self._shared is not None:
+                exchange.set_vector(name, self._shared.vectors[name])
+                continue
             vector = exchange.vector(name)
             self._comm.Recv(vector, 0, VECTOR)
             exchange.set_vector(name, vector)
@@ -138,7 +148,7 @@ class Node:
         exchange.set_updates(task.updates)
         learner.seed(task.seed)
         rows = Rows(arrays if self._replay is None else arrays_of(self._replay.rows(task)), task.place)
-        gradient = learner.gradient(rows, task.part, task.statistics)
+        gradient = learner.gradient(rows, task.part, task.statistics or task.observed)
         if gradient is None:
             raise NetworkError(
                 f"{learner.algorithm.name} gave evaluations but no loss for part {task.part}: with learner.nodes a "
@@ -146,16 +156,31 @@ class Node:
             )
         figures = {name: float(value) for name, value in gradient.figures.items()}
         priority = None if gradient.priority is None else gradient.priority.cpu().numpy()
-        vector = exchange.flat(gradient, self._gradients[task.part])
+        memory, mapped = self._gradients[task.part], self._shared is not None and bool(task.mapped or task.segment)
+        vector = exchange.flat(gradient, memory)
+        if mapped and vector.ctypes.data != memory.ctypes.data:
+            np.copyto(memory, vector)
         held, arrays = None, {} if priority is None else {"priority": priority}
         if self._replay is not None:
             held, arrays = self._replay.held, arrays | self._replay.learned(priority)
-        reply = pack(Reply(figures=figures, held=held, gradient=True), arrays)
-        seconds = time.perf_counter() - begin
+        answer = Reply(held=held, gradient=True, mapped=mapped, figures=figures if task.statistics else {})
+        if task.observed:
+            answer.norm, answer.loss = norm(gradient), figures["loss"]
+        reply = pack(answer, arrays)
+        seconds, sent = time.perf_counter() - begin, reply.nbytes
         self._comm.Send(reply, 0, MESSAGE)
-        self._comm.Send(vector, 0, VECTOR)
+        if not mapped:
+            self._comm.Send(vector, 0, VECTOR)
+            sent += vector.nbytes
         if self._counters is not None:
-            self._count_answer(self._counters, task, seconds, nbytes, reply.nbytes + vector.nbytes)
+            self._count_answer(self._counters, task, seconds, nbytes, sent)
+
+    def _map(self, segment: str) -> None:
+        """Let gradients stand in the shared memory, where this node can map it."""
+        nodes, node = self._comm.Get_size() - 1, self._comm.Get_rank() - 1
+        with contextlib.suppress(ChannelError):  # it is on another host
+            self._shared = SharedVectors.attach(segment, self._exchange, nodes, node)
+            self._gradients = self._shared.gradients[node]
 
     def _count_answer(self, counters: CounterRow, task: Task, seconds: float, received: int, sent: int) -> None:
         counters["gradients"].add(1)

@@ -1,4 +1,4 @@
-"""The trainer's end of its collectors: their starter's process, when they start, and what became of them.
+"""The trainer's end of its collectors: when they start, and what became of them.
 
 Before each round's parameters are published the history of the task's rounds says when the next round's collectors are
 to start (ddrl.pool.prewarm); that order goes to the starter at once, so it is there before the round's first data."""
@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,73 +16,12 @@ from typing import Any
 import msgspec
 
 from ddrl.core.config import PoolConfig
-from ddrl.core.errors import JobFailed
 from ddrl.pool import prewarm
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
-from ddrl.run.process import interrupts_held_back
-from ddrl.run.rounds.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up
-from ddrl.run.rounds.starter import STOP_TIMEOUT, Lines
+from ddrl.run.rounds.orders import Begin, Corrected, Ended, Order, Plan, Sent, Up
+from ddrl.run.rounds.starters import Starters
 
 MAX_LINES = 100_000  # of collectors in a trace; the sums go on
-
-
-class StarterProcess:
-    """The process that starts the collectors, and the pipes to and from it."""
-
-    def __init__(self, run_id: str) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-        with interrupts_held_back():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.rounds.starter", run_id, str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._orders, self._reports = self._process.stdin.fileno(), self._process.stdout.fileno()
-        self._lines = Lines(self._reports)
-        self._decoder = msgspec.json.Decoder(Up)
-
-    def say(self, message: Down) -> None:
-        """Send a message; JobFailed where the starter has ended."""
-        try:
-            os.write(self._orders, msgspec.json.encode(message) + b"\n")
-        except BrokenPipeError:
-            raise JobFailed(self._end()) from None
-
-    def hear(self) -> list[Up]:
-        """What has come since the last call; never waits. JobFailed where the starter has ended."""
-        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
-        if self._lines.ended and not messages:
-            raise JobFailed(self._end())
-        return messages
-
-    def wait(self, timeout: float) -> None:
-        """Sleep until there is something to hear, at most `timeout` [s]."""
-        select.select([self._reports], [], [], timeout)
-
-    def stop(self, timeout: float = 2 * STOP_TIMEOUT) -> list[Up]:
-        """End all collectors and wait for them, at most `timeout` [s]; what was not heard yet."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
-        self._process.stdout.close()
-        self._errors.close()
-        return messages
-
-    def _end(self) -> str:
-        status = self._process.wait()
-        self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip()
-        return f"the starter of the collectors ended with status {status}{f':{chr(10)}{words}' if words else ''}"
 
 
 @dataclass
@@ -135,7 +70,7 @@ class Collectors:
     """When a task's collectors start, and the sums over what they did. `trace` may be replaced before the first
     round."""
 
-    def __init__(self, starter: StarterProcess, config: PoolConfig, workers: int, trace: Trace) -> None:
+    def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
         self.workers, self.trace = workers, trace
         self.warmth, self.predicted = Warmth(), Warmth()  # of all rounds but the first; of those with an instruction
         self.cpu_seconds = 0.0  # of collectors that have ended, their start included

@@ -22,23 +22,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddrl.channels.lane import Lane
 from ddrl.core.errors import JobFailed
-from ddrl.run.moves import Move
-from ddrl.run.rounds.collectors import Collectors
+from ddrl.run.moves import Move, Rows
+from ddrl.run.rounds.collectors import Collectors, Trace
 from ddrl.run.rounds.orders import Ended, Sent, earliest
+from ddrl.run.rounds.starters import Starters
 from ddrl.run.training import STATISTICS_PERIOD, Training
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, GradientMean
+    from ddrl.run.task import Task
 
 MAX_RESTARTS = 3
+
+
+def go_in_rounds(task: Task, starters: Starters, lanes: Sequence[Rows]) -> Collectors:
+    """Let a task go in rounds; its collectors, which the caller closes. lanes: of the workers, by worker."""
+    folder = task.directory.path
+    trace = Trace(folder, folder.name, time.monotonic())
+    collectors = Collectors(starters, task.config.pool, task.topology.rollouts, trace)
+    task.training.follow(Rounds(task.training, collectors, lanes))
+    return collectors
 
 
 class Rounds:
     """See the module. lanes: of the workers, by worker."""
 
-    def __init__(self, training: Training, collectors: Collectors, lanes: Sequence[Lane]) -> None:
+    def __init__(self, training: Training, collectors: Collectors, lanes: Sequence[Rows]) -> None:
         self.collectors = collectors
         self.number = -1
         self._training, self._lanes = training, lanes

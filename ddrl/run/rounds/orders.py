@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one worker's next collector starts. With neither time: when its parameters are there, as every other one."""
 
     stays: bool = False  # the collector of the round before goes on; else it ends
@@ -34,7 +34,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
-    """A collector has sent its data of `round`, all of them. start: of its process; ready: it could act."""
+    """A collector has sent its data of `round`, all of them. start: of its process; ready: it could act; rows: that its
+    worker's lane has ever held."""
 
     round: int
     worker: int
@@ -42,10 +43,12 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     ready: float
     sent: float
     clock: str
+    rows: int = 0
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A collector's process has ended in `round`, with a status as Popen's; words: what it printed as errors."""
+    """A collector's process has ended in `round`, with a status as Popen's; words: what it printed as errors; rows: as
+    in `Sent`."""
 
     round: int
     worker: int
@@ -53,6 +56,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     status: int
     cpu_seconds: float
     words: str
+    rows: int = 0
 
 
 class Corrected(msgspec.Struct, frozen=True, tag=True):

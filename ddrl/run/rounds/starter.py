@@ -1,4 +1,4 @@
-"""Starts and ends the collectors of a task on its host: `python -m ddrl.run.rounds.starter RUN_ID PARENT`.
+"""Starts and ends the collectors of a task on its host: `python -m ddrl.run.rounds.starter RUN_ID HOST PARENT`.
 
 Orders come in by stdin, reports go out by stdout (`ddrl.run.rounds.orders`). It keeps the planned times, moves those
 that count from a worker's own data once these are sent, and forks: it has loaded what every collector needs, so that a
@@ -108,7 +108,8 @@ class Starter:
     def __init__(self, channels: HostChannels, orders: int, reports: int) -> None:
         self._channels, self._orders, self._reports = channels, orders, reports
         ranks = [rank for rank in channels.topology.on_host(channels.host) if rank.role is Role.ROLLOUT]
-        self._ranks: dict[int, Assignment] = dict(enumerate(ranks))
+        self._ranks: dict[int, Assignment] = {rank.index: rank for rank in ranks}
+        self._lanes = {index: channels.attach_lane(index) for index in self._ranks}  # to count their rows
         self._schedule = Schedule()
         self._processes: dict[int, _Process] = {}  # by pidfd
         self._own, self._theirs = os.pipe()  # from the collectors
@@ -151,6 +152,7 @@ class Starter:
                 self._start(message.round, worker)
 
     def _note_sent(self, sent: Sent) -> None:
+        sent = msgspec.structs.replace(sent, rows=self._lanes[sent.worker].pushed)
         for process in self._processes.values():
             if (process.worker, process.round) == (sent.worker, sent.round):
                 process.has_sent = True
@@ -222,12 +224,14 @@ class Starter:
                 os.waitstatus_to_exitcode(status),
                 usage.ru_utime + usage.ru_stime,
                 words.decode(errors="replace").strip(),
+                self._lanes[process.worker].pushed,
             )
         )
 
     def _say(self, message: Up) -> None:
         with contextlib.suppress(BrokenPipeError):  # the trainer has ended, and so shall this process
             os.write(self._reports, msgspec.json.encode(message) + b"\n")
+        self._channels.drain_bell.ring()
 
     def _stop(self) -> None:
         for process in self._processes.values():
@@ -291,14 +295,14 @@ def _become(parent: int, errors: int, work: Callable[[], None]) -> None:
 
 
 def main() -> int:
-    """Serve one task until its trainer ends."""
+    """Serve one task until who started this process, its trainer or its host's relay, says so or ends."""
     ignore_interrupts()  # the trainer decides when to stop
-    run_id, parent = sys.argv[1], int(sys.argv[2])
+    run_id, host, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     die_with(parent)
     reports = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no report
     step_back()
-    channels = HostChannels.attach(run_id, 0, START_TIMEOUT)
+    channels = HostChannels.attach(run_id, host, START_TIMEOUT)
     if channels.attach_policy(START_TIMEOUT) is None:
         return 1 if channels.board.command == Command.FAIL else 0
     gc.freeze()  # forked processes share what stands

@@ -1,0 +1,77 @@
+"""Messages of one host over an MPI that works only in calls that find nothing, as Open MPI's does."""
+
+import ctypes
+
+from ddrl._kernel import Transfers
+
+INTS = ctypes.POINTER(ctypes.c_int)
+POST = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    INTS,
+)
+TEST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, INTS, INTS, INTS, ctypes.c_void_p)
+BEGIN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, INTS)
+END = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+
+
+class Library:
+    """Requests are numbers; what is posted completes one by one, in every second call that works."""
+
+    def __init__(self):
+        self.made, self.worked, self.posted, self.complete = 0, 0, [], set()
+        calls = [POST(self.post)] * 3 + [TEST(self.test_some), BEGIN(self.begin), END(self.end)]
+        self._kept = calls
+        self.addresses = [ctypes.cast(call, ctypes.c_void_p).value for call in calls]
+
+    def make(self, request):
+        self.made += 1
+        request[0] = self.made
+
+    def post(self, memory, count, datatype, peer, tag, comm, request):
+        self.make(request)
+        self.posted.append(request[0])
+        return 0
+
+    def test_some(self, count, requests, ended, indices, statuses):
+        done = [index for index in range(count) if requests[index] in self.complete]
+        for place, index in enumerate(done):
+            self.complete.discard(requests[index])
+            indices[place] = index
+        ended[0] = len(done)
+        if not done:
+            self.worked += 1
+            if self.worked % 2 == 0 and self.posted:
+                self.complete.add(self.posted.pop(0))
+        return 0
+
+    def begin(self, query, free, cancel, state, request):
+        self.make(request)
+        return 0
+
+    def end(self, request):
+        self.complete.add(request)
+        return 0
+
+
+def test_after_a_move_nothing_that_mpi_has_completed_is_left_unseen():
+    """Its caller sleeps until MPI's sockets have something, and nothing wakes it for what has come already."""
+    library, messages = Library(), 20
+    row = list(range(messages))
+    transfers = Transfers.make(
+        library.addresses, 4, 0, [0] * messages, [1] * messages, row, [1] * messages, [], row, messages,
+        [10] * messages, 1000, 1000, 2, 8, False, False,
+    )  # fmt: skip
+    transfers.open(0, [], row, False)
+    received = []
+    for _ in range(2 * messages):
+        moved, arrivals, _ = transfers.move()
+        assert not library.complete
+        assert moved == bool(arrivals)
+        received += [message for _, message in arrivals]
+    assert received == row

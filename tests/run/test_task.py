@@ -1,0 +1,73 @@
+"""A task ends at its limits, saves when it is due, and stands still while it is paused."""
+
+from pathlib import Path
+
+import pytest
+
+from ddrl.acting.policy_file import load_policy
+from ddrl.run.cli import parse
+from ddrl.run.modes.serial import SerialRun
+from ddrl.run.preparation import Preparation
+from ddrl.run.task import Outcome, Reason
+from tests.run.launch import settings
+from tests.run.test_turns import prepare
+
+
+def start(folder: Path, *more: str) -> SerialRun:
+    return SerialRun(prepare(folder, 1, *settings("run.max_env_steps=800", *more)))
+
+
+def go_to_the_end(run: SerialRun) -> None:
+    while run.turn() is not Outcome.DONE:
+        pass
+    run.finish()
+
+
+def test_it_ends_when_its_seconds_are_over_long_before_its_steps_are(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "run.max_seconds=0.000001")
+    go_to_the_end(run)
+    assert run.task.reason is Reason.MAX_SECONDS
+    assert run.task.training.state.env_steps < 800
+
+
+def test_a_checkpoint_is_taken_every_period_and_the_newest_stay(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "run.checkpoint_period=200", "run.keep_checkpoints=2")
+    go_to_the_end(run)
+    assert run.task.reason is Reason.MAX_ENV_STEPS
+    assert run.task.training.state.cuts == 4  # the last one at the end
+    folders = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert folders == ["000000000600", "000000000800"]
+
+
+def test_the_best_policy_is_confirmed_by_further_episodes_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go_to_the_end(start(folder, "evaluation.period=400", "evaluation.confirm_episodes=3"))
+    evaluation = load_policy(folder).evaluation
+    assert evaluation["confirmed"]["episodes"] == 3
+
+
+def test_nothing_moves_while_it_is_paused(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "replay.min_size=8", "rollout.warmup_steps=0")
+    while run.task.training.state.updates < 10:
+        run.turn()
+    state, turn = run.task.training.state, run.task.training.turn
+    before = (state.env_steps, state.updates)
+    run.task.training.turn = lambda: pytest.fail("it moves")  # type: ignore[method-assign]
+    run.task.steering.paused = True
+    assert [each() for _ in range(5) for each in (run.turn, run.task.turn)] == [Outcome.IDLE] * 10
+    assert (state.env_steps, state.updates) == before
+    run.task.steering.paused, run.task.training.turn = False, turn  # type: ignore[method-assign]
+    go_to_the_end(run)
+    assert state.env_steps == 800
+
+
+def test_a_resumed_run_goes_on_with_its_counts_and_its_replay(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "replay.capacity=600")
+    go_to_the_end(run)
+    resumed = SerialRun(Preparation(parse(["--serial", "--resume", str(tmp_path / "run")]), "resumed"))
+    assert resumed.task.training.state.env_steps == 800
+    assert resumed.task.training.state.updates == run.task.training.state.updates > 10
+    source, before = resumed.task.training.source, run.task.training.source
+    assert source.figures()["replay_size"] == before.figures()["replay_size"] > 500
+    assert source.state() == before.state()
+    go_to_the_end(resumed)
