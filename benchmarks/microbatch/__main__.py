@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from ddrl.balance.objectives import OBJECTIVES, hypervolume, nondominated
 from ddrl.balance.simulator import Course, regret, simulate
 from ddrl.balance.sizer import AwaitsAll, Sizer
 from ddrl.balance.sizes import Sizes
-from ddrl.balance.value_network import SHIPPED
+from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)
@@ -65,9 +64,7 @@ class TimesAlone(AwaitsAll):
 
     def propose(self, seen: Observation) -> Sizes:
         """Its sizes."""
-        none = np.zeros_like(seen.norm)
-        blank = {"norm": none, "cosine": none, "loss": none, "noise_scale": np.zeros_like(seen.noise_scale)}
-        return self._sizer.propose(replace(seen, **blank))
+        return self._sizer.propose(seen.times_alone())
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
@@ -131,6 +128,7 @@ def ablation(clusters: int, iterations: int, kind: str) -> dict[str, Any]:
     both = [seed for seed in SEEDS if agent_path(seed, "no_gradients").exists()]
     agents = {"ddqn": [agent_path(seed) for seed in both]}
     agents |= {"no_gradients": [agent_path(seed, "no_gradients") for seed in both], "times_alone": agents["ddqn"]}
+    agents["no_gradients, times_alone"] = agents["no_gradients"]
     found: dict[str, list[np.ndarray]] = {}
     for nodes in NODES:
         scenario = make_scenario(kind, clusters // len(NODES), nodes, iterations, 77)
@@ -139,7 +137,7 @@ def ablation(clusters: int, iterations: int, kind: str) -> dict[str, Any]:
             courses: list[np.ndarray] = []
             for path in paths:
                 sizer = make_sizer("ddqn", scenario.cluster, {"network": str(path), "trust": trust})
-                sizer = TimesAlone(sizer) if name == "times_alone" else sizer
+                sizer = TimesAlone(sizer) if name.endswith("times_alone") else sizer
                 courses.append(regret(simulate(scenario, sizer), causal, SKIP))
             found.setdefault(name if trust else f"{name}, always", []).append(np.stack(courses))
     values = {name: np.concatenate(parts, -1) for name, parts in found.items()}
@@ -237,6 +235,7 @@ def train_agents(updates: int) -> list[dict[str, Any]]:
             done.append(train(seed, updates, variant, path, command))
             print(done[-1], flush=True)
     shutil.copyfile(agent_path(SEEDS[0]), SHIPPED)
+    shutil.copyfile(agent_path(SEEDS[0], "no_gradients"), SHIPPED_TIMES)
     return done
 
 
