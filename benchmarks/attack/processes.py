@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,26 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
     return found
 
 
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Ctrl-C ends a campaign, which then tells what it has found; the runs that it has started are killed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted: the figures are those of what was done", flush=True)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"\0{MARK}={os.getpid()}-".encode() in b"\0" + (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
 def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too; so SIGINT in a script's "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
     draw, end = random.Random(seed), time.monotonic() + seconds
     sent, troubles, resumed, resumes, left = Counter[str](), list[dict[str, Any]](), 0, 0, 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
         for turn in range(count):
             if time.monotonic() > end:
                 break
@@ -209,7 +223,7 @@ def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` short runs from their start to their end, or as many as `seconds` allow."""
     draw, end = random.Random(seed), time.monotonic() + seconds
     ended, troubles, longest = Counter[str](), list[dict[str, Any]](), 0.0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
         for turn in range(count):
             if time.monotonic() > end:
                 break

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from ddrl.balance import Cluster, Observation, make_sizer
 from ddrl.balance.kinds import Scenario, make_scenario, slow_down
 from ddrl.balance.objectives import OBJECTIVES, hypervolume, nondominated
 from ddrl.balance.simulator import Course, regret, simulate
-from ddrl.balance.value_network import SHIPPED
+from ddrl.balance.sizer import AwaitsAll, Sizer
+from ddrl.balance.sizes import Sizes
+from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)
@@ -51,6 +54,17 @@ def agent_path(seed: int, variant: str = "regimes") -> Path:
 
 def run(name: str, scenario: Scenario, first: np.ndarray | None = None, **settings: Any) -> Course:
     return simulate(scenario, make_sizer(name, scenario.cluster, settings), first)
+
+
+class TimesAlone(AwaitsAll):
+    """A sizer that sees nothing of the gradients: what `Balancer` gives where a training loop knows times alone."""
+
+    def __init__(self, sizer: Sizer) -> None:
+        self._sizer = sizer
+
+    def propose(self, seen: Observation) -> Sizes:
+        """Its sizes."""
+        return self._sizer.propose(seen.times_alone())
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
@@ -106,6 +120,34 @@ def table_of_regrets(
     with ProcessPoolExecutor(processes) as pool:
         rows = pool.map(row_of_regrets, kinds, *map(itertools.repeat, (clusters, iterations, agents)))
         return dict(zip(kinds, rows, strict=True))
+
+
+def ablation(clusters: int, iterations: int, kind: str) -> dict[str, Any]:
+    """Regret without each part of the agent, over the seeds that were trained both with and without the gradients'
+    statistics; and what the agent loses without them, cluster by cluster."""
+    both = [seed for seed in SEEDS if agent_path(seed, "no_gradients").exists()]
+    agents = {"ddqn": [agent_path(seed) for seed in both]}
+    agents |= {"no_gradients": [agent_path(seed, "no_gradients") for seed in both], "times_alone": agents["ddqn"]}
+    agents["no_gradients, times_alone"] = agents["no_gradients"]
+    found: dict[str, list[np.ndarray]] = {}
+    for nodes in NODES:
+        scenario = make_scenario(kind, clusters // len(NODES), nodes, iterations, 77)
+        causal = run("causal", scenario)
+        for (name, paths), trust in itertools.product(agents.items(), (0.02, 0.0)):
+            courses: list[np.ndarray] = []
+            for path in paths:
+                sizer = make_sizer("ddqn", scenario.cluster, {"network": str(path), "trust": trust})
+                sizer = TimesAlone(sizer) if name.endswith("times_alone") else sizer
+                courses.append(regret(simulate(scenario, sizer), causal, SKIP))
+            found.setdefault(name if trust else f"{name}, always", []).append(np.stack(courses))
+    values = {name: np.concatenate(parts, -1) for name, parts in found.items()}
+    loses = {
+        name: interval(values[name] - values["ddqn, always" if name.endswith("always") else "ddqn"])
+        for name in values
+        if not name.startswith("ddqn")
+    }
+    print(kind, {name: round(100 * one["mean"], 2) for name, one in loses.items()}, flush=True)
+    return {"seeds": both, "regret": {name: interval(one) for name, one in values.items()}, "loses": loses}
 
 
 def recovery(clusters: int, agents: list[Path]) -> dict[str, Any]:
@@ -185,13 +227,15 @@ def train_agents(updates: int) -> list[dict[str, Any]]:
     from benchmarks.microbatch.train import train
 
     done = []
-    for variant, seed in [*(("regimes", seed) for seed in SEEDS), ("steps", 0), ("no_gradients", 0)]:
+    variants = [("steps", 0), *(("regimes", seed) for seed in SEEDS), *(("no_gradients", seed) for seed in SEEDS[:3])]
+    for variant, seed in variants:
         path = agent_path(seed, variant)
         if not path.exists():
             command = f"python -m benchmarks.microbatch --train --updates {updates}"
             done.append(train(seed, updates, variant, path, command))
             print(done[-1], flush=True)
     shutil.copyfile(agent_path(SEEDS[0]), SHIPPED)
+    shutil.copyfile(agent_path(SEEDS[0], "no_gradients"), SHIPPED_TIMES)
     return done
 
 
@@ -199,6 +243,7 @@ def main() -> None:
     parser = arguments("microbatch", __doc__.splitlines()[0])
     parser.add_argument("--train", action="store_true", help="train the agents that have no file yet")
     parser.add_argument("--updates", type=int, default=8_000, help="of one training (%(default)s)")
+    parser.add_argument("--ablations", action="store_true", help="measure these alone, into a file of their own")
     parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
     parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")
     options = parser.parse_args()
@@ -213,6 +258,12 @@ def main() -> None:
     }
     clusters = options.clusters or (20 if options.short else 200)
     iterations = 80 if options.short else 150
+    if options.ablations:
+        with ProcessPoolExecutor(options.processes) as pool:
+            kinds = (*SEEN, *UNSEEN)
+            rows = dict(zip(kinds, pool.map(partial(ablation, clusters, iterations), kinds), strict=True))
+        save(options.json.with_stem(f"{options.json.stem}_ablations"), {"clusters": clusters, "kinds": rows})
+        return
     found = {
         "clusters": clusters,
         "iterations": iterations,

@@ -146,30 +146,24 @@ def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.nd
     }
 
 
-def weak(short: bool) -> dict[str, Any]:
-    """Samples/s a node beside one node's, for a network that takes about 50 ms a batch and node; the same of nodes that
-    exchange nothing and wait for nobody; in turn."""
+def weak(many: int, part: int, share: float | None, short: bool) -> dict[str, Any]:
+    """Samples/s a node beside one node's, for a network that takes about 50 ms for the `part` rows of a node; the same
+    of nodes that exchange nothing and wait for nobody; in turn. `share`: of a core, for each node."""
     hidden, count = [768, 768], 25 if short else 50
 
-    def seconds(case: str, nodes: int, rows: int, share: float | None) -> float:
+    def seconds(case: str, nodes: int) -> float:
         shares = {"shares": [share] * nodes} if share else {}
-        options = {"rows": rows * nodes, "hidden": hidden, "iterations": count, "balance": {"sizer": "equal"}}
+        options = {"rows": part * nodes, "hidden": hidden, "iterations": count, "balance": {"sizer": "equal"}}
         found = ranks(nodes + 1, case, **options, **shares)
         return statistics.median(found if case == "rate" else itertools.chain.from_iterable(found))
 
-    rows: dict[str, Any] = {}
-    for name, many, part, share in (
-        ("1 to 2 nodes, a core each", 2, 1024, None),
-        ("1 to 4 nodes, half a core each", 4, 512, 0.5),
-    ):
-        found: dict[str, list[float]] = {}
-        for _ in range(1 if short else 3):
-            for case, nodes in itertools.product(("rate", "alone"), (1, many)):
-                found.setdefault(f"{case}_{nodes}_s", []).append(seconds(case, nodes, part, share))
-        efficiency = ratios(found["rate_1_s"], found[f"rate_{many}_s"])
-        bound = ratios(found["alone_1_s"], found[f"alone_{many}_s"])
-        rows[name] = {**found, "efficiency": efficiency, "efficiency_without_exchange": bound}
-    return rows
+    found: dict[str, list[float]] = {}
+    for _ in range(1 if short else 3):
+        for case, nodes in itertools.product(("rate", "alone"), (1, many)):
+            found.setdefault(f"{case}_{nodes}_s", []).append(seconds(case, nodes))
+    efficiency = ratios(found["rate_1_s"], found[f"rate_{many}_s"])
+    bound = ratios(found["alone_1_s"], found[f"alone_{many}_s"])
+    return {**found, "efficiency": efficiency, "efficiency_without_exchange": bound}
 
 
 def first_of(short: bool) -> list[dict[str, Any]]:
@@ -216,7 +210,8 @@ PARTS = {
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "rhythm": rhythm,
-    "weak": weak,
+    "weak_two_cores": partial(weak, 2, 1024, None),
+    "weak_four_halves": partial(weak, 4, 512, 0.5),
     "first_of": first_of,
     "reduce": reduce,
 }

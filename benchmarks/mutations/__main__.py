@@ -123,6 +123,8 @@ class Judge:
     def _noticed_by(self, tests: tuple[str, ...]) -> str:
         left_out: list[str] = []
         while (outcome := self._test(self._copy, tests, left_out)).failed:
+            if outcome.failed in left_out:
+                raise RuntimeError(f"{outcome.failed} fails without a fault and cannot be left out")
             alone = (outcome.failed,)
             again = not outcome.by_time or self._test(self._copy, alone).failed
             if again and (outcome.failed in self._passes or not self._test(self._clean, alone).failed):

@@ -89,6 +89,11 @@ class Observation:
         noise_scale = np.zeros(cluster.speed.shape[:-1])
         return Observation(sizes, none, no, none, none, none, none, no, noise_scale)
 
+    def times_alone(self) -> Observation:
+        """The same without what is known of the gradients; staleness and drops stay."""
+        none, scale = np.zeros_like(self.norm), np.zeros_like(self.noise_scale)
+        return replace(self, norm=none, cosine=none, loss=none, noise_scale=scale)
+
     @staticmethod
     def of(
         cluster: Cluster, sizes: Sizes, seconds: ArrayLike, received: ArrayLike | None = None, **gradients: ArrayLike

@@ -21,6 +21,7 @@ from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, shortened
 
 SHIPPED = Path(__file__).parent / "ddqn.safetensors"
+SHIPPED_TIMES = SHIPPED.with_name("ddqn_times.safetensors")  # trained without the gradients' statistics
 WIDTH, HIDDEN = 48, 64
 
 

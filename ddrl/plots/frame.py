@@ -95,7 +95,8 @@ def legend_below(figure: go.Figure, lines: int) -> go.Figure:
 def fit_legend(figure: go.Figure) -> go.Figure:
     """Room for a legend that has more than two lines where the figure is as narrow as on a phone. The entries of a
     horizontal legend are all as wide as the longest."""
-    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    traces: Any = figure.data
+    names = [trace.name for trace in traces if trace.name and trace.showlegend is not False]
     if not names or figure.layout.showlegend is False or figure.layout.legend.yref != "container":
         return figure
     widest = 45 + 7 * max(map(len, names))  # [px]

@@ -46,6 +46,18 @@ def test_the_network_that_ships_is_small_and_says_what_made_it():
     assert about["seed"] == 0
 
 
+def test_with_gradients_off_their_statistics_change_no_size():
+    cluster, rng = Cluster.of(64, np.ones(4)), np.random.default_rng(0)
+    seen = [make_sizer("ddqn", cluster, {"gradients": gradients, "trust": 0.0}) for gradients in (False, False, True)]
+    assert [sizer.reads_gradients for sizer in seen] == [False, False, True]
+    for turn in range(40):
+        seconds = np.array([1.0, 1.0, 1.0, 3.0 if turn % 8 < 2 else 1.0]) * rng.lognormal(0, 0.05, 4)
+        gradients = {"norm": rng.random(4) + 0.1, "cosine": rng.random(4), "loss": rng.random(4)}
+        blank = Observation.of(cluster, np.full(4, 16), seconds)
+        known = Observation.of(cluster, np.full(4, 16), seconds, **gradients)
+        np.testing.assert_array_equal(seen[0].propose(blank), seen[1].propose(known))
+
+
 def test_a_network_that_prefers_nothing_leaves_the_filter_its_sizes(tmp_path):
     scenario = make_scenario("bursty", 4, 6, 60, 1)
     course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()), trust=0.0)

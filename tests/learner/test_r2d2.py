@@ -1,12 +1,16 @@
 """Recurrent DQN with replay and acting policy, in one process by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, ColumnRole, EnvSpec
 from ddrl.learner import Learner, describe
+from ddrl.learner.algorithms.r2d2 import R2D2, R2D2Settings
 from ddrl.learner.recurrent import rescale, unscale
 from ddrl.replay import ExperienceReplay
 
@@ -118,3 +122,26 @@ def test_values_are_rescaled_and_back() -> None:
     x = torch.linspace(-300, 300, 61, dtype=torch.float64)
     for epsilon in (0.0, 1e-3, 0.1):
         torch.testing.assert_close(unscale(rescale(x, epsilon), epsilon), x)
+
+
+def test_the_loss_is_that_of_positions_behind_the_burn_in_with_values_rescaled() -> None:
+    config = Config(learner=LearnerConfig(algorithm="r2d2", double=False, device="cpu"))
+    algorithm = R2D2(config, CUE, R2D2Settings(length=3, burn_in=2, units=UNITS, rescaling=0.1))
+    generator = torch.Generator().manual_seed(1)
+    q, q_target = 20 * torch.randn(2, 2, 6, 2, generator=generator, dtype=torch.float64)
+    r_t, weight = torch.randn(2, 3, generator=generator, dtype=torch.float64), torch.tensor([1.0, 0.5])
+    action = torch.randint(2, (2, 6), generator=generator)
+    burn_len, length, ahead = torch.tensor([2, 0]), torch.tensor([3, 2]), torch.tensor([[1, 1, 1], [2, 1, 0]])
+    batch = SimpleNamespace(
+        burn_len=burn_len, length=length, ahead=ahead, action=action, r_t=r_t, discount_t=0.9, weight=weight
+    )
+    expected = 0.0
+    for row in range(2):
+        for step in range(int(length[row])):
+            here = int(burn_len[row]) + step
+            best = q_target[row, here + int(ahead[row, step])].max()
+            target = rescale(r_t[row, step] + 0.9 * unscale(best, 0.1), 0.1)
+            error = target - q[row, here, action[row, here]]
+            expected += float(weight[row] * 0.5 * error**2 / length[row] / 2)
+    loss = algorithm.loss({"q": q, "q_target": q_target}, batch, "value")
+    assert float(loss[0]) == pytest.approx(expected, rel=1e-6)

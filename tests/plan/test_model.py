@@ -6,10 +6,12 @@ import math
 
 import pytest
 
+from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig
 from ddrl.core.errors import ConfigError
 from ddrl.plan.__main__ import bytes_per_second, main, numbers
 from ddrl.plan.costs import Costs
 from ddrl.plan.model import Case, predict
+from ddrl.plan.rounds import serial_rounds
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.policies.fair import Fair
 from tests.plan.recorded import task, write_run
@@ -167,3 +169,14 @@ def test_a_pool_is_planned_with_its_own_devices(tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [(row["tasks"], row["devices"]) for row in rows] == [(2, 1), (2, 2), (4, 1), (4, 2)]
     assert rows[3]["makespan_seconds"] < rows[2]["makespan_seconds"]
+
+
+def test_a_round_of_a_serial_task_ends_with_a_version_every_publish_period() -> None:
+    settings = Config(
+        env=EnvConfig(num_envs=4),
+        learner=LearnerConfig(batch_size=16, publish_period=10),
+        replay=ReplayConfig(min_size=32),
+    )
+    rounds = list(serial_rounds(settings, 2000))
+    updates = sum(round.updates for round in rounds)
+    assert sum(round.publishes for round in rounds) == updates // 10 > 0

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from ddrl.channels.segment import Segment
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig, RunConfig
-from ddrl.core.errors import CheckpointError, ConfigError, JobFailed
+from ddrl.core.errors import ChannelError, CheckpointError, ConfigError, JobFailed
 from ddrl.core.nodes import BalanceConfig
 from ddrl.core.rows import row_schema
 from ddrl.learner import Learner
@@ -360,6 +360,10 @@ def node_exchange(name, config, kind):
     return Exchange(learner)
 
 
+def no_room(nbytes):
+    raise ChannelError(f"{nbytes} bytes of shared memory are not free")
+
+
 def segment(made, nbytes):
     """Memory that the nodes map; its name goes with `made`."""
     made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{KIND}-0", KIND, nbytes))
@@ -381,7 +385,7 @@ def main():
             learner = Learner.of(config, spec(config))
             replays = NodeReplays(*of_replays(config)) if config.learner.node_replay == "own" else None
             segments = []
-            make = None if kind == "sent" else partial(segment, segments)
+            make = no_room if kind == "sent" else partial(segment, segments)
             leader = Leader(comm, Exchange(learner), config, note=notes.append, replays=replays, make_segment=make)
             gate = lambda at, name=name: (FOLDER / f"{name.replace(' ', '_')}-{at}").touch()  # noqa: E731
             found = case(leader, learner, config, gate)

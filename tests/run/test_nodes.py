@@ -47,6 +47,12 @@ def test_nodes_give_the_gradients_and_priorities_of_one_learner(cases, algorithm
     assert found["passed"] == [True] * (3 if algorithm == "td3" else 0)  # its actor is updated every second time
 
 
+def test_without_room_for_shared_memory_nodes_are_sent_messages_and_the_run_says_so(cases):
+    (note,) = cases["exact dqn, sent"]["notes"]
+    assert "sent as messages, which is slower" in note
+    assert "bytes of shared memory are not free" in note
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "td3", "d4pg"])
 def test_vectors_are_equal_bits_on_every_node(cases, algorithm):
     case = cases[f"exact {algorithm}"]

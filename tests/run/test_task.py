@@ -1,5 +1,6 @@
 """A task ends at its limits, saves when it is due, and stands still while it is paused."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_nothing_moves_while_it_is_paused(tmp_path: Path) -> None:
 def test_a_resumed_run_goes_on_with_its_counts_and_its_replay(tmp_path: Path) -> None:
     run = start(tmp_path / "run", "replay.capacity=600")
     go_to_the_end(run)
-    resumed = SerialRun(Preparation(parse(["--serial", "--resume", str(tmp_path / "run")]), "resumed"))
+    resumed = SerialRun(Preparation(parse(["--serial", "--resume", str(tmp_path / "run")]), f"resumed{os.getpid()}"))
     assert resumed.task.training.state.env_steps == 800
     assert resumed.task.training.state.updates == run.task.training.state.updates > 10
     source, before = resumed.task.training.source, run.task.training.source

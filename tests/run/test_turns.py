@@ -1,5 +1,6 @@
 """Tasks take turns: several in one process are each, bit for bit, what they are alone; a move can wait for any time."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ DROPOUT = ["--set", "learner.network=tests.run.networks:Dropout"]  # draws from 
 
 def prepare(folder: Path, seed: int, *more: str) -> Preparation:
     arguments = [*TINY, "--set", f"run.seed={seed}", "--set", f"run.dir={folder}", "--serial", *more]
-    return Preparation(parse(arguments), f"turns{seed}{folder.name}")
+    return Preparation(parse(arguments), f"turns{os.getpid()}{seed}{folder.name}")
 
 
 @pytest.mark.parametrize("network", [[], DROPOUT], ids=["mlp", "dropout"])

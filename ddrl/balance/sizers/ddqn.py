@@ -21,7 +21,7 @@ from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.node_state import FIRST, NodeState
 from ddrl.balance.objectives import check_weights, rewards
 from ddrl.balance.sizes import Floats, Sizes, balanced_sizes, proportional_sizes
-from ddrl.balance.value_network import SHIPPED, ValueNetwork
+from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES, ValueNetwork
 from ddrl.core.fields import setting
 
 
@@ -39,6 +39,9 @@ class DdqnSettings(FilterSettings):
         0.02, "", "Share of the newest iteration in what the agent earned; 0: its sizes are always used.", ge=0, le=1
     )
     choose_first: bool = setting(False, "", "Also choose K, how many of the N gradients are awaited.")
+    gradients: bool = setting(
+        True, "", "Whether norms, cosines and losses of gradients are read; off: a network that was trained without."
+    )
     network: str = setting("", "path", "Its safetensors file; empty: the one that ships.")
 
 
@@ -46,13 +49,14 @@ class Ddqn:
     """State, values, actions, sizes."""
 
     name: ClassVar[str] = "ddqn"
-    reads_gradients: ClassVar[bool] = True
     Settings = DdqnSettings
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:
         self._cluster, self._settings = cluster, settings
         self._weights = check_weights(settings.weights).astype(np.float32)
-        self._network = ValueNetwork.load(Path(settings.network) if settings.network else SHIPPED)
+        self.reads_gradients = settings.gradients
+        shipped = SHIPPED if settings.gradients else SHIPPED_TIMES
+        self._network = ValueNetwork.load(Path(settings.network) if settings.network else shipped)
         self._state = NodeState(cluster, settings)
         self._first: NDArray[np.int64] | None = None
         self._earned = np.zeros(cluster.speed.shape[:-1])  # average of what the agent's sizes gain beside the filter's
@@ -68,6 +72,7 @@ class Ddqn:
     def propose(self, observation: Observation) -> Sizes:
         """The sizes of the best actions, or the filter's."""
         state, form, nodes = self._state, self._network.form, self._cluster.nodes
+        observation = observation if self.reads_gradients else observation.times_alone()
         state.update(observation)
         if observation.received.any():
             self._judge(observation)

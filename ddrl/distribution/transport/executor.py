@@ -177,6 +177,8 @@ class Executor:
             flight = self._flights[sequence]
             self._received(flight, messages)
             self._retire(flight)
+        if arrivals:  # what has ended makes room for the next, which may come before this is called again
+            self._open_ahead()
         return moved or opened or bool(arrivals)
 
     def wait(self, bell: int, descriptors: Sequence[int], seconds: float) -> bool:

@@ -42,7 +42,8 @@ PACKET_BYTES = 1448
 RECENT = 5  # models
 SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
-LEAST_BURST, MOST_BURST, BURST_TURNS = 1 << 10, 1 << 18, 4  # bytes; times
+LEAST_BURST, MOST_BURST = 1 << 10, 1 << 18  # bytes
+BURST_TURNS, BURST_SECONDS = 4, 0.03  # trips of each size, and s: at least
 LATENCY_TURNS, LATENCY_SECONDS = 6, 3e-3  # trips to a host: at least; s, for each relay there is
 TAG = COLLECTIVE_TAG + 1
 
@@ -222,7 +223,7 @@ class _Probe(Exchange):
         if self.rank == 0:
             data[0] = 1  # go on
 
-            def quickest(size: int, least: float = 0.0) -> float:
+            def quickest(size: int, least: float = BURST_SECONDS) -> float:
                 seconds, end = list[float](), time.perf_counter() + least
                 while len(seconds) < BURST_TURNS or time.perf_counter() < end:
                     time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
