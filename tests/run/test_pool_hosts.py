@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -144,7 +145,7 @@ def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        pytest.param("starter", "the starter of the collectors ended with status -9", marks=pytest.mark.long),
+        ("starter", "the starter of the collectors ended with status -9"),
         ("relay", "signal 9"),
     ],
 )
@@ -211,7 +212,9 @@ class TwoHosts:
     def __init__(self) -> None:
         ranks = assign_roles([0, 0, 1], evaluator=False, collectors=1)
         config = SimpleNamespace(env=SimpleNamespace(num_envs=2))
-        topology = SimpleNamespace(ranks=ranks, hosts=2, schema=SimpleNamespace(dtype=ROW), config=config)
+        topology = SimpleNamespace(
+            run_id="none", ranks=ranks, hosts=2, schema=SimpleNamespace(dtype=ROW), config=config
+        )
         self.remote, self.orders, self.reports = Lane.create(None, ROW, 64), *(MessageLane.create(None) for _ in "ab")
         channels = SimpleNamespace(
             topology=topology,
@@ -222,7 +225,7 @@ class TwoHosts:
             lanes={0: Lane.create(None, ROW, 64)},
         )
         self.own = OneHost()
-        self.starters = HostStarters(cast(Any, channels), cast(Any, self.own))
+        self.starters = HostStarters(cast(Any, channels), cast(Any, self.own), os.getppid())
 
     def report(self, message: Any, sent: float, took: float, clock: str = "another") -> None:
         """A message of host 1, said at `sent` by its clock, is received `took` seconds later."""

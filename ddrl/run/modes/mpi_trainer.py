@@ -57,7 +57,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
                 standing.wait()
                 leader = _lead_nodes(world, task, channels)
                 if starter is not None:
-                    starters = HostStarters(channels, starter)
+                    starters = HostStarters(channels, starter, launcher)
                     collectors = go_in_rounds(task, starters, starters.lanes)
             except BaseException as error:
                 task.abandon(error)

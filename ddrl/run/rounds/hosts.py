@@ -15,12 +15,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.relay.control import Orders, Report, decode, encode
+from ddrl.run.failure import read_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.moves import Rows
+from ddrl.run.process import is_orphan
 from ddrl.run.rounds.orders import Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
 from ddrl.run.rounds.starters import StarterProcess
 
@@ -84,10 +87,11 @@ class Clocks:
 
 
 class HostStarters:
-    """See the module; `Starters` of a task under mpirun. own: of this host."""
+    """See the module; `Starters` of a task under mpirun, whose process is `launcher`. own: of this host."""
 
-    def __init__(self, channels: HostChannels, own: StarterProcess) -> None:
+    def __init__(self, channels: HostChannels, own: StarterProcess, launcher: int) -> None:
         topology = channels.topology
+        self._run_id, self._launcher = topology.run_id, launcher
         self._own, self._board = own, channels.board
         self._orders, self._reports = channels.orders, channels.reports
         self._hosts = topology.hosts
@@ -116,7 +120,11 @@ class HostStarters:
                 raise JobFailed(f"the root relay hangs: {error}") from None
 
     def hear(self) -> list[Up]:
-        """See `Starters`."""
+        """See `Starters`. In the midst of a round nobody else looks whether the job goes on."""
+        if self._board.command == Command.FAIL:
+            raise JobFailed(read_failure(self._run_id, 0))
+        if is_orphan(self._launcher):
+            raise JobFailed("mpirun has ended, and with it the other hosts' collectors")
         return [*self._own.hear(), *self._hear_others()]
 
     def wait(self, timeout: float) -> None:
