@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "mpi_calls.hpp"
 #include "outbox.hpp"
 
 namespace ddrl {
@@ -89,18 +90,6 @@ protected:
     std::vector<TransferNote> notes_;
     TransferTotals totals_;
     Clock::time_point moved_at_;
-};
-
-template <class Handle>
-struct MpiCalls {
-    int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
-    int (*issend)(const void*, int, Handle, int, int, Handle, Handle*);
-    int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
-    int (*testsome)(int, Handle*, int*, int*, void*);
-    int (*grequest_start)(int (*)(void*, void*), int (*)(void*), int (*)(void*, int), void*, Handle*);
-    int (*grequest_complete)(Handle);
-    Handle comm;
-    void* ignored;  // MPI_STATUSES_IGNORE
 };
 
 template <class Handle>

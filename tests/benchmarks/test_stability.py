@@ -49,4 +49,4 @@ def test_a_failure_counts_and_rounds_done_before_are_kept(tmp_path, monkeypatch:
 def test_files_that_start_processes_are_found() -> None:
     found = stability.multi_process(["tests"])
     assert {"tests/run/test_processes.py", "tests/distribution/test_relays.py", "tests/pool/test_leases.py"} <= {*found}
-    assert "tests/core/test_roles.py" not in found
+    assert "tests/core/test_layouts.py" not in found
