@@ -6,6 +6,7 @@ Written by `envs`, read by every stage: lanes, replay and networks take their sh
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+_DTYPE = re.compile(r"[<>=|]?[A-Za-z_]+[0-9]{0,4}_?")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,11 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        # numpy evaluates what stands before a comma or in brackets, and this may come from a damaged file.
+        dtype: Any = self.dtype  # numpy's own types are taken too
+        if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
+            raise ValueError(f"{dtype[:40]!r} is no name of a dtype, such as 'float32'")
+        object.__setattr__(self, "dtype", np.dtype(dtype).name)
         if self.axes and len(self.axes) != len(self.shape):
             raise ValueError(f'axes {self.axes} must name each axis of the shape {self.shape}, "" for none')
         if self.fields:

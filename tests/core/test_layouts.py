@@ -52,3 +52,14 @@ def test_only_the_newest_frame_travels():
     assert row_schema(spec).dtype["state"].shape == (84, 84)
     with pytest.raises(ValueError, match="stacked frames"):
         EnvSpec("x", ArraySpec((3, 84, 84), "uint8"), 6, frame_stack=4)
+
+
+@pytest.mark.parametrize("dtype", ["9" * 5000 + "f4", "f4,f4", "(1000000,)f4", "float32;", ""])
+def test_what_numpy_would_evaluate_is_no_name_of_a_dtype(dtype):
+    with pytest.raises(ValueError, match="is no name of a dtype"):
+        ArraySpec((2,), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "<f4", np.float32, np.dtype("f4")])
+def test_a_dtype_is_kept_by_its_name(dtype):
+    assert ArraySpec((2,), dtype).dtype == "float32"
