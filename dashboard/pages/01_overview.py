@@ -1,12 +1,15 @@
 """Overview: how well and how fast, for one run or several compared."""
 
 import math
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import streamlit as st
 import watch
 
 from ddrl import plots
+from ddrl.telemetry import Run
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.progress import count_text, duration_text, value_text
 from ddrl.telemetry.reading import Table
@@ -144,7 +147,15 @@ def film() -> None:
 watch.live(page)
 film()
 
-with st.expander("Download"), watch.opened(watch.selection()) as opened:  # as of the page's loading
-    for name, run in opened.items():
-        csv = run.series(points=watch.POINTS).to_pandas().to_csv(index=False)
-        st.download_button(f"{name}: all series as CSV", csv, f"{name}.csv", "text/csv")
+
+def series_csv(path: Path) -> str:
+    """What a click downloads. Made then: a file made before would be gone when the page is drawn anew."""
+    with Run(path) as run:
+        return run.series(points=watch.POINTS).to_pandas().to_csv(index=False)
+
+
+with st.expander("Download"), watch.opened(watch.selection()) as readable:
+    for path in watch.selection():
+        if path.name in readable:
+            make = partial(series_csv, path)
+            st.download_button(f"{path.name}: all series as CSV", make, f"{path.name}.csv", "text/csv")

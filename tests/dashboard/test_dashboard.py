@@ -191,6 +191,21 @@ def test_two_runs_are_compared_and_their_settings_differ(tmp_path, dashboard, br
         until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of settings")
 
 
+def test_a_click_downloads_all_series_of_a_run(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha"):
+        browser.open(dashboard)
+        browser.wait_for("alpha", "running", "Download")
+        browser.save_downloads(tmp_path / "downloads")
+        browser.click(browser.find("[data-testid=stExpander] summary")[-1])
+        browser.click(until(lambda: browser.find("[data-testid=stDownloadButton] button"), "the button")[-1])
+        file = tmp_path / "downloads" / "alpha.csv"
+        until(file.exists, "the file")
+    with file.open() as lines:
+        names = next(lines).strip().split(",")
+        assert {"env_steps", "return_mean", "loss"} <= {*names}
+        assert all(len(line.split(",")) == len(names) for line in lines)
+
+
 def test_a_comparison_stays_when_a_new_run_starts_and_stands_in_the_address(tmp_path, dashboard, browser, driver):
     runs = tmp_path / "runs"
     with LiveRun(runs / "alpha", lr=1e-3), LiveRun(runs / "beta", lr=5e-3):

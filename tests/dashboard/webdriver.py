@@ -121,6 +121,11 @@ class Browser:
         """Go to a page."""
         self._call("POST", "/url", {"url": url})
 
+    def save_downloads(self, folder: Path) -> None:
+        """Write what the page lets download into `folder`."""
+        where = {"behavior": "allow", "downloadPath": str(folder)}
+        self._call("POST", "/goog/cdp/execute", {"cmd": "Browser.setDownloadBehavior", "params": where})
+
     def run(self, script: str, *arguments: Any) -> Any:
         """The value of a piece of JavaScript in the page."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
