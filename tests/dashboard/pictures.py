@@ -53,11 +53,13 @@ def photograph(browser: Browser, url: str, page: str, path: Path) -> None:
     browser.open(f"{url}/{page if page != 'compared' else 'overview'}{chosen}")
     browser.wait_for("running" if page != "compared" else "ended")
     if page not in ("settings", "runs"):
-        until(lambda: browser.find(".js-plotly-plot .main-svg, [data-testid=stDataFrame]"), "charts")
+        # Pages of pools, nodes and ads say in words that this run has none.
+        shown = ".js-plotly-plot .main-svg, [data-testid=stDataFrame], [data-testid=stAlert]"
+        until(lambda: browser.find(shown), "charts")
     until(lambda: not browser.find("[data-testid=stStatusWidget] img"), "the page at rest")
     time.sleep(3)  # a redraw may be under way
     browser.screenshot(path)
-    print(f"{path.name}: {len(browser.console_errors())} console errors", flush=True)
+    print(f"{path.name}: {browser.console_errors()[-1:] or 'no console errors'}", flush=True)
 
 
 def main() -> None:
