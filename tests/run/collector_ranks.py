@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -42,9 +41,7 @@ def watch(file):
 
     def look(*arguments):
         found.update({} if found else starters())
-        deadline = time.monotonic() + 30
-        while any(map(children, found)) and time.monotonic() < deadline:
-            time.sleep(0.002)
+        psutil.wait_procs([child for pid in found for child in psutil.Process(pid).children()], timeout=30)
         with open(file, "a") as lines:
             lines.write(json.dumps({parent: children(pid) for pid, parent in found.items()}) + "\n")
         return compute(*arguments)
