@@ -66,6 +66,8 @@ def learn(task: str, lag: int, seed: int, overrides: Sequence[str]) -> dict[str,
         summary = run_serial(preparation, lambda made: hold_back(made, lag))
         with Run(path) as recorded:
             table = recorded.evaluations()
+    if not summary["reason"].startswith("run.max_env_steps"):
+        raise SystemExit(f"seed {seed}, {lag} versions: not kept, the run ended early: {summary['reason']}")
     means = [float(mean) for mean in table["mean"]]
     return {
         "lag": lag,

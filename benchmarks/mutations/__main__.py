@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from benchmarks.harness import arguments, machine, print_table
 from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, preload, stands
 from benchmarks.mutations.named import NAMED, Fault
-from benchmarks.mutations.nearest import nearest
-from benchmarks.mutations.operators import draw
+from benchmarks.mutations.nearest import PROGRAMS, nearest
+from benchmarks.mutations.operators import draw, text_of
 from ddrl.core.files import write_atomically
 
 SEED = 14
@@ -112,17 +112,20 @@ class Judge:
         """Judge a fault."""
         begin = time.monotonic()
         self._copy.make(self._clean.path)
-        if fault.path.startswith(KERNEL):
-            self._kernel.into(self._copy, fault)
-        else:
-            self._copy.put(fault)
-        rings = [self._tests] if self._tests else nearest(fault.path)[: self._rings]
-        by = next((by for tests in rings if (by := self._noticed_by(tests))), "")
+        self._copy.put(fault)
+        by = ""
+        for tests in [self._tests] if self._tests else nearest(fault.path)[: self._rings]:
+            if fault.path.startswith(KERNEL) and not tests[0].startswith(PROGRAMS):
+                self._kernel.into(self._copy, fault)
+            if by := self._noticed_by(tests):
+                break
         return Verdict(bool(by), by, round(time.monotonic() - begin, 1))
 
     def _noticed_by(self, tests: tuple[str, ...]) -> str:
         left_out: list[str] = []
         while (outcome := self._test(self._copy, tests, left_out)).failed:
+            if outcome.failed.startswith(PROGRAMS) and "cmake --build" in outcome.reason:
+                raise RuntimeError(f"the fault does not compile: {outcome.reason}")
             if outcome.failed in left_out:
                 raise RuntimeError(f"{outcome.failed} fails without a fault and cannot be left out")
             alone = (outcome.failed,)
@@ -140,7 +143,7 @@ class Judge:
 
 def _key(fault: Fault) -> str:
     """A fault at the text that it stands in: another text of the file's line is another fault."""
-    return hashlib.blake2b(repr(tuple(fault)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(tuple(text_of(fault))).encode(), digest_size=8).hexdigest()
 
 
 def _saved(path: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from benchmarks.mutations.named import Fault
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
-PYTEST = ("-x", "-vv", "-m", "not long and not browser", "--no-header", "--tb=line", "-rfE")
+PYTEST = ("-x", "-vv", "--no-header", "--tb=line", "-rfE")
 NO_TESTS = 5  # pytest's exit status where none is left to run
 BY_TIME = re.compile(
     r"[Tt]imeout|timed out|no end|exit status -9|within [\d.]+ s"
@@ -86,13 +86,17 @@ class Copy:
         file.write_text(text.replace(fault.old, fault.new))
 
     def test(self, tests: Sequence[str], timeout: float, without: Sequence[str] = ()) -> Outcome:
-        """Run the tests until the first one fails; `without`: names of tests that are left out."""
+        """Run the tests until the first one fails, the long ones only where each is named by itself; `without`: names
+        of tests that are left out."""
+        marks = "not browser" if all("::" in name for name in tests) else "not long and not browser"
         begin = time.monotonic()
         sys.stdout.flush()
         with tempfile.TemporaryFile() as written:  # not a pipe: what a test leaves running would hold it open
             child = os.fork()
             if not child:
-                self._become_pytest([*PYTEST, *tests, *(f"--deselect={name}" for name in without)], written.fileno())
+                self._become_pytest(
+                    [*PYTEST, "-m", marks, *tests, *(f"--deselect={name}" for name in without)], written.fileno()
+                )
             ended = _await(child, timeout)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)  # what it has left behind, too
