@@ -17,12 +17,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
 from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, preload, stands
+from benchmarks.mutations.explained import explanation
 from benchmarks.mutations.named import NAMED, Fault
 from benchmarks.mutations.nearest import PROGRAMS, nearest
 from benchmarks.mutations.operators import draw, text_of
@@ -68,24 +69,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
         judge = Judge(Path(folder), options.timeout, options.rings, tuple(options.tests))
         for place, (kind, fault) in enumerate(todo, 1):
-            verdict = judge(fault)
+            why = explanation(fault)
+            verdict = Verdict(False, why, 0.0) if why else judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            if verdict.noticed or (
-                options.rings >= 4 and not options.tests
+            if (
+                verdict.noticed or why or (options.rings >= 4 and not options.tests)
             ):  # after a first look nothing has survived yet
                 _keep(options.json, row)
                 known[row["key"]] = row
-            word = "noticed" if verdict.noticed else "SURVIVED"
+            word = "noticed" if verdict.noticed else "explained" if why else "SURVIVED"
             left = (time.monotonic() - begin) / place * (len(todo) - place)
             print(
-                f"{place}/{len(todo)} {word:8} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)", flush=True
+                f"{place}/{len(todo)} {word:9} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)", flush=True
             )
     judged = [(kind, known[_key(fault)]) for kind, fault in faults if _key(fault) in known]
     return _report(judged)
 
 
 class Verdict(NamedTuple):
-    """`noticed`: a test fails with the fault and passes without it; `by`: its name and reason."""
+    """`noticed`: a test fails with the fault and passes without it; `by`: its name and reason, or why no test can."""
 
     noticed: bool
     by: str
@@ -122,7 +124,7 @@ class Judge:
         return Verdict(bool(by), by, round(time.monotonic() - begin, 1))
 
     def _noticed_by(self, tests: tuple[str, ...]) -> str:
-        left_out: list[str] = []
+        left_out: set[str] = set()
         while (outcome := self._test(self._copy, tests, left_out)).failed:
             if outcome.failed.startswith(PROGRAMS) and "cmake --build" in outcome.reason:
                 raise RuntimeError(f"the fault does not compile: {outcome.reason}")
@@ -134,10 +136,10 @@ class Judge:
                 self._passes.add(outcome.failed)
                 return f"{outcome.failed} - {outcome.reason}"
             print(f"left out, fails without the fault or not again: {outcome.failed} - {outcome.reason}", flush=True)
-            left_out.append(outcome.failed)
+            left_out.update(outcome.passed, alone)
         return ""
 
-    def _test(self, copy: Copy, tests: tuple[str, ...], without: Sequence[str] = ()) -> Outcome:
+    def _test(self, copy: Copy, tests: tuple[str, ...], without: Collection[str] = ()) -> Outcome:
         return copy.test(tests, self._timeout, without)
 
 
@@ -170,14 +172,16 @@ def _report(judged: list[tuple[str, dict[str, Any]]]) -> int:
     kinds = sorted({kind for kind, _ in judged})
     rows = [(kind, [row for other, row in judged if other == kind]) for kind in kinds]
     print_table(
-        ("faults", "judged", "noticed", "survived"),
+        ("faults", "judged", "noticed", "explained", "survived"),
         [
-            (kind, len(all_), sum(row["noticed"] for row in all_), sum(not row["noticed"] for row in all_))
+            (kind, len(all_), sum(row["noticed"] for row in all_), explained, survived)
             for kind, all_ in rows
+            for explained in (sum(not row["noticed"] and bool(row["by"]) for row in all_),)
+            for survived in (sum(not row["noticed"] and not row["by"] for row in all_),)
         ],
     )
     for kind, row in judged:
-        if not row["noticed"]:
+        if not row["noticed"] and not row["by"]:
             print(
                 f"survived ({kind}): {row['path']}: {row['name']}\n  - {row['old'].strip()}\n  + {row['new'].strip()}"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.mutations.named import Fault
 
-_FLIPPED = {
+_FLIPPED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=",
     ast.LtE: "<",
     ast.Gt: ">=",
