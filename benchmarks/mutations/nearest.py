@@ -1,6 +1,6 @@
 """Which tests stand nearest to a module: the files of its name and those that import it, then the folder that mirrors
-it, then the runs that go through it. Of a header of the kernel first the C++ programs that include it: they need no
-module of Python's."""
+it, then the runs that go through it. Of a header of the kernel first the C++ programs of its name: they need no module
+of Python's."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/pool/control.py": ("tests/run/test_pool.py",),
     "ddrl/replay/arrays.py": ("tests/replay/test_experience.py",),
     "ddrl/replay/sources": ("tests/replay/test_sources.py", "tests/run/test_training.py"),
-    "ddrl/run": ("tests/run/test_serial.py", "tests/run/test_resume.py"),
+    "ddrl/run": tuple(f"tests/run/test_{name}.py" for name in ("task", "training", "serial", "resume")),
     "ddrl/run/__main__.py": ("tests/run/test_bad_input.py", "tests/run/test_start.py"),
+    "ddrl/run/checkpoint.py": ("tests/run/test_task.py", "tests/run/test_damage.py", "tests/run/test_resume.py"),
     "ddrl/run/cli.py": ("tests/run/test_trust.py", "tests/run/test_bad_input.py"),
     "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_serial.py"),
     "ddrl/run/disk.py": ("tests/run/test_full_disk.py",),
@@ -98,15 +99,17 @@ def nearest(path: str) -> list[tuple[str, ...]]:
     files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
     own = tuple(name for name, _ in files if Path(name).stem == f"test_{stem}") or _longest(FIRST, path) or ()
     importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]
-    return [ring for ring in (_programs(path), own, importing, folder, further) if ring]
+    programs = _programs(path)
+    of_its_name = tuple(name for name in programs if f"[test_{stem}" in name)
+    others = tuple(name for name in programs if name not in of_its_name)
+    return [ring for ring in (of_its_name, own, importing, folder, others, further) if ring]
 
 
 def _programs(header: str) -> tuple[str, ...]:
-    """The kernel's own tests of a header, those of its name first."""
-    kernel, stem = ROOT / "ddrl/kernel", Path(header).stem
+    """The kernel's own tests that include a header, perhaps through others."""
+    kernel = ROOT / "ddrl/kernel"
     sources = sorted((ROOT / "tests/kernel").glob("test_*.cpp")) if header.endswith(".hpp") else []
     of_it = [path.stem for path in sources if ROOT / header in _included(path, kernel)]
-    of_it.sort(key=lambda name: not name.startswith(f"test_{stem}"))
     return tuple(f"{PROGRAMS}::test_a_program_passes_as_it_is[{name}]" for name in of_it[:MAX_FILES])
 
 
