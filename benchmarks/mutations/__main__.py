@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=1800.0, metavar="S", help="seconds of one test run (%(default)s)"
     )
-    parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
+    parser.add_argument("--rings", type=int, default=9, metavar="N", help="fewer: a first look (%(default)s)")
     parser.add_argument("--tests", nargs="+", default=(), metavar="TEST", help="a first look with these alone")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
@@ -73,7 +73,7 @@ def main() -> int:
             verdict = Verdict(False, why, 0.0) if why else judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
             if (
-                verdict.noticed or why or (options.rings >= 4 and not options.tests)
+                verdict.noticed or why or (options.rings >= 9 and not options.tests)
             ):  # after a first look nothing has survived yet
                 _keep(options.json, row)
                 known[row["key"]] = row
