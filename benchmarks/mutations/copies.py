@@ -93,10 +93,12 @@ class Copy:
             child = os.fork()
             if not child:
                 self._become_pytest([*PYTEST, "-m", marks, *tests], frozenset(without), written.fileno())
-            ended = _await(child, timeout)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            self._kill_what_is_left()
+            try:
+                ended = _await(child, timeout)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+                self._kill_what_is_left()
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             written.seek(0)
             output = written.read().decode(errors="replace")
