@@ -1,7 +1,7 @@
 """Acrobot-v1 to a mean return of -100 and MountainCar-v0 to -110 (gymnasium's thresholds) by their task files: whole
 processes, seed by seed, each saved policy judged by 100 further episodes.
 
-Seeds saved before are kept, so that the benchmark can be interrupted. Serial runs: each is the same for the same seed."""
+Seeds saved before are kept, so that the benchmark can be interrupted. Runs are serial: the same for the same seed."""
 
 from __future__ import annotations
 
