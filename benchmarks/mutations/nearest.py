@@ -66,6 +66,7 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/distribution/relay": ("tests/distribution/test_relays.py",),
     "ddrl/distribution/transport": ("tests/distribution/test_relays.py",),
+    "ddrl/envs/loop.py": ("tests/envs/test_stepping.py",),
     "ddrl/envs/admix/feed.py": ("tests/envs/admix/test_vector.py",),
     "ddrl/envs/admix/inventory.py": ("tests/envs/admix/test_market.py", "tests/envs/admix/test_vector.py"),
     "ddrl/envs/admix/logs": ("tests/envs/admix/test_logs.py",),
