@@ -134,6 +134,9 @@ def test_theta_of_a_hand_computed_graph():
     # by scarcity: contract 2 first takes half of the women, 20; contract 1 needs 60 of 60 men and the 20 women left:
     # women run out at theta = 0.5 (20 of them and 30 men), the other 30 are men: theta = (60 - 20) / 60
     assert np.allclose(inventory.water(), [2 / 3, 0.5])
+    # contract 3 takes both as well: no women are left, and 20 of 60 men
+    third = replace(contracts([60, 20, 10]), genders=np.array([[True, True], [False, True], [True, True]]))
+    assert np.allclose(Inventory(third, inventory.supply).water(), [2 / 3, 0.5, 1 / 6])
 
 
 def test_theta_is_one_where_supply_does_not_suffice_and_counts_the_billed_rate():
