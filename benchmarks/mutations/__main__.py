@@ -30,6 +30,7 @@ from benchmarks.mutations.operators import draw, text_of
 from ddrl.core.files import write_atomically
 
 SEED = 14
+SLOW = ("tests/run/", "tests/distribution/test_relays.py")  # they start processes: faults that need them come last
 
 
 def main() -> int:
@@ -64,6 +65,7 @@ def main() -> int:
         for kind, fault in faults[part::parts]
         if _key(fault) not in known or (options.again and not known[_key(fault)]["noticed"])
     ]
+    todo.sort(key=lambda pair: (pair[1].path.startswith(KERNEL), nearest(pair[1].path)[0][0].startswith(SLOW)))
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:

@@ -13,6 +13,11 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/learner/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
         "the products of a dot product commute, and their order stays"
     ),
+    ("ddrl/core/trust.py", "constant", "digest_size=17"): "a digest of any length names the code as well",
+    ("ddrl/distribution/plans/planner.py", "constant", "max(3 * versions_in_flight + 1"): (
+        "where a plan has many messages the period is taken over more models: it is the same, and known later"
+    ),
+    ("ddrl/learner/export.py", "constant", "expected.ravel()[:4]"): "a message quotes one number more",
     ("ddrl/plots/settings.py", "constant", "range(3, len(rows) + 4)"): (
         "a count of all rows, which comes before, always tells them apart"
     ),

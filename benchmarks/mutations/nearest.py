@@ -64,8 +64,10 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 # By the longest prefix too: the tests that say most where no file bears the module's name.
 FIRST: dict[str, tuple[str, ...]] = {
+    "ddrl/distribution/plans/schemes": ("tests/distribution/test_plans.py", "tests/distribution/test_costs.py"),
     "ddrl/distribution/relay": ("tests/distribution/test_relays.py",),
     "ddrl/distribution/transport": ("tests/distribution/test_relays.py",),
+    "ddrl/envs/loop.py": ("tests/envs/test_stepping.py",),
     "ddrl/envs/admix/feed.py": ("tests/envs/admix/test_vector.py",),
     "ddrl/envs/admix/inventory.py": ("tests/envs/admix/test_market.py", "tests/envs/admix/test_vector.py"),
     "ddrl/envs/admix/logs": ("tests/envs/admix/test_logs.py",),
@@ -73,6 +75,9 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/kernel/ring.hpp": ("tests/channels/test_lane.py",),
     "ddrl/learner": ("tests/learner/test_dqn.py", "tests/learner/test_snapshot.py"),
     "ddrl/pool/policies": ("tests/pool/test_queue.py", "tests/pool/test_leases.py"),
+    "ddrl/plots": ("tests/plots/test_figures.py",),
+    "ddrl/plots/admix.py": ("tests/plots/test_admix_figures.py",),
+    "ddrl/plots/pool.py": ("tests/plots/test_pool_figures.py",),
     "ddrl/pool/control.py": ("tests/run/test_pool.py",),
     "ddrl/replay/arrays.py": ("tests/replay/test_experience.py",),
     "ddrl/replay/sources": ("tests/replay/test_sources.py", "tests/run/test_training.py"),
