@@ -305,9 +305,9 @@ def closed():
         if host.mailbox.newest >= 0 and (not sealed or sealed[-1] != host.mailbox.newest):
             sealed.append(host.mailbox.newest)
         elsewhere = RANK > 0 or len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1)
-        waits = waits + 1 if elsewhere else 0
-        if waits >= 40 and host.mailbox.newest > using["version"]:
-            using["version"], waits = host.mailbox.newest, 0
+        waits = waits + 1 if elsewhere and host.mailbox.newest > using["version"] else 0
+        if waits >= (500 if RANK else 40):
+            using["version"] = host.mailbox.newest
             used.append(host.mailbox.newest)
         if RANK == 0:
             if turn % 7 == 0 and len(used_by_all) < 15:
