@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from ddrl.run.members import member_seed
 from ddrl.run.modes.mpi_pool import TaskRelays
 from ddrl.run.pool.plan import PoolPlan, new_plan
 from ddrl.run.pool.ranks import PoolRanks, assign_relays
+from tests.distribution.test_cluster import REASON, cluster
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary, wait_until
 from tests.run.test_bad_input import refused
 from tests.run.test_pool_hosts import LIMIT, starter_elsewhere
@@ -60,6 +62,14 @@ def finish(job: subprocess.Popen[str]) -> str:
         return job.communicate(timeout=LIMIT)[0]
     finally:
         job.kill()
+
+
+def two_tasks(folder: Path, text: str) -> list[str]:
+    """Files of two tasks of the same settings."""
+    files = [folder / "one.toml", folder / "two.toml"]
+    for file in files:
+        file.write_text(text)
+    return [str(file) for file in files]
 
 
 def pid_of(pool: Path, task: str) -> int | None:
@@ -164,6 +174,32 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
 
 
 @pytest.mark.long
+@pytest.mark.skipif(bool(REASON), reason=REASON or "can be made")
+def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path):
+    files = two_tasks(tmp_path, "[run]\nseed = 7\nmax_env_steps = 1200\n")
+    common = [*without("cluster.relays", COMMON), *COLD, *settings(f"run.dir={tmp_path / 'pool'}")]
+    program = [sys.executable, "-m", "ddrl.run", "--tasks", *files]
+    sources = {"PYTHONPATH": environment()["PYTHONPATH"]}
+    cluster.up(["100mbit"] * 2)
+    try:
+        done = subprocess.run(
+            cluster.mpirun([*program, *common], ranks=[3, 2], environment=sources),
+            env=cluster.mpi_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    finally:
+        cluster.down()
+    assert done.returncode == 0, done.stderr
+    alone = run(tmp_path / "alone", *COLD, *BY_WORKER, *settings("run.processes=4"))
+    for name in ("one", "two"):
+        assert learned(newest(tmp_path / "pool" / name)) == learned(newest(alone))
+    assert {one["worker"] for one in lines(tmp_path / "pool" / "pool" / "collectors.jsonl")} == {0, 1, 2, 3}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "function", "count"),
     [
@@ -179,9 +215,8 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
 )
 def test_an_exception_in_a_relay_ends_its_task_alone(rank, function, count, tmp_path):
     """Ranks 1 and 3 are the relays of the first task."""
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.toml").write_text("[run]\nmax_env_steps = 1200\n[pool]\ncollectors = 'cold'\n")
-    files, home = [str(tmp_path / f"{name}.toml") for name in ("one", "two")], tmp_path / "pool"
+    home = tmp_path / "pool"
+    files = two_tasks(tmp_path, "[run]\nmax_env_steps = 1200\n[pool]\ncollectors = 'cold'\n")
     job = start("--tasks", *files, *COMMON, *settings(f"run.dir={home}"), fault=f"{rank}:{function}:{count}")
     said = finish(job)
     assert job.returncode == 1, said
@@ -200,9 +235,7 @@ def test_an_exception_in_a_relay_ends_its_task_alone(rank, function, count, tmp_
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[psutil.Process]]]:
     """A pool of two tasks that would go on for long, its directory, and all its processes."""
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.toml").write_text("[run]\nmax_env_steps = 100_000_000\n")
-    files = [str(tmp_path / f"{name}.toml") for name in ("one", "two")]
+    files = two_tasks(tmp_path, "[run]\nmax_env_steps = 100_000_000\n")
     more = settings("pool.collectors=alive", f"run.dir={tmp_path / 'pool'}")
     job = start("--tasks", *files, *COMMON, *more)
     try:
@@ -295,9 +328,6 @@ def test_settings_that_fit_no_ranks_are_refused(texts, words, tmp_path):
 
 
 def test_under_mpirun_rank_0_alone_refuses_a_pool(tmp_path):
-    files = [tmp_path / "a.toml", tmp_path / "b.toml"]
-    for file in files:
-        file.write_text("")
-    arguments = ["--tasks", *map(str, files), *COLD, *settings(ONE, f"run.dir={tmp_path / 'pool'}")]
+    arguments = ["--tasks", *two_tasks(tmp_path, ""), *COLD, *settings(ONE, f"run.dir={tmp_path / 'pool'}")]
     refused(mpirun(4, *arguments), "4 ranks do not fit", "-n 3")
     assert not (tmp_path / "pool").exists()
