@@ -19,45 +19,22 @@ import numpy as np
 import torch
 from scipy import stats
 
-from benchmarks.admix.inside import Explorer, Inside
+from benchmarks.admix.inside import Explorer, Inside, days_settings
 from benchmarks.harness import arguments, print_table, save
-from ddrl.core.settings import load_config
-from ddrl.envs.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
-from ddrl.run.cli import tasks
+from ddrl.core.config import Config
 
 LENGTHS = (0, 1, 2, 4, 8)  # 0: never retrained
 FIRST = 8  # days before the first that is reported
 
 
-def window_env(
-    num_envs: int, sequence: int, first_day: int, days: int, market: dict[str, Any], play: dict[str, Any]
-) -> AdmixVectorEnv:
-    """Environments that play days first_day .. first_day + days - 1 of one sequence, over and over."""
-    made = Market(MarketConfig(**market))
-    turn = iter(range(1 << 40))  # environments begin on days that follow each other
-    return AdmixVectorEnv(
-        lambda seed, episode: made.day(sequence, first_day + next(turn) % days),
-        num_envs, PlayConfig(**play), made.config.click_value, made.config.max_bids,
-    )  # fmt: skip
+def settings(sequence: int) -> Config:
+    """The task admix on a sequence of days that drift."""
+    wanted = ["env.num_envs=8", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200"]
+    wanted += ["learner.d4pg.actor_start=100", "rollout.epsilon_start=1.0", "rollout.epsilon_end=0.5", "run.seed=0"]
+    return days_settings(sequence, {"drift": 0.6}, {"pace_step": 0.0, "repeat": 100}, wanted)
 
 
-def settings(sequence: int, seed: int) -> Any:
-    """The task admix on windows of one sequence."""
-    task = load_config(tasks()["admix"], []).env.kwargs
-    names = set(MarketConfig.__dataclass_fields__)
-    market = {name: value for name, value in task.items() if name in names} | {"drift": 0.6}
-    play = {name: value for name, value in task.items() if name not in names} | {"pace_step": 0.0, "repeat": 100}
-    kwargs = {"sequence": sequence, "first_day": 0, "days": 1, "market": market, "play": play}
-    wanted = ["env.id=benchmarks.admix.windows:window_env", "env.num_envs=8", "replay.source=areas"]
-    wanted += ["rollout.refresh=write", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200"]
-    wanted += ["learner.d4pg.actor_start=100", "learner.d4pg.actor_anchor=0", f"run.seed={seed}"]
-    wanted += ["rollout.epsilon_start=1.0", "rollout.epsilon_end=0.5"]
-    config = load_config(tasks()["admix"], wanted)
-    object.__setattr__(config.env, "kwargs", kwargs)
-    return config
-
-
-def trained(config: Any, learner: Any, first_day: int, days: int, updates: int) -> Inside:
+def trained(config: Config, learner: Any, first_day: int, days: int, updates: int) -> Inside:
     """A training on days first_day .. first_day + days - 1, from `learner` on where there is one."""
     run = Inside(config, [Explorer({"first_day": first_day, "days": days})])
     run.learner = learner or run.learner
@@ -70,7 +47,7 @@ def trained(config: Any, learner: Any, first_day: int, days: int, updates: int) 
 def served(length: int, days: int, updates: int, first_updates: int, sequence: int) -> dict[str, Any]:
     """Serve and retrain in turn; the return of each reported day, of the policy and of its prior. Length 0: the first
     policy serves every day."""
-    config, begin = settings(sequence, 0), time.perf_counter()
+    config, begin = settings(sequence), time.perf_counter()
     run = trained(config, None, 1, FIRST, first_updates)
     returns, plain, step = [], [], length or FIRST
     for first in range(1 + FIRST, 1 + FIRST + days, step):
@@ -103,8 +80,8 @@ def prior(env: Any) -> np.ndarray:
 
 def main() -> None:
     parser = arguments("admix_windows", __doc__ or "")
-    parser.add_argument("--days", type=int, default=32, help="days reported (default %(default)s)")
-    parser.add_argument("--first-updates", type=int, default=600, help="of the first policy (default %(default)s)")
+    parser.add_argument("--days", type=int, default=48, help="days reported (default %(default)s)")
+    parser.add_argument("--first-updates", type=int, default=800, help="of the first policy (default %(default)s)")
     parser.add_argument("--updates", type=int, default=40, help="updates a day (default %(default)s)")
     parser.add_argument("--sequence", type=int, default=0)
     options = parser.parse_args()

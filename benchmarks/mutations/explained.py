@@ -17,6 +17,9 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/distribution/plans/planner.py", "constant", "max(3 * versions_in_flight + 1"): (
         "where a plan has many messages the period is taken over more models: it is the same, and known later"
     ),
+    ("ddrl/envs/admix/optimum.py", "constant", "np.clip(alpha, 1,"): (
+        "only where the descent begins: it ends at the same duals"
+    ),
     ("ddrl/learner/export.py", "constant", "expected.ravel()[:4]"): "a message quotes one number more",
     ("ddrl/plots/settings.py", "constant", "range(3, len(rows) + 4)"): (
         "a count of all rows, which comes before, always tells them apart"
