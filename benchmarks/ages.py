@@ -22,6 +22,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "admix": ("ddrl/envs/admix",),
     "cartpole": _LEARNING,
     "channels": ("ddrl/channels", "ddrl/kernel"),
+    "classics": _LEARNING,
     "codecs": ("ddrl/distribution/transport", "ddrl/kernel/codec.hpp"),
     "dashboard": ("dashboard", "ddrl/plots", "ddrl/telemetry"),
     "distribution": _LINKS,
@@ -45,8 +46,8 @@ def measured_code(name: str) -> tuple[str, ...]:
 
 
 def commits_since(path: Path, code: tuple[str, ...]) -> list[str]:
-    """Commits, newest first, that changed the code after the one that last wrote the file."""
-    written = _git("log", "-1", "--format=%H", "--", str(path.relative_to(ROOT)))
+    """Commits, newest first, that changed the code after the one that last wrote more of the file than its command."""
+    written = _git("log", "-1", "--format=%H", "-G", '^[^"]+("[^c]|$)', "--", str(path.relative_to(ROOT)))
     return _git("log", "--format=%h", f"{written[0]}..HEAD", "--", *code) if written else []
 
 

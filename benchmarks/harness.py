@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+PEER = "PYTHON_OF_THE_PEER"
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:
     """Write the figures with the command and the machine that made them."""
-    words = [_without_paths(before, word) for before, word in itertools.pairwise(sys.argv)]
     document = {
-        "command": " ".join(["python -m", module(), *words]),
+        "command": command(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         **figures,
@@ -126,8 +126,14 @@ def save(path: Path, figures: Mapping[str, Any]) -> None:
     print(f"saved {path}")
 
 
-def _without_paths(option: str, word: str) -> str:
-    """A word of the command line; interpreters of peers stand where this machine has them."""
-    if option.endswith("-python"):
-        return "PYTHON_OF_THE_PEER"
-    return f"{word.partition('=')[0]}=PYTHON_OF_THE_PEER" if option == "--peer" else word
+def command(words: Sequence[str]) -> str:
+    """The command of this process, to be run anywhere: without --json, and with a word for a peer's interpreter."""
+    kept: list[str] = []
+    for option, word in itertools.pairwise(["", *words]):
+        if option.endswith("-python"):
+            kept.append(PEER)
+        elif option == "--peer":
+            kept.append(f"{word.partition('=')[0]}={PEER}")
+        elif option != "--json" and word.partition("=")[0] != "--json":
+            kept.append(word)
+    return " ".join(["python -m", module(), *kept])

@@ -28,7 +28,8 @@ def run_ddrl(
     launcher: Sequence[str] = (),
     curve: bool = False,
 ) -> dict[str, Any]:
-    """Run `task` until its evaluation reaches `target`, then judge the saved policy by `episodes` episodes (not timed).
+    """Run `task` with `overrides` (settings, or options such as --serial) until its evaluation reaches `target`, then
+    judge the saved policy by `episodes` episodes (not timed).
 
     Returns seconds of the whole process, env_steps, updates, whether the target was `reached`, the `confirmed_mean`,
     whether both hold (`solved`), the trainer's shares of wall time, and with `curve` the evaluations."""
@@ -41,7 +42,7 @@ def run_ddrl(
             "-m",
             "ddrl.run",
             task,
-            *(word for setting in settings for word in ("--set", setting)),
+            *(word for setting in settings for word in ([setting] if setting.startswith("--") else ["--set", setting])),
         ]
         begin = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)

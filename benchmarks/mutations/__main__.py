@@ -17,18 +17,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
 from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, preload, stands
+from benchmarks.mutations.explained import explanation
 from benchmarks.mutations.named import NAMED, Fault
-from benchmarks.mutations.nearest import nearest
-from benchmarks.mutations.operators import draw
+from benchmarks.mutations.nearest import PROGRAMS, nearest
+from benchmarks.mutations.operators import draw, text_of
 from ddrl.core.files import write_atomically
 
 SEED = 14
+SLOW = ("tests/run/", "tests/distribution/test_relays.py")  # they start processes: faults that need them come last
 
 
 def main() -> int:
@@ -41,7 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=1800.0, metavar="S", help="seconds of one test run (%(default)s)"
     )
-    parser.add_argument("--rings", type=int, default=4, metavar="N", help="fewer: a first look (%(default)s)")
+    parser.add_argument("--rings", type=int, default=9, metavar="N", help="fewer: a first look (%(default)s)")
     parser.add_argument("--tests", nargs="+", default=(), metavar="TEST", help="a first look with these alone")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
@@ -63,29 +65,31 @@ def main() -> int:
         for kind, fault in faults[part::parts]
         if _key(fault) not in known or (options.again and not known[_key(fault)]["noticed"])
     ]
+    todo.sort(key=lambda pair: (pair[1].path.startswith(KERNEL), nearest(pair[1].path)[0][0].startswith(SLOW)))
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
         judge = Judge(Path(folder), options.timeout, options.rings, tuple(options.tests))
         for place, (kind, fault) in enumerate(todo, 1):
-            verdict = judge(fault)
+            why = explanation(fault)
+            verdict = Verdict(False, why, 0.0) if why else judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            if verdict.noticed or (
-                options.rings >= 4 and not options.tests
+            if (
+                verdict.noticed or why or (options.rings >= 9 and not options.tests)
             ):  # after a first look nothing has survived yet
                 _keep(options.json, row)
                 known[row["key"]] = row
-            word = "noticed" if verdict.noticed else "SURVIVED"
+            word = "noticed" if verdict.noticed else "explained" if why else "SURVIVED"
             left = (time.monotonic() - begin) / place * (len(todo) - place)
             print(
-                f"{place}/{len(todo)} {word:8} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)", flush=True
+                f"{place}/{len(todo)} {word:9} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)", flush=True
             )
     judged = [(kind, known[_key(fault)]) for kind, fault in faults if _key(fault) in known]
     return _report(judged)
 
 
 class Verdict(NamedTuple):
-    """`noticed`: a test fails with the fault and passes without it; `by`: its name and reason."""
+    """`noticed`: a test fails with the fault and passes without it; `by`: its name and reason, or why no test can."""
 
     noticed: bool
     by: str
@@ -112,17 +116,20 @@ class Judge:
         """Judge a fault."""
         begin = time.monotonic()
         self._copy.make(self._clean.path)
-        if fault.path.startswith(KERNEL):
-            self._kernel.into(self._copy, fault)
-        else:
-            self._copy.put(fault)
-        rings = [self._tests] if self._tests else nearest(fault.path)[: self._rings]
-        by = next((by for tests in rings if (by := self._noticed_by(tests))), "")
+        self._copy.put(fault)
+        by = ""
+        for tests in [self._tests] if self._tests else nearest(fault.path)[: self._rings]:
+            if fault.path.startswith(KERNEL) and not tests[0].startswith(PROGRAMS):
+                self._kernel.into(self._copy, fault)
+            if by := self._noticed_by(tests):
+                break
         return Verdict(bool(by), by, round(time.monotonic() - begin, 1))
 
     def _noticed_by(self, tests: tuple[str, ...]) -> str:
-        left_out: list[str] = []
+        left_out: set[str] = set()
         while (outcome := self._test(self._copy, tests, left_out)).failed:
+            if outcome.failed.startswith(PROGRAMS) and "cmake --build" in outcome.reason:
+                raise RuntimeError(f"the fault does not compile: {outcome.reason}")
             if outcome.failed in left_out:
                 raise RuntimeError(f"{outcome.failed} fails without a fault and cannot be left out")
             alone = (outcome.failed,)
@@ -131,16 +138,16 @@ class Judge:
                 self._passes.add(outcome.failed)
                 return f"{outcome.failed} - {outcome.reason}"
             print(f"left out, fails without the fault or not again: {outcome.failed} - {outcome.reason}", flush=True)
-            left_out.append(outcome.failed)
+            left_out.update(outcome.passed, alone)
         return ""
 
-    def _test(self, copy: Copy, tests: tuple[str, ...], without: Sequence[str] = ()) -> Outcome:
+    def _test(self, copy: Copy, tests: tuple[str, ...], without: Collection[str] = ()) -> Outcome:
         return copy.test(tests, self._timeout, without)
 
 
 def _key(fault: Fault) -> str:
     """A fault at the text that it stands in: another text of the file's line is another fault."""
-    return hashlib.blake2b(repr(tuple(fault)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(tuple(text_of(fault))).encode(), digest_size=8).hexdigest()
 
 
 def _saved(path: Path) -> list[dict[str, Any]]:
@@ -167,14 +174,16 @@ def _report(judged: list[tuple[str, dict[str, Any]]]) -> int:
     kinds = sorted({kind for kind, _ in judged})
     rows = [(kind, [row for other, row in judged if other == kind]) for kind in kinds]
     print_table(
-        ("faults", "judged", "noticed", "survived"),
+        ("faults", "judged", "noticed", "explained", "survived"),
         [
-            (kind, len(all_), sum(row["noticed"] for row in all_), sum(not row["noticed"] for row in all_))
+            (kind, len(all_), sum(row["noticed"] for row in all_), explained, survived)
             for kind, all_ in rows
+            for explained in (sum(not row["noticed"] and bool(row["by"]) for row in all_),)
+            for survived in (sum(not row["noticed"] and not row["by"] for row in all_),)
         ],
     )
     for kind, row in judged:
-        if not row["noticed"]:
+        if not row["noticed"] and not row["by"]:
             print(
                 f"survived ({kind}): {row['path']}: {row['name']}\n  - {row['old'].strip()}\n  + {row['new'].strip()}"
             )

@@ -12,18 +12,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from benchmarks.mutations.named import Fault
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
-PYTEST = ("-x", "-vv", "-m", "not long and not browser", "--no-header", "--tb=line", "-rfE")
+PYTEST = ("-x", "-vv", "--no-header", "--tb=line", "-rfE")
 NO_TESTS = 5  # pytest's exit status where none is left to run
 BY_TIME = re.compile(
     r"[Tt]imeout|timed out|no end|exit status -9|within [\d.]+ s"
@@ -32,11 +31,11 @@ BY_TIME = re.compile(
 
 class Outcome(NamedTuple):
     """Of one run of pytest. `failed`: the name of the first test that failed, was running when the process died, or had
-    not ended in time; empty where all passed. `reason`: in pytest's words."""
+    not ended in time; empty where all passed. `reason`: in pytest's words. `passed`: the names of those before it."""
 
     failed: str
     reason: str
-    seconds: float
+    passed: tuple[str, ...] = ()
 
     @property
     def by_time(self) -> bool:
@@ -85,39 +84,51 @@ class Copy:
             raise ValueError(f"{fault.name}: {fault.old!r} stands {text.count(fault.old)} times in {fault.path}")
         file.write_text(text.replace(fault.old, fault.new))
 
-    def test(self, tests: Sequence[str], timeout: float, without: Sequence[str] = ()) -> Outcome:
-        """Run the tests until the first one fails; `without`: names of tests that are left out."""
-        begin = time.monotonic()
+    def test(self, tests: Sequence[str], timeout: float, without: Collection[str] = ()) -> Outcome:
+        """Run the tests until the first one fails, the long ones only where each is named by itself; `without`: names
+        of tests that are left out."""
+        marks = "not browser" if all("::" in name for name in tests) else "not long and not browser"
         sys.stdout.flush()
         with tempfile.TemporaryFile() as written:  # not a pipe: what a test leaves running would hold it open
             child = os.fork()
             if not child:
-                self._become_pytest([*PYTEST, *tests, *(f"--deselect={name}" for name in without)], written.fileno())
-            ended = _await(child, timeout)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # what it has left behind, too
+                self._become_pytest([*PYTEST, "-m", marks, *tests], frozenset(without), written.fileno())
+            try:
+                ended = _await(child, timeout)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+                self._kill_what_is_left()
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             written.seek(0)
             output = written.read().decode(errors="replace")
-        seconds = round(time.monotonic() - begin, 1)
         if status in (0, NO_TESTS):
-            return Outcome("", "", seconds)
+            return Outcome("", "")
+        passed = tuple(re.findall(r"^(tests/\S+?\.py::.+?) PASSED", output, re.MULTILINE))
         if said := re.search(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.+?)?)(?: - (.*))?$", output, re.MULTILINE):
-            return Outcome(said[1], (said[2] or "")[:200], seconds)
+            return Outcome(said[1], (said[2] or "")[:200], passed)
         started = re.findall(r"^(tests/\S+?\.py::.+?)(?: PASSED.*| SKIPPED.*)?$", output, re.MULTILINE)
         if not started:
             raise RuntimeError(f"pytest cannot run {' '.join(tests)}:\n{output[-2000:]}")
         reason = f"exit status {status}" if ended else f"no end within {timeout:g} s"
-        return Outcome(started[-1].strip(), reason, seconds)
+        return Outcome(started[-1].strip(), reason, passed)
 
-    def _become_pytest(self, arguments: Sequence[str], written: int) -> NoReturn:
+    def _kill_what_is_left(self) -> None:
+        """The processes that a test has left behind: those that work in this copy."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if Path(os.readlink(process / "cwd")).is_relative_to(self.path):
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def _become_pytest(self, arguments: Sequence[str], without: Set[str], written: int) -> NoReturn:
         """Of a fresh child process: pytest in this copy. What `preload` has imported is there already."""
         status = 3
         try:
             os.setsid()
             os.dup2(written, 1)
             os.dup2(written, 2)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in (signal.SIGTERM, signal.SIGHUP):  # nohup ignores the latter, and so would the runs of tests
+                signal.signal(number, signal.SIG_DFL)
             os.chdir(self.path)
             os.environ.update(PYTHONPATH=str(self.path), PYTHONDONTWRITEBYTECODE="1", COLUMNS="400")
             sys.dont_write_bytecode = True
@@ -128,13 +139,24 @@ class Copy:
             importlib.invalidate_caches()
             import pytest
 
-            status = int(pytest.main(list(arguments)))
+            status = int(pytest.main(list(arguments), [LeaveOut(without)]))
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+
+class LeaveOut:
+    """A plugin of pytest that leaves tests out by their whole names; --deselect takes what names begin with."""
+
+    def __init__(self, names: Set[str]) -> None:
+        self._names = names
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Pytest's hook."""
+        items[:] = [item for item in items if item.nodeid not in self._names]
 
 
 def preload() -> None:

@@ -309,10 +309,14 @@ _NAMED = {
     "distribution/transport/shards.py": (
         (
             "checksums are not compared",
-            "elif self._checksum(payload) ^ self._checksum(self._heads[index, :_BEFORE_CHECKSUM]) != checksum:",
+            "elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:",
             "elif False:",
         ),
-        ("a chunk of another version is taken", "or version != self.version:", "or False:"),
+        (
+            "a chunk of another version is taken",
+            "foreign = (epoch, sequence, place) != (self._epoch, self._sequence, index)",
+            "foreign = False",
+        ),
     ),
     "distribution/relay/sending.py": (
         ("more versions in flight than allowed", "or len(self._open) >= self._in_flight or", "or"),
@@ -525,6 +529,10 @@ _NAMED = {
             "const size_t first = std::min(taken, capacity_ - begin);\n        std::memcpy(out, data_",
             "const size_t first = std::min(taken, capacity_ - begin - 1);\n        std::memcpy(out, data_",
         ),
+    ),
+    "kernel/chunks.hpp": (
+        ("the kernel does not compare checksums", "found.checksum == checksum_of(index);", "true;"),
+        ("the kernel takes a chunk of another version", "found.sequence == sequence &&", ""),
     ),
     "kernel/codec.hpp": (("int8 scales are too large", "top / 127.0f)", "top / 128.0f)"),),
 }

@@ -1,16 +1,17 @@
 """Random faults of Python code: an operator is applied at a place that a seed chooses. Only inside functions, and only
-where the fault stays in one line."""
+where the fault stays in one line. A fault's place in the order of a seed depends on its own text alone, so that other
+changes of the code leave the draw as it is."""
 
 from __future__ import annotations
 
 import ast
-import random
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.mutations.named import Fault
 
-_FLIPPED = {
+_FLIPPED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=",
     ast.LtE: "<",
     ast.Gt: ">=",
@@ -28,8 +29,8 @@ def candidates(path: Path, root: Path) -> list[Fault]:
     """Every fault that the operators can make in a file, in the order of its text."""
     text, name = path.read_text(), str(path.relative_to(root))
     lines = [line.encode() for line in text.splitlines()]  # the parser counts columns in bytes
-    faults = {
-        Fault(f"{operator}, {name}:{line}", name, before.decode(), after.decode(), line)
+    faults = [
+        Fault(operator, name, before.decode(), after.decode(), line)
         for function in ast.walk(ast.parse(text))
         if isinstance(function, ast.FunctionDef)
         for statement in function.body
@@ -37,16 +38,22 @@ def candidates(path: Path, root: Path) -> list[Fault]:
         for operator, line, begin, end, text in _edits(node, lines)
         for before in (lines[line - 1],)
         for after in (before[:begin] + text.encode() + before[end:],)
-    }
-    return sorted(faults, key=lambda fault: (fault.line, fault.name, fault.new))
+    ]
+    faults.sort(key=lambda fault: (fault.line, fault.name, fault.new))
+    return list({text_of(fault): fault for fault in reversed(faults)}.values())[::-1]  # of equal ones the first
+
+
+def text_of(fault: Fault) -> Fault:
+    """A fault without its line's number, which changes with every line above it."""
+    return fault._replace(line=0)
 
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
-    """`count` faults of all packages; the same code and seed give the same ones, and fewer are the first of more."""
+    """`count` faults of all packages; the same code and seed give the same ones, fewer are the first of more, and a
+    fault stays among them while its text does, or nearly."""
     paths = sorted(path for path in root.glob("ddrl/**/*.py") if path.name != "__init__.py")
     known = [fault for path in paths for fault in candidates(path, root)]
-    random.Random(seed).shuffle(known)
-    return known[:count]
+    return sorted(known, key=lambda fault: hashlib.blake2b(repr((seed, text_of(fault))).encode()).digest())[:count]
 
 
 def _edits(node: ast.AST, lines: list[bytes]) -> Iterator[tuple[str, int, int, int, str]]:

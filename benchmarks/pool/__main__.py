@@ -1,7 +1,7 @@
 """A pool of tasks on fewer devices, beside what no schedule can beat.
 
-`--part utilisation`, `exponential`, `policies`, `collectors` and `kills` run real pools (benchmarks.pool.real,
-collectors, kills); `replay` compares the makespan of pools that were run with the simulator's for their rounds.
+`--part utilisation`, `exponential`, `policies`, `collectors`, `hosts` and `kills` run real pools (benchmarks.pool.real,
+collectors, hosts, kills); `replay` compares the makespan of pools that were run with the simulator's for their rounds.
 `simulated` and `simulated_starts` are the simulator's alone (benchmarks.pool.drawn)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, print_table, save
-from benchmarks.pool import collectors, drawn, kills, real, replay
+from benchmarks.pool import collectors, drawn, hosts, kills, real, replay
 
 UPDATES = 69  # a round of the real pools: a second of half a core
 
@@ -94,6 +94,13 @@ def started(chosen: Namespace) -> dict[str, Any]:
     return {"simulated": False, "collectors": rows}
 
 
+def spread(chosen: Namespace) -> dict[str, Any]:
+    """Real collectors of two hosts: cold, alive, predicted."""
+    rows = hosts.compare(*((8, 0.3, 0.8, 2) if chosen.short else (36, 1.0, 3.4, 9)))
+    show("Real collectors of two hosts", rows)
+    return {"simulated": False, "hosts": hosts.HOSTS, "collectors": rows}
+
+
 def killed(chosen: Namespace) -> dict[str, Any]:
     """Devices that are back after kill -9."""
     rows = kills.measure(*((5, 3, 4) if chosen.short else (14, 12, 24)))
@@ -118,6 +125,7 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "exponential": exponential,
     "policies": policies,
     "collectors": started,
+    "hosts": spread,
     "kills": killed,
     "replay": replayed,
 }

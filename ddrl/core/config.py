@@ -206,7 +206,8 @@ class PoolConfig:
         "number of steps with one version, then all learning happens, then the next version comes. A collector ends "
         "once it has sent its steps, and the next one starts when its parameters are there (cold) or a predicted time "
         "before (prewarm); alive: it does not end. With or without --tasks. Under mpirun relays start them; "
-        "ranks are a trainer, a relay per host, and an evaluator where evaluation is on.",
+        "ranks are a trainer, a relay per host, and an evaluator where evaluation is on; with --tasks a master, and a "
+        "relay per task and host.",
         choices=("off", "alive", "cold", "prewarm"),
     )
     collect_steps: int = setting(128, "steps", "Steps of each environment that a collector takes a round.", ge=1)

@@ -18,8 +18,8 @@ class RolloutConfig:
     chooser: str = setting(
         "",
         "",
-        "How actions are chosen from what the network gives: epsilon_greedy, boltzmann, categorical, gaussian, or "
-        "package.module:Class of your own; empty: the algorithm's own.",
+        "How actions are chosen from what the network gives: epsilon_greedy, ez_greedy, boltzmann, categorical, "
+        "gaussian, or package.module:Class of your own; empty: the algorithm's own.",
         plugin="ddrl.acting.choosers",
     )
     epsilon_start: float = setting(1.0, "", "Share of random actions at the start.", ge=0, le=1)

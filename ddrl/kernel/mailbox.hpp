@@ -18,6 +18,11 @@
 
 #include "doorbell.hpp"
 
+// Between two steps of the protocol. The kernel's tests let other threads run here; everywhere else it is nothing.
+#ifndef DDRL_MAILBOX_PAUSE
+#define DDRL_MAILBOX_PAUSE() static_cast<void>(0)
+#endif
+
 namespace ddrl {
 
 struct MailboxHeader {
@@ -119,6 +124,7 @@ public:
         std::vector<uint8_t> pinned(slots(), 0);  // 1: by ordinary readers, 2: firmly
         for (size_t i = 0; i < readers(); ++i) {
             const uint64_t word = readers_[i].hazard.load(std::memory_order_seq_cst);
+            DDRL_MAILBOX_PAUSE();
             if (word == 0 || slots_[slot_of(word)].ticket.load(std::memory_order_relaxed) != word >> 8) continue;
             const uint8_t hold = readers_[i].firm.load(std::memory_order_relaxed) ? 2 : 1;
             if (hold > pinned[slot_of(word)]) pinned[slot_of(word)] = hold;
@@ -150,6 +156,7 @@ public:
         open_[slot] = 0;
         if (version <= newest_version()) return false;
         header_->newest.store(ticket << 8 | slot, std::memory_order_seq_cst);
+        DDRL_MAILBOX_PAUSE();
         header_->newest_version.store(version, std::memory_order_seq_cst);
         header_->sealed.ring();
         return true;
@@ -167,7 +174,9 @@ public:
             Sealed pinned;
             pinned.word = header_->newest.load(std::memory_order_seq_cst);
             if (pinned.word == 0) return pinned;
+            DDRL_MAILBOX_PAUSE();
             line.hazard.store(pinned.word, std::memory_order_seq_cst);
+            DDRL_MAILBOX_PAUSE();
             if (header_->newest.load(std::memory_order_seq_cst) != pinned.word) continue;
             const SlotHeader& header = slots_[slot_of(pinned.word)];
             pinned.version = header.version.load(std::memory_order_relaxed);

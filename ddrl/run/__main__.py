@@ -74,8 +74,12 @@ def _print_only(arguments: list[str]) -> int:
     return 0
 
 
+def _of_pool(command: Command) -> bool:
+    return bool(command.tasks) or (command.resume is not None and (command.resume / "pool" / "plan.json").exists())
+
+
 def _one_host(command: Command) -> int:
-    if command.tasks or (command.resume is not None and (command.resume / "pool" / "plan.json").exists()):
+    if _of_pool(command):
         from ddrl.run.modes.pool import run_pool
 
         return run_pool(command)
@@ -98,17 +102,23 @@ def _one_host(command: Command) -> int:
 
 def _mpi(arguments: list[str]) -> int:
     run_id, (ranks, rank) = uuid.uuid4().hex[:8], mpi_environment()
-    path = announce(parse(arguments), run_id, ranks) if rank == 0 else None
+    command = parse(arguments) if rank == 0 else None
+    pool = command is not None and _of_pool(command)
+    path = announce(command, run_id, ranks) if command is not None and not pool else None
     try:
         import mpi4py  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
         from ddrl.core.errors import MissingExtraError
 
         raise MissingExtraError("mpi4py", "mpi", "running under mpirun") from None
+    launcher = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {ranks} python -m ddrl.run")
+    if command is not None and pool:
+        from ddrl.run.modes.mpi_pool import lead_pool
+
+        return lead_pool(command, launcher)
     from ddrl.run.modes.mpi import run_mpi
 
     status, ended = run_mpi(lambda: _prepare(arguments, run_id, path), run_id)
-    launcher = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {ranks} python -m ddrl.run")
     return status if ended is None else _conclude(*ended, launcher)
 
 
@@ -119,8 +129,6 @@ def _prepare(arguments: list[str], run_id: str, path: Path | None) -> Preparatio
     command = parse(arguments)
     if command.serial:
         raise ConfigError("--serial is one process: start it without mpirun")
-    if command.tasks:
-        raise ConfigError("--tasks starts the tasks' processes itself: start it without mpirun")
     return Preparation(command, run_id, path)
 
 

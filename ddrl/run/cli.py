@@ -27,6 +27,8 @@ examples:
   python -m ddrl.run --resume runs/NAME               go on where a run, or a pool of them, stopped
   python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.devices=cpu:0,cpu:1
                                                       several tasks on fewer devices
+  mpirun -n 7 --host a:4,b:3 python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.collectors=prewarm ...
+                                                      the same with collectors on two hosts
 """
 
 
@@ -82,7 +84,8 @@ def parse(arguments: list[str]) -> Command:
         nargs="+",
         default=[],
         metavar="TASK",
-        help="several tasks at once, a process each, on the devices of pool.devices",
+        help="several tasks at once, a process each, on the devices of pool.devices; under mpirun with collectors on "
+        "every host (pool.collectors), where the ranks are a master, and a relay per task and host",
     )
     parser.add_argument(
         "--set",

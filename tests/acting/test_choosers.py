@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from ddrl.acting.chooser import chooser_class
 from ddrl.acting.choosers.boltzmann import Boltzmann
 from ddrl.acting.choosers.categorical import Categorical
 from ddrl.acting.choosers.epsilon_greedy import BLOCK, EpsilonGreedy
+from ddrl.acting.choosers.ez_greedy import EzGreedy
 from ddrl.acting.choosers.gaussian import Gaussian
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -73,6 +75,32 @@ def test_boltzmann_draws_from_the_softmax_of_the_values_and_epsilon_from_all_ali
             Boltzmann(discrete(3), 1, 0, {"temperature": wrong})
 
 
+def test_ez_greedy_repeats_random_actions_for_zipf_lengths_and_is_greedy_between_them() -> None:
+    chooser, count = EzGreedy(discrete(50), 400, 3, {"longest": 4}), 400
+    chosen = np.array([chooser.choose(values(count), SEEN, 0.1)[0] for _ in range(2 * BLOCK)])  # [steps, N]
+    lengths = []
+    for column in chosen.T:
+        bounds = np.flatnonzero(np.diff(column, prepend=-1, append=-1))
+        lengths += [b - a for a, b in itertools.pairwise(bounds) if column[a] != GREEDY]
+    short = np.bincount(lengths)[:5] / len(lengths)  # two in a row have the same action once in 500
+    rest = 6 / math.pi**2  # P(n) of zipf's law with the power 2
+    np.testing.assert_allclose(short[1:], [rest, rest / 4, rest / 9, 1 - rest * (1 + 1 / 4 + 1 / 9)], atol=0.02)
+    mean = float(np.dot(short, np.arange(5)))
+    assert abs(np.mean(chosen != GREEDY) - mean / (mean + 9)) < 0.01  # nine greedy steps before each, on average
+    assert set(chooser.greedy(values(count))) == {GREEDY}
+
+
+def test_ez_greedy_without_a_policy_repeats_and_a_seed_gives_one_stream() -> None:
+    one, two = (EzGreedy(discrete(50), 8, 5, {}) for _ in range(2))
+    first, second = (np.array([each.random(SEEN)[0] for _ in range(BLOCK + 9)]) for each in (one, two))
+    np.testing.assert_array_equal(first, second)
+    assert 0.5 < np.mean(first[1:] == first[:-1]) < 0.95
+    assert set(np.unique(first)) == set(range(50))
+    for wrong in ({"power": 1.0}, {"longest": 0.0}, {"power": math.nan}):
+        with pytest.raises(ConfigError, match="above 1 and at least 1"):
+            EzGreedy(discrete(3), 1, 0, wrong)
+
+
 def test_categorical_actions_have_the_probabilities_that_are_recorded() -> None:
     chooser = Categorical(discrete(3), 2000, 1, {})
     logits = np.tile(np.log(np.array([0.2, 0.5, 0.3], np.float32)) + 4, (2000, 1))
@@ -116,7 +144,9 @@ def test_gaussian_actions_keep_within_the_bounds_and_have_the_density_where_they
     np.testing.assert_array_equal(chooser.greedy({"mean": np.full((500, 3), 9.0)}), np.full((500, 3), 0.5))
 
 
-@pytest.mark.parametrize(("name", "spec"), [("epsilon_greedy", BOX), ("categorical", BOX), ("gaussian", discrete(2))])
+@pytest.mark.parametrize(
+    ("name", "spec"), [("epsilon_greedy", BOX), ("ez_greedy", BOX), ("categorical", BOX), ("gaussian", discrete(2))]
+)
 def test_actions_that_a_chooser_cannot_choose_are_refused(name: str, spec: EnvSpec) -> None:
     with pytest.raises(ConfigError, match=f"{spec.env_id} has .* actions, and {name} chooses"):
         chooser_class(name)(spec, 1, 0, {})

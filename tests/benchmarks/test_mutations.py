@@ -36,8 +36,12 @@ def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
     for near, further in (*NEAREST.values(), *((tests, ()) for tests in FIRST.values())):
         for path in (*near, *further):
             assert (ROOT / path).exists(), path
-    assert nearest("ddrl/kernel/codec.hpp") == [("tests/distribution/test_codecs.py",)]
-    assert nearest("ddrl/kernel/ring.hpp")[:2] == [("tests/channels/test_lane.py",), ("tests/replay", "tests/channels")]
+    program = "tests/kernel/test_programs.py::test_a_program_passes_as_it_is[{}]".format
+    assert nearest("ddrl/kernel/codec.hpp") == [(program("test_codec"),), ("tests/distribution/test_codecs.py",)]
+    first, own, folder, *_ = nearest("ddrl/kernel/ring.hpp")
+    assert first == (program("test_ring"),)
+    assert (own, folder) == (("tests/channels/test_lane.py",), ("tests/replay", "tests/channels"))
+    assert program("test_replay") in nearest("ddrl/kernel/replay/prioritized.hpp")[2]  # through other headers
     own, folder, _ = nearest("ddrl/replay/rate_limiter.py")
     assert (own, folder) == (("tests/replay/test_rate_limiter.py",), ("tests/replay",))
     own, _, folder, _ = nearest("ddrl/acting/policy.py")
@@ -51,7 +55,7 @@ def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> N
     path = tmp_path / "ddrl" / "module.py"
     path.write_text(SOURCE)
     faults = candidates(path, tmp_path)
-    assert {(fault.name.partition(",")[0], fault.new.strip()) for fault in faults} == {
+    assert {(fault.name, fault.new.strip()) for fault in faults} == {
         ("swapped arguments", "notify(b, a)"),
         ("dropped call", "pass"),
         ("comparison", "if a <= 3:"),
@@ -68,6 +72,16 @@ def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> N
 
 def test_random_faults_are_the_same_by_seed_and_more_of_them_begin_alike() -> None:
     assert draw(ROOT, 5, 1) == draw(ROOT, 9, 1)[:5] != draw(ROOT, 5, 2)
+
+
+def test_a_new_line_moves_random_faults_and_replaces_none(tmp_path) -> None:
+    (tmp_path / "ddrl").mkdir()
+    path = tmp_path / "ddrl" / "module.py"
+    path.write_text(SOURCE)
+    before = draw(tmp_path, 9, 1)
+    path.write_text(f"# A comment.\n{SOURCE}")
+    assert draw(tmp_path, 9, 1) == [fault._replace(line=fault.line + 1) for fault in before]
+    assert len(before) == len(set(before)) == 5
 
 
 def test_a_fault_whose_text_is_not_there_is_refused(tmp_path) -> None:

@@ -99,7 +99,9 @@ def models():
     """Many versions of a model; every host checks each one it sees against the one that was published."""
     scheme, nbytes, versions = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     host = Host(nbytes, ClusterConfig(scheme=scheme, chunk_bytes=4096, versions_in_flight=3))
-    seen, wrong, published = [], 0, -1
+    seen, wrong, published, unheard = [], 0, -1, 0
+    bell = host.board.rollout_bell
+    heard = bell.value
     while not host.relay.finished:
         host.relay.progress()
         if RANK == 0:
@@ -112,9 +114,10 @@ def models():
         pin = host.reader.pin()
         if pin is not None and (not seen or pin.version != seen[-1]):
             seen.append(pin.version)
+            unheard, heard = unheard + (bell.value == heard), bell.value
             good = np.array_equal(pin.data, model(pin.version, nbytes)) and checksum(pin.data) == pin.checksum
             wrong += not (good and pin.values[0] == pin.version * 0.5 and pin.values[1] == 2.0)
-    report(seen=seen, wrong=wrong, problems=host.problems())
+    report(seen=seen, wrong=wrong, unheard=unheard, problems=host.problems())
 
 
 def traffic():

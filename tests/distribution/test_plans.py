@@ -58,6 +58,11 @@ def test_every_host_ends_with_each_byte_once_and_nobody_forwards_what_it_never_g
     ).all()  # even an empty model is announced to every host
 
 
+def test_a_weighted_plan_gives_each_of_two_hosts_what_its_link_can_pass_on():
+    plan = make_plan("weighted", 2, 50_000, up=[30.0, 10.0, 10.0], chunk_bytes=1000)
+    assert plan.egress().tolist() == pytest.approx([60_000, 20_000, 20_000], rel=0.01)  # as fast as links allow
+
+
 @settings(max_examples=100, deadline=None)
 @given(requests(), st.randoms())
 def test_no_order_of_sending_can_deadlock(request_, random):

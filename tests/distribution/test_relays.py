@@ -57,6 +57,7 @@ def test_every_host_gets_the_bytes_that_were_published_over_many_versions(scheme
     everyone = run(ranks, "models", scheme, nbytes, 40)
     for host in everyone[1:]:
         assert host["wrong"] == 0
+        assert host["unheard"] == 0, "a version came and nobody who waits for it was woken"
         assert host["seen"] == sorted(set(host["seen"]))
         assert host["seen"][-1] == 39
     assert all(host["problems"] == [] for host in everyone)

@@ -39,11 +39,16 @@ def pieces(version, nbytes, bounds, sequence=0, epoch=3):
     return [(sequence, index, heads[index], data[start:stop]) for index, (start, stop) in enumerate(cuts)]
 
 
-def put(whole, bounds, index, header, payload):
+def place(whole, bounds, index, header, payload):
     """A chunk lands in place, as MPI puts it there."""
     start, size = Headers.span(index, 1)
     whole.headers.memory[start : start + size] = header
     whole.data[bounds[index] : bounds[index + 1]] = payload
+
+
+def put(whole, bounds, index, header, payload):
+    """A chunk lands in place and is verified."""
+    place(whole, bounds, index, header, payload)
     return whole.arrived(index)
 
 
@@ -168,6 +173,8 @@ def test_a_sound_chunk_of_another_model_plan_or_place_is_a_problem_not_a_model(s
     whole = assembly(1024, bounds)
     assert put(whole, bounds, *pieces(1, 1024, bounds)[0][1:])
     _, _, header, payload = pieces(1, 1024, bounds, sequence, epoch)[index]
-    assert put(whole, bounds, 1, header[-HEADER_BYTES:], payload)
+    place(whole, bounds, 1, header[-HEADER_BYTES:], payload)
+    assert not whole.all_arrived([1])
+    assert whole.arrived(1)
     assert whole.complete
     assert "chunk 1 bears a header of another message" in whole.problem

@@ -44,6 +44,7 @@ def test_the_loop_plays_the_episodes_that_plain_gymnasium_plays(env_id: str) -> 
             ends += over
             np.testing.assert_array_equal(step.observation[index], expected[0])
             assert step.raw_reward[index] == expected[1]
+            assert step.reward[index] == np.float32(expected[1])  # not clipped
             assert (step.terminated[index], step.truncated[index]) == expected[2:]
         plain.close()
     assert ends >= 9

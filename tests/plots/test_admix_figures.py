@@ -63,6 +63,7 @@ def test_swings_are_about_a_straight_line_of_the_second_half():
     wild_then_straight = [50, -50, 90, -90, *np.linspace(0, 10, 6)]
     assert plots.oscillation(evaluations(wild_then_straight)) == pytest.approx(0, abs=1e-9)
     assert plots.oscillation(evaluations([0] * 6 + [1, -1] * 3)) == pytest.approx(1.066, abs=0.001)
+    assert plots.oscillation(evaluations([0, 0, 0, 0, 1, 2, 3])) == pytest.approx(0, abs=1e-9)  # of four, the fewest
     assert np.isnan(plots.oscillation(evaluations([1, 2, 3])))
     assert np.isnan(plots.oscillation(evaluations([])))
     tables = {"a": evaluations([0] * 6 + [1, -1] * 3), "b": evaluations([1]), "c": evaluations([])}

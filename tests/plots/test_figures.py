@@ -213,6 +213,8 @@ def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(sma
     figure = plots.bytes_against_bound(small.processes)
     assert list(figure.data[0].x) == ["root out", "host 1", "host 2"]
     assert np.allclose(figure.data[0].y, 1.0)
+    root, *others = figure.data[0].marker.color
+    assert others == others[:1] * 2 != [root] * 2
 
 
 def test_a_gantt_chart_has_a_bar_a_send_and_a_mark_where_a_host_is_complete():
@@ -275,6 +277,8 @@ def test_the_oldest_record_is_as_old_as_the_time_it_took_to_record_what_is_held(
     columns = {"wall_seconds": seconds, "rows_recorded": seconds * 100, "replay_size": np.minimum(seconds * 100, 300)}
     figure = plots.replay_fill(Table(columns, 11), 300)
     assert np.allclose(y_of(figure, "age of the oldest (right)"), np.minimum(seconds, 3))
+    (capacity,) = (trace for trace in figure.data if trace.name == "capacity")
+    assert (list(capacity.x), list(capacity.y)) == ([0, 10], [300, 300])
 
 
 def test_the_priority_law_is_uniform_at_exponent_zero_and_proportional_at_one():

@@ -339,6 +339,21 @@ def test_billing_news_move_the_estimate_and_never_exceed_what_was_shown() -> Non
         mixer.bill(Billing([ad], [5], [0]))
 
 
+def test_what_was_billed_survives_a_restart(tmp_path: Path) -> None:
+    first, again = (small_mixer({"kind": 1.0}, billed=0.8) for _ in range(2))
+    ad, request = int(first.book.ids[0]), request_of(first.book, contracts=1)
+    for _ in range(10):
+        first.choose(request)
+    first.bill(Billing([ad], [8], [2]))
+    snapshot.save(tmp_path / "state", snapshot.encode(first))
+    snapshot.restore(tmp_path / "state", again)
+    with pytest.raises(MessageError, match="2 impressions await their billing"):
+        again.bill(Billing([ad], [3], [0]))
+    for mixer in (first, again):
+        mixer.choose(request)
+    assert again.contracts() == first.contracts()
+
+
 def test_what_pacing_knows_survives_a_restart(tmp_path: Path) -> None:
     def made() -> Mixer:
         fields = {"ad_fields": ["pace"], "prior": "demand", "pace_step": 2.0}

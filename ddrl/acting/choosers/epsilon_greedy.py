@@ -31,8 +31,8 @@ class EpsilonGreedy:
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int, settings: Mapping[str, Any]) -> None:
         if not spec.discrete:
             raise ConfigError(
-                f"env.id = {spec.env_id} has continuous actions, and epsilon_greedy chooses among discrete ones; use "
-                "an environment with a Discrete action space"
+                f"env.id = {spec.env_id} has continuous actions, and {self.name} chooses among discrete ones; use an "
+                "environment with a Discrete action space"
             )
         self._generator = np.random.default_rng(seed)
         self._num_actions, self._shape = spec.num_actions, (BLOCK, num_envs)

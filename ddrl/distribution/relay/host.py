@@ -85,7 +85,9 @@ class HostRelay(Relay):
             self._tables = TableSender(membership.control, TAG_TABLE, table)
             self._keep(self._tables)
         codec = make_codec(config, local.layout)
-        self.models = self.receiver = ModelReceiver(membership, self._inbox, config, codec, local.in_use, trace)
+        self.models = self.receiver = ModelReceiver(
+            membership, self._inbox, config, codec, local.in_use, trace, local.board.rollout_bell.ring
+        )
         self._failure_at_root = self._sent_finished = False
         self._last_models: int | None = None  # that the root sends by the plan in force, known from STOP on
         self._stopped_at = 0.0

@@ -16,7 +16,8 @@ from ddrl.distribution.transport.inbox import MailboxInbox
 
 
 class ModelReceiver(Models):
-    """Every other host's end. `in_use`: whether this host's rollouts use a version; None: sealed is confirmed."""
+    """Every other host's end. `in_use`: whether this host's rollouts use a version; None: sealed is confirmed.
+    `on_seal` is called after a version was sealed, to wake who waits for it."""
 
     def __init__(
         self,
@@ -26,12 +27,13 @@ class ModelReceiver(Models):
         codec: Codec | None,
         in_use: Callable[[int], bool] | None,
         trace: bool,
+        on_seal: Callable[[], object],
     ) -> None:
         super().__init__(membership, inbox, config, codec, trace)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self.stopping = False  # rollouts take no more versions
         self._confirmed = 0  # models, by the plan in force
-        self._in_use = in_use
+        self._in_use, self._on_seal = in_use, on_seal
         self._unconfirmed: deque[Report] = deque()
 
     @property
@@ -68,6 +70,7 @@ class ModelReceiver(Models):
                 )
             else:
                 self.seal_seconds = report.seconds
+                self._on_seal()
         self.executor.reports.clear()
         while self._unconfirmed:
             report = self._unconfirmed[0]

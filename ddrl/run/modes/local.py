@@ -15,8 +15,9 @@ from typing import IO, Any
 
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
-from ddrl.core.errors import JobFailed
+from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.core.roles import Assignment, Role
+from ddrl.run.failure import read_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.modes.driver import drive
 from ddrl.run.preparation import Preparation
@@ -30,12 +31,21 @@ from ddrl.run.topology import rollouts_of_host
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 
 
-def local_ranks(config: Config) -> tuple[Assignment, ...]:
-    """Roles of a local run: one host, no relay."""
+def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
+    """Roles of a local run: one host, no relay. hosts > 0: of a pool's task under mpirun, with a relay and collectors
+    on each. ConfigError where such a task does not go in rounds."""
+    if hosts and config.pool.collectors == "off":
+        raise ConfigError(
+            "under mpirun a pool's tasks have collectors on every host: set pool.collectors = prewarm, cold or alive, "
+            "or start without mpirun"
+        )
     members = [Assignment(0, Role.TRAINER, 0, 0)]
     if config.evaluation.period:
         members.append(Assignment(len(members), Role.EVALUATOR, 0, 0))
-    members += [Assignment(len(members) + index, Role.ROLLOUT, 0, index) for index in range(rollouts_of_host(config))]
+    members += [Assignment(len(members) + host, Role.RELAY, host, host) for host in range(hosts)]
+    count = rollouts_of_host(config)
+    for index in range(count * max(hosts, 1)):
+        members.append(Assignment(len(members), Role.ROLLOUT, index // count, index))
     return tuple(members)
 
 
@@ -98,16 +108,21 @@ class Members:
         return f":\n{text}" if text else ""
 
 
-def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:
+def run_local(
+    preparation: Preparation, equip: Callable[[Task], None] = lambda task: None, hosts: int = 0
+) -> dict[str, Any]:
     """Run to the end; the summary. The members start while this process looks at the environment and loads torch.
 
-    `equip` is called with the task before its first turn.
+    `equip` is called with the task before its first turn. hosts > 0: there are relays on as many, ranks of the job
+    whose rank 0 has started this process and made its board.
     """
     config, run_id = preparation.config, preparation.run_id
-    ranks = local_ranks(config)
-    board = Board.create(board_name(run_id, 0))
+    ranks = local_ranks(config, hosts)
+    name = board_name(run_id, 0)
+    board = Board.attach(name) if hosts else Board.create(name)
     in_rounds = config.pool.collectors != "off"
-    members = Members(run_id, [rank for rank in ranks[1:] if not (in_rounds and rank.role is Role.ROLLOUT)])
+    own = (Role.EVALUATOR,) if in_rounds else (Role.EVALUATOR, Role.ROLLOUT)
+    members = Members(run_id, [rank for rank in ranks if rank.role in own])
     starter = StarterProcess(run_id, 0) if in_rounds else None
     channels: HostChannels | None = None
     collectors: Collectors | None = None
@@ -118,9 +133,12 @@ def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda t
         with Interrupts() as interrupts:
             task = Task(topology, channels, records, members.check, None if in_rounds else members.restart)
             if starter is not None:
-                collectors = go_in_rounds(task, starter, list(channels.lanes.values()))
+                collectors = _collect(task, starter, hosts)
             equip(task)
-            return drive(task, interrupts)
+            document = drive(task, interrupts)
+        if hosts and board.command == Command.FAIL:  # of a relay, after the task had ended
+            raise JobFailed(read_failure(run_id, 0))
+        return document
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
@@ -134,3 +152,13 @@ def run_local(preparation: Preparation, equip: Callable[[Task], None] = lambda t
             channels.close()
         else:
             board.unlink()
+
+
+def _collect(task: Task, starter: StarterProcess, hosts: int) -> Collectors:
+    """Let the task go in rounds, with collectors of this host, or of all."""
+    if not hosts:
+        return go_in_rounds(task, starter, list(task.channels.lanes.values()))
+    from ddrl.run.rounds.hosts import HostStarters
+
+    starters = HostStarters(task.channels, starter, os.getppid())
+    return go_in_rounds(task, starters, starters.lanes)

@@ -20,6 +20,7 @@ from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.messages import broadcast, host_names
 from ddrl.run.modes.agreement import Agreement, abort_on_error, part
+from ddrl.run.pool.ranks import MARK
 from ddrl.run.process import die_with, ignore_interrupts
 from ddrl.run.topology import Topology, rollouts_of_host
 
@@ -37,19 +38,15 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     `prepare` is called on rank 0 alone; what it raises is raised there, and every other rank leaves quietly with a
     nonzero status.
     """
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    launcher = os.getppid()
-    # Rank 0 saves when its launcher is killed; the others, which hold nothing, end at once.
-    die_with(launcher, signal.SIGTERM if world.Get_rank() == 0 else signal.SIGKILL)
-    message = b""
-    with abort_on_error(world):  # until everyone has the topology, nobody else can know of a failure
-        names = host_names(world)
-        if world.Get_rank() != 0:
-            ignore_interrupts()
-            message = broadcast(world, None)
+    world, names, launcher = meet()
     if world.Get_rank() != 0:
+        ignore_interrupts()
+        with abort_on_error(world):
+            message = broadcast(world, None)
+        if message.startswith(MARK):
+            from ddrl.run.modes.pool_relay import serve_task
+
+            return serve_task(world, message, names), None
         return _follow(world, message), None
     try:
         preparation = prepare()
@@ -69,6 +66,19 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     with abort_on_error(world):
         broadcast(world, message)
     return 0, (lead(world, topology, records, launcher), records.directory)
+
+
+def meet() -> tuple[MPI.Intracomm, list[str], int]:
+    """All ranks, the name of each one's machine, and the process that started this one. Until everyone knows what the
+    job is, nobody else can know of a failure: it aborts the job."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    launcher = os.getppid()
+    # Rank 0 saves when its launcher is killed; the others, which hold nothing, end at once.
+    die_with(launcher, signal.SIGTERM if world.Get_rank() == 0 else signal.SIGKILL)
+    with abort_on_error(world):
+        return world, host_names(world), launcher
 
 
 def _follow(world: MPI.Intracomm, message: bytes) -> int:

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -42,13 +43,21 @@ MOST_ADDED = 64  # tasks, to a pool that lives
 
 def run_pool(command: Command) -> int:
     """Run all tasks to their ends; the exit status: 0, 1 where a task failed, 130 after an interrupt."""
-    if command.resume is not None:
-        saved = PoolPlan.read(command.resume.absolute())
-        if ask(saved.run_id, {"command": "status"}) is not None:
-            raise PoolError(f"the pool {command.resume} still runs: python -m ddrl.pool {command.resume} shows it")
-        plan = resumed_plan(command)
-    else:
-        plan = new_plan(command)
+    return run_plan(plan_of(command))
+
+
+def plan_of(command: Command) -> PoolPlan:
+    """The pool that the command line asks for; refuses one that lives."""
+    if command.resume is None:
+        return new_plan(command)
+    saved = PoolPlan.read(command.resume.absolute())
+    if ask(saved.run_id, {"command": "status"}) is not None:
+        raise PoolError(f"the pool {command.resume} still runs: python -m ddrl.pool {command.resume} shows it")
+    return resumed_plan(command)
+
+
+def run_plan(plan: PoolPlan, relays: Relays | None = None) -> int:
+    """See `run_pool`. relays: of the tasks, under mpirun."""
     plan = replace(plan, began=time.monotonic())
     sweep_dead()
     with ExitStack() as stack:
@@ -56,16 +65,35 @@ def run_pool(command: Command) -> int:
             group = make_group(device, group_name(plan.run_id, index))
             if group is not None:
                 stack.callback(group.remove)
-        pool = Pool(plan, stack)
+        pool = Pool(plan, stack, relays)
         with Interrupts() as interrupts:
             return pool.run(interrupts)
+
+
+class Relays(Protocol):
+    """The relays of all tasks on all hosts: ranks, of which the master is the first."""
+
+    hosts: int
+    launcher: str  # command that starts as many ranks
+
+    def run_id(self, task: str) -> str:
+        """Of the run of which they are the relays."""
+        ...
+
+    def end(self, task: str) -> None:
+        """The task's process has ended: so do its relays."""
+        ...
+
+    def look(self) -> None:
+        """Called again and again: end all tasks where mpirun has ended."""
+        ...
 
 
 class Pool:
     """The master's process. What it opens is closed by `stack`."""
 
-    def __init__(self, plan: PoolPlan, stack: ExitStack) -> None:
-        self._plan = plan
+    def __init__(self, plan: PoolPlan, stack: ExitStack, relays: Relays | None = None) -> None:
+        self._plan, self._relays = plan, relays
         self._figures = PoolFigures((), [device.name for device in plan.parsed_devices()])
         self._weights: dict[str, float] = {}
         policy, devices, slots = plan.make_policy(), len(plan.parsed_devices()), len(plan.tasks) + MOST_ADDED
@@ -99,13 +127,16 @@ class Pool:
                     process.send_signal(signal.SIGINT)  # each task saves and ends
             self._master.turn(WAIT)
             self._reap()
+            if self._relays is not None:
+                self._relays.look()
             self._control.answer(self._handle)
         wall = time.monotonic() - self._began
         write_json(self._plan.own.parent / "summary.json", self._summary(wall))
         failed = [name for name, end in self._ends.items() if not end.ok]
         print(f"{len(self._ends) - len(failed)} of {len(self._ends)} tasks ended well after {wall:.1f} s", flush=True)
         if any(not end.final for end in self._ends.values()):
-            print(f"go on:    python -m ddrl.run --resume {self._plan.directory}", flush=True)
+            launcher = "python -m ddrl.run" if self._relays is None else self._relays.launcher
+            print(f"go on:    {launcher} --resume {self._plan.directory}", flush=True)
         return 1 if failed else 130 if self._ending else 0
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -125,7 +156,11 @@ class Pool:
             self._ends[task.name] = before
             return
         self._plan.end_of(task.name).unlink(missing_ok=True)
+        run_id, hosts = uuid.uuid4().hex[:8], 0
+        if self._relays is not None:
+            run_id, hosts = self._relays.run_id(task.name), self._relays.hosts
         command = [sys.executable, "-m", "ddrl.run.pool.child", self._plan.directory, task.name, str(os.getpid())]
+        command += [run_id, str(hosts)]
         with (self._plan.own / f"{task.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -153,6 +188,8 @@ class Pool:
 
     def _note_end(self, name: str, end: TaskEnd) -> None:
         self._ends[name] = end
+        if self._relays is not None:
+            self._relays.end(name)
         write_json(self._plan.end_of(name), end.to_json())
         first = end.reason.partition("\n")[0]
         print(
@@ -238,6 +275,8 @@ class Pool:
         file = command.get("file")
         if not isinstance(file, str):
             raise PoolError(f"a task is added by its file of settings, not by {file!r}")
+        if self._relays is not None:
+            raise PoolError("a pool under mpirun has relays for the tasks that it began with: start another pool")
         if self._ending:
             raise PoolError("the pool was interrupted and is ending: add the task to the one that goes on")
         try:

@@ -1,4 +1,5 @@
-"""Entry of a task's process in a pool: `python -m ddrl.run.pool.child POOL NAME PARENT`.
+"""Entry of a task's process in a pool: `python -m ddrl.run.pool.child POOL NAME PARENT RUN_ID HOSTS`. HOSTS: with
+relays of the task, 0 outside MPI.
 
 The task runs as it would alone, serial or with members of its own; only its device is the pool's. How it ended is
 written for the master to read; a process that is killed writes nothing.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from ddrl.run.process import die_with, keep_off
 def main() -> int:
     """Run the task; 0 where it ended well, an interrupt included."""
     directory, name, parent = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    run_id, hosts = sys.argv[4], int(sys.argv[5])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the task itself takes care of signals
     plan = PoolPlan.read(directory)
     task = next(task for task in plan.tasks if task.name == name)
     end = plan.end_of(name)
     try:
         die_with(parent, signal.SIGTERM)
-        document, figures = run_task(plan, task)
+        document, figures = run_task(plan, task, run_id, hosts)
     except KeyboardInterrupt:
         write_json(end, TaskEnd(True, "interrupted").to_json())
         return 0
@@ -41,7 +42,7 @@ def main() -> int:
     return 0
 
 
-def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, float]]:
+def run_task(plan: PoolPlan, task: PoolTask, run_id: str, hosts: int) -> tuple[dict[str, Any], dict[str, float]]:
     """Run it to its end; its summary, and what switching devices cost."""
     from ddrl.pool.leases import LeaseHolder
     from ddrl.run.pool.lending import Lender
@@ -50,7 +51,7 @@ def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, 
     from ddrl.run.rounds.cycle import Rounds
     from ddrl.run.task import Task
 
-    preparation = Preparation(task.command(plan), uuid.uuid4().hex[:8])
+    preparation = Preparation(task.command(plan), run_id)
     holder = LeaseHolder.attach(plan.table, task.name)
     lenders: list[Lender] = []
     collectors: list[Collectors] = []
@@ -68,10 +69,13 @@ def run_task(plan: PoolPlan, task: PoolTask) -> tuple[dict[str, Any], dict[str, 
 
     try:
         if plan.serial:
-            from ddrl.run.modes.serial import run_serial as run
+            from ddrl.run.modes.serial import run_serial
+
+            document = run_serial(preparation, equip)
         else:
-            from ddrl.run.modes.local import run_local as run
-        document = run(preparation, equip)
+            from ddrl.run.modes.local import run_local
+
+            document = run_local(preparation, equip, hosts)
     finally:
         for lender in lenders:
             lender.close()

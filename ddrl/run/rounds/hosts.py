@@ -6,9 +6,10 @@ Times are converted: clocks of hosts differ by a fixed time, known as exactly as
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import msgspec
@@ -110,7 +111,8 @@ class HostStarters:
 
     def say(self, message: Down) -> None:
         """See `Starters`."""
-        self._own.say(self._part(message, 0))
+        with self._cause_first():
+            self._own.say(self._part(message, 0))
         for host in range(1, self._hosts):
             assert self._orders is not None
             line = msgspec.json.encode(self._part(message, host))
@@ -121,11 +123,10 @@ class HostStarters:
 
     def hear(self) -> list[Up]:
         """See `Starters`. In the midst of a round nobody else looks whether the job goes on."""
-        if self._board.command == Command.FAIL:
-            raise JobFailed(read_failure(self._run_id, 0))
-        if is_orphan(self._launcher):
-            raise JobFailed("mpirun has ended, and with it the other hosts' collectors")
-        return [*self._own.hear(), *self._hear_others()]
+        self._look()
+        with self._cause_first():
+            own = self._own.hear()
+        return [*own, *self._hear_others()]
 
     def wait(self, timeout: float) -> None:
         """See `Starters`."""
@@ -140,6 +141,22 @@ class HostStarters:
         for held in self._held.values():
             messages.extend(held)
         return messages
+
+    def _look(self) -> None:
+        """JobFailed where the job has failed elsewhere."""
+        if self._board.command == Command.FAIL:
+            raise JobFailed(read_failure(self._run_id, 0))
+        if is_orphan(self._launcher):
+            raise JobFailed("mpirun has ended, and with it the other hosts' collectors")
+
+    @contextlib.contextmanager
+    def _cause_first(self) -> Generator[None]:
+        """This host's starter ends where the job has failed elsewhere: that is the reason then."""
+        try:
+            yield
+        except JobFailed:
+            self._look()
+            raise
 
     def _part(self, message: Down, host: int) -> Down:
         """What a host's starter has to know of a message."""

@@ -124,6 +124,15 @@ def test_the_forecast_is_yesterday_and_its_error_is_a_setting():
     assert np.allclose(error, error[0])  # by cell, not by window
 
 
+def test_the_second_day_is_forecast_from_the_first_and_the_first_by_the_markets_own_curve():
+    market = Market(replace(SMALL, drift=0.5, noise=0.0, forecast_error=0.0))
+    curve, first = market.supply(np.zeros((SMALL.windows, market.cells))), market.day(3, 0)
+    np.testing.assert_allclose(first.inventory.supply, curve)
+    drifted = np.exp(first._supply_levels()).mean(0)
+    np.testing.assert_allclose(market.day(3, 1).inventory.supply, curve * drifted)
+    assert np.abs(np.log(drifted)).max() > 0.1
+
+
 def test_theta_of_a_hand_computed_graph():
     # cells: (male, female); contract 1 takes both, contract 2 takes women only
     both = contracts([60, 20])
@@ -134,6 +143,9 @@ def test_theta_of_a_hand_computed_graph():
     # by scarcity: contract 2 first takes half of the women, 20; contract 1 needs 60 of 60 men and the 20 women left:
     # women run out at theta = 0.5 (20 of them and 30 men), the other 30 are men: theta = (60 - 20) / 60
     assert np.allclose(inventory.water(), [2 / 3, 0.5])
+    # contract 3 takes both as well: no women are left, and 20 of 60 men
+    third = replace(contracts([60, 20, 10]), genders=np.array([[True, True], [False, True], [True, True]]))
+    assert np.allclose(Inventory(third, inventory.supply).water(), [2 / 3, 0.5, 1 / 6])
 
 
 def test_theta_is_one_where_supply_does_not_suffice_and_counts_the_billed_rate():

@@ -1,0 +1,33 @@
+"""The command that stands in a results file can be run by anybody."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from benchmarks import harness
+from tests.sources import ROOT
+
+FILES = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
+
+
+def test_a_command_is_recorded_without_places_of_the_machine(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    for json_words in (["--json", str(file)], [f"--json={file}"]):
+        words = ["program", "--seeds", "3", *json_words, "--peer-python", "/usr/bin/python3", "--peer", "sb3=/a/python"]
+        monkeypatch.setattr(harness, "module", lambda: "benchmarks.plan")
+        monkeypatch.setattr(harness.sys, "argv", words)
+        harness.save(file, {"figure": 1})
+        assert json.loads(file.read_text())["command"] == (
+            "python -m benchmarks.plan --seeds 3 --peer-python PYTHON_OF_THE_PEER --peer sb3=PYTHON_OF_THE_PEER"
+        )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_command_of_a_results_file_names_no_place_of_the_machine_that_measured(file) -> None:
+    command = json.loads(file.read_text()).get("command", "")
+    assert not re.findall(r"(?<![\w.])/(?:tmp|home|root|work)/", command)
