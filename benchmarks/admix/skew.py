@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--updates", type=int, default=400, help="of a training (default %(default)s)")
     options = parser.parse_args()
-    updates, seeds = (100, 2) if options.short else (options.updates, options.seeds)
+    updates, seeds = (150, 2) if options.short else (options.updates, options.seeds)
+    if seeds < 2:
+        parser.error("--seeds: at least 2, for an interval")
     figures: dict[str, Any] = {"updates": updates, "runs": {}}
     if options.json.exists():
         known = json.loads(options.json.read_text())
