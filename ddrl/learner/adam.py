@@ -54,7 +54,9 @@ class Adam:
             return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
         norms: list[torch.Tensor] = list(torch._foreach_norm(list(gradients)))
         norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-        shrink = (norm / self._max_grad_norm).clamp_(min=1.0)  # gradients are divided by it inside the kernel
+        shrink = None  # else gradients are divided by it inside torch's kernel, which writes them back
+        if norm.device.type != "cpu" or not norm.item() <= self._max_grad_norm:  # a device is not waited for
+            shrink = (norm / self._max_grad_norm).clamp_(min=1.0)
         self._count += 1
         torch._fused_adam_(
             self._parameters,
