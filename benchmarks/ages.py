@@ -27,7 +27,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "dashboard": ("dashboard", "ddrl/plots", "ddrl/telemetry"),
     "distribution": _LINKS,
     "lag": (*_RUNS, "ddrl/learner"),
-    "learner": ("ddrl/learner",),
+    "learner": ("ddrl/learner", *(f"ddrl/kernel/{name}.hpp" for name in ("adam", "linear_layers", "q_learning"))),
     "lunarlander": _LEARNING,
     "microbatch": ("ddrl/balance",),
     "mutations": ("ddrl", "tests"),

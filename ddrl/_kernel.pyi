@@ -1,5 +1,5 @@
 """
-C++ kernel of ddrl: channels in shared memory, codecs, the replay store, and the queue of ad mixing.
+C++ kernel of ddrl: channels in shared memory, codecs, the replay store, the learner's inner loops, and the queue of ad mixing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -321,6 +321,32 @@ def split_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order=
 
 def join_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
     """What split_planes took apart."""
+
+class LinearLayers:
+    """
+    Passes of linear layers with relu between them, in arrays that stay in place.
+    """
+
+    def __init__(self, gemm: int, forward: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], bool]], backward: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None]]) -> None:
+        """
+        `gemm`: address of a BLAS library's sgemm. ValueError where shapes do not fit each other.
+        """
+
+    def forward(self) -> None:
+        """Compute every layer's `out`, in order."""
+
+    def backward(self) -> None:
+        """Compute gradients from the first step's `slope`, in order."""
+
+def q_slopes(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, td_error: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], td_size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], q_taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """
+    Write TD errors, their sizes, the values taken, and the loss's derivative by q_tm1 into the last four arrays.
+    """
+
+def adam_step(parameters: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], gradient: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], first: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], second: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], lr: float, beta1: float, beta2: float, epsilon: float, max_norm: float, count: int) -> float:
+    """
+    One step of Adam in place, along the gradient scaled down to the norm; the norm before that.
+    """
 
 class Misfit(TypeError):
     pass

@@ -3,8 +3,9 @@ that many small trainings fit into a minute and each is the same for the same se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,55 @@ from numpy.typing import NDArray
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.config import Config
 from ddrl.core.rows import row_schema
+from ddrl.core.settings import load_config
 from ddrl.core.specs import VectorEnv
 from ddrl.core.transitions import transition_columns
 from ddrl.envs import make_vector_env
+from ddrl.envs.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
+from ddrl.envs.admix.contracts import Requests
 from ddrl.learner import Learner, describe
 from ddrl.learner.observations import as_tensors
 from ddrl.replay.sources import make_source
+from ddrl.run.cli import tasks
+
+
+class KeptDay:
+    """A day of a market whose requests are drawn once, as a log holds them."""
+
+    def __init__(self, config: MarketConfig, sequence: int, day: int) -> None:
+        drawn = Market(config).day(sequence, day)
+        self.contracts, self.windows, self.billed_rate = drawn.contracts, drawn.windows, drawn.billed_rate
+        self.inventory, self.yesterday_alpha, self._parts = drawn.inventory, drawn.yesterday_alpha, list(drawn)
+
+    def __iter__(self) -> Iterator[Requests]:
+        return iter(self._parts)
+
+
+kept_day = lru_cache(maxsize=128)(KeptDay)
+
+
+def days_env(
+    num_envs: int, sequence: int, first_day: int, days: int, market: dict[str, Any], play: dict[str, Any]
+) -> AdmixVectorEnv:
+    """Environments that play days first_day .. first_day + days - 1 of one sequence, over and over."""
+    config = MarketConfig(**market)
+    turn = iter(range(1 << 40))  # environments begin on days that follow each other
+    return AdmixVectorEnv(
+        lambda seed, episode: kept_day(config, sequence, first_day + next(turn) % days),
+        num_envs, PlayConfig(**play), config.click_value, config.max_bids,
+    )  # fmt: skip
+
+
+def days_settings(sequence: int, market: Mapping[str, Any], play: Mapping[str, Any], wanted: Sequence[str]) -> Config:
+    """The task admix on days of one sequence, in sample areas; `market` and `play` over the task's own settings."""
+    task = load_config(tasks()["admix"]).env.kwargs
+    names = set(MarketConfig.__dataclass_fields__)
+    market = {name: value for name, value in task.items() if name in names} | dict(market)
+    play = {name: value for name, value in task.items() if name not in names} | dict(play)
+    always = ["env.id=benchmarks.admix.inside:days_env", "replay.source=areas", "rollout.refresh=write"]
+    config = load_config(tasks()["admix"], [*always, *wanted])
+    kwargs = {"sequence": sequence, "first_day": 1, "days": 1, "market": market, "play": play}
+    return replace(config, env=replace(config.env, kwargs=kwargs))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ table     the task admix: serial with a pool (a new sample replaces a random one
           tickets and checksums, sample areas with a plain flag; samples learned from per second, return on the
           held-out window, policy lag, torn batches
 parallel  samples learned from per second with one explorer beside the trainer, over the serial run's, in turn; both
-          draw at most replay.samples_per_insert samples for each one written, so no batch counts twice. With E and T
-          the serial run's times of exploring and training, the bound is min(2, (E + T) / T). One thread each.
+          draw 12 samples for each one written, few enough that the trainer keeps up with an explorer that never waits
+          (what each drew stands in the JSON). With E and T the serial run's times of exploring and training, the bound
+          is min(2, (E + T) / T). One thread each.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def run(folder: Path, *wanted: str) -> dict[str, Any]:
         table, newest = read.series(["samples"]), read.latest()
     names = ("torn_batches", "draws_repeated", "env_seconds", "act_seconds", *LEARNED)
     last = {name: float(np.nansum(newest.column(name))) for name in names}
-    return json.loads((folder / "summary.json").read_text()) | {"last": last, "rate": _rate(table)}
+    learned = {"samples": float(np.nanmax(table["samples"])), "rate": _rate(table)}
+    return json.loads((folder / "summary.json").read_text()) | {"last": last, **learned}
 
 
 def _rate(table: Any) -> float:
@@ -83,6 +85,7 @@ def table(steps: int) -> dict[str, Any]:
 def parallel(steps: int, rounds: int) -> dict[str, Any]:
     """See the module."""
     alike = (f"run.max_env_steps={steps}", "evaluation.period=0", "env.num_envs=8", "run.processes=1")
+    alike += ("replay.samples_per_insert=12", "learner.threads=1")
     got: dict[str, list[Any]] = {"serial": [], "beside": []}
     for _ in range(rounds):
         for name, wanted in (("serial", ("--serial", *WIRINGS["serial, pool"][1:])), ("beside", AREAS)):
@@ -101,6 +104,10 @@ def parallel(steps: int, rounds: int) -> dict[str, Any]:
         "ratio": statistics.median(ratio),
         "ratios": ratio,
         "of_the_bound": statistics.median(ratio) / bound,
+        "samples_learned_per_sample_written": {
+            name: [one["samples"] / one["env_steps"] for one in runs] for name, runs in got.items()
+        },
+        "draws_repeated": [one["last"]["draws_repeated"] for one in got["beside"]],
     }
     print(json.dumps(figures, indent=1))
     return figures

@@ -49,7 +49,11 @@ def figures(runs: watch.Runs) -> None:
     confirmed = (best.get("confirmed") or {}).get("mean")
     texts = [
         ("Environment steps", count_text(newest["env_steps"]), goal),
-        ("Steps / s", count_text(newest["env_steps_per_s"]), f"{value_text(newest['rollouts'], 0)} rollouts"),
+        (
+            "Steps / s",
+            count_text(newest["env_steps_per_s"]),
+            f"{value_text(newest['rollouts'], 0)} rollout{'s' * (newest['rollouts'] != 1)}",
+        ),
         ("Updates / s", count_text(newest["updates_per_s"]), f"{count_text(newest['updates'])} in all"),
         ("Return", value_text(newest["return_mean"]), "in training"),
         (

@@ -41,7 +41,7 @@ def happened(runs: watch.Runs) -> None:
     for text, fields in zip(errors["text"][::-1], errors["fields"][::-1], strict=True):
         st.error(text, icon=":material/error:")
         if "traceback" in fields:
-            st.code(fields["traceback"], language="python")
+            st.code(fields["traceback"], language="python", wrap_lines=True)
     events = run.events(newest=200)
     st.dataframe(
         pd.DataFrame(

@@ -92,4 +92,8 @@ if pools:
     st.fragment(show, run_every=None if (chosen / "summary.json").exists() else watch.PERIOD)()
 else:
     st.info(f"There is no pool in {watch.folder()}. Start one:")
-    st.code("python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.devices=cpu:0,cpu:1", language="bash")
+    st.code(
+        "python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.devices=cpu:0,cpu:1",
+        language="bash",
+        wrap_lines=True,
+    )

@@ -7,6 +7,7 @@ void bind_ad_queue(nb::module_& module);
 void bind_channels(nb::module_& module);
 void bind_chunks(nb::module_& module);
 void bind_codecs(nb::module_& module);
+void bind_learner(nb::module_& module);
 void bind_replay(nb::module_& module);
 void bind_transfers(nb::module_& module);
 
@@ -14,11 +15,13 @@ NB_MODULE(_kernel, module) {
     nb::set_leak_warnings(
         false);  // long-lived objects are frozen for the collector's sake, and live until the process ends
     module.doc() =
-        "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, and the queue of ad mixing.";
+        "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, the learner's inner loops, and the "
+        "queue of ad mixing.";
     bind_ad_queue(module);
     bind_channels(module);
     bind_chunks(module);
     bind_codecs(module);
+    bind_learner(module);
     bind_replay(module);
     bind_transfers(module);
 }

@@ -37,3 +37,8 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1 and device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether the C++ kernel's loops can compute in the memory of tensors there."""
+    return device.type == "cpu"

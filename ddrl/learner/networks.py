@@ -184,7 +184,7 @@ class CNN(nn.Module):
         together = x.device.type == "cpu" and torch.is_grad_enabled()
         x = x.to(torch.float32, memory_format=torch.channels_last if together else torch.preserve_format)
         if self.scale != 1.0:
-            x = x * self.scale
+            x = x.mul_(self.scale)  # bytes, so x is a copy; fresh memory would cost as much as the product
         return self.trunk(x)
 
 

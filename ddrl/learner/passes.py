@@ -11,6 +11,7 @@ chosen by `make_passes`:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,12 +19,15 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
+from ddrl._kernel import LinearLayers
 from ddrl.core.errors import NetworkError
+from ddrl.learner import devices
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.batches import rows_of
 from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part
 
+relu_backward = torch.ops.aten.threshold_backward.grad_input  # one operation; a product with `below > 0` is three
 PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential)  # draw no random numbers
 
 
@@ -107,34 +111,65 @@ class AutogradPasses:
 class _Layer(NamedTuple):
     """One product of a forward pass; all are views that stay in place."""
 
-    bias: torch.Tensor
+    bias: torch.Tensor | None
     below: torch.Tensor
-    weight: torch.Tensor  # transposed
+    weight: torch.Tensor
     out: torch.Tensor
+    relu: bool = False
 
 
 class _Step(NamedTuple):
     """One layer of the backward pass; all are views that stay in place."""
 
     slope: torch.Tensor  # by the layer's output; made by the step before
-    slope_t: torch.Tensor
-    below: torch.Tensor
+    below: torch.Tensor | None  # None: the head's fixed map, without gradients
     weight: torch.Tensor
-    weight_gradient: torch.Tensor
-    bias_gradient: torch.Tensor
-    slope_below: torch.Tensor | None  # None: the first layer
+    weight_gradient: torch.Tensor | None = None
+    bias_gradient: torch.Tensor | None = None
+    slope_below: torch.Tensor | None = None  # None: the first layer
+
+
+class _TorchLayers:
+    """What `_kernel.LinearLayers` does, by torch: for devices, and where torch has no BLAS that the kernel can call."""
+
+    def __init__(self, layers: Sequence[_Layer], steps: Sequence[_Step]) -> None:
+        self._layers, self._steps = layers, steps
+
+    @torch.inference_mode()  # the cheapest
+    def forward(self) -> None:
+        """Every layer's `out`."""
+        for bias, below, weight, out, relu in self._layers:
+            if bias is None:
+                torch.mm(below, weight.t(), out=out)
+            else:
+                torch.addmm(bias, below, weight.t(), out=out)
+            if relu:
+                out.relu_()
+
+    @torch.inference_mode()
+    def backward(self) -> None:
+        """Gradients from the first step's slope."""
+        for slope, below, weight, weight_gradient, bias_gradient, slope_below in self._steps:
+            if below is not None:
+                torch.mm(slope.t(), below, out=weight_gradient)
+                torch.sum(slope, 0, out=bias_gradient)
+            if slope_below is not None:
+                torch.mm(slope, weight, out=slope_below)
+                if below is not None:
+                    relu_backward(slope_below, below, 0, grad_input=slope_below)
 
 
 class _Program(NamedTuple):
     """The operations of one arrangement of evaluations at one size, in buffers of their own."""
 
     inputs: list[torch.Tensor]  # by slot
-    layers: list[_Layer]  # of both copies, each without its last layer
-    heads: list[_Layer]
-    mixed: list[tuple[torch.Tensor, torch.Tensor]]  # a head's output, and where the values go
+    layers: _TorchLayers | LinearLayers
+    rows: torch.Tensor  # the heads' outputs
+    values: torch.Tensor  # Q of all rows
     outputs: dict[str, torch.Tensor]
     differentiated: str
-    steps: list[_Step]  # from the last layer to the first
+    slope: torch.Tensor  # where the loss's slope by the differentiated output goes
+    slope_rows: torch.Tensor  # and that by its rows
 
 
 class MLPPasses:
@@ -157,8 +192,8 @@ class MLPPasses:
         self._views = list(views.values())
         self._gradients = [(views[id(layer.weight)], views[id(layer.bias)]) for layer in network.layers()]
         self._device = online.vector.device
-        self._mixing = network.head.mixing().to(self._device)
-        self._mixing_t = self._mixing.t()
+        self._mixing = network.head.mixing().to(self._device).contiguous()
+        self._gemm = gemm_of_torch() if devices.has_kernel(self._device) else 0
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self._program: _Program | None = None
         self._autograd = AutogradPasses(part, parts)
@@ -183,18 +218,12 @@ class MLPPasses:
             if len(sizes) != 1 or not self._fits(key):
                 return self._autograd.forward(evaluations)
             program = self._programs[whole] = self._compile(key, *sizes)
-        with torch.inference_mode():  # the cheapest mode; what leaves this class was allocated outside it
-            for slot, tensor in zip(program.inputs, inputs, strict=True):
-                slot.copy_(self._convert(tensor))
-            for bias, below, weight, out in program.layers:
-                torch.addmm(bias, below, weight, out=out).relu_()
-            for bias, below, weight, out in program.heads:
-                torch.addmm(bias, below, weight, out=out)
-            for rows, values in program.mixed:
-                if self._atoms == 1:
-                    torch.mm(rows, self._mixing_t, out=values)
-                else:
-                    torch.matmul(self._mixing, rows.view(len(rows), -1, self._atoms), out=values)
+        for slot, tensor in zip(program.inputs, inputs, strict=True):
+            slot.copy_(self._convert(tensor))
+        program.layers.forward()
+        if self._atoms > 1:
+            rows = program.rows.view(len(program.rows), -1, self._atoms)
+            torch.matmul(self._mixing, rows, out=program.values)
         self._program = program
         return dict(program.outputs)
 
@@ -208,17 +237,12 @@ class MLPPasses:
         gradient = loss.slopes.get(program.differentiated)
         if gradient is None:
             (gradient,) = torch.autograd.grad(loss.scalar(), (program.outputs[program.differentiated],))
-        with torch.inference_mode():
-            if self._atoms == 1:
-                torch.mm(gradient, self._mixing, out=program.steps[0].slope)
-            else:
-                slope = program.steps[0].slope
-                torch.matmul(self._mixing_t, gradient, out=slope.view(len(slope), -1, self._atoms))
-            for slope, slope_t, below, weight, weight_gradient, bias_gradient, slope_below in program.steps:
-                torch.mm(slope_t, below, out=weight_gradient)
-                torch.sum(slope, 0, out=bias_gradient)
-                if slope_below is not None:
-                    torch.mm(slope, weight, out=slope_below).mul_(below > 0)  # relu's derivative
+        if self._atoms == 1:
+            program.slope.copy_(gradient)
+        else:
+            rows = program.slope_rows
+            torch.matmul(self._mixing.t(), gradient, out=rows.view(len(rows), -1, self._atoms))
+        program.layers.backward()
         return self._gradient
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
@@ -241,35 +265,62 @@ class MLPPasses:
         place = {slot: index for index, slot in enumerate(order)}
         fresh = partial(torch.empty, device=self._device)
         inputs = fresh(len(order) * size, self._online[0][0].shape[1])
-        layers, heads, mixed, outputs = [], [], [], dict[str, torch.Tensor]()
-        online: list[_Layer] = []
+        spans = [(0, 0), (0, 0)]  # of both copies' inputs among the ordered ones
+        for copy, slots in enumerate(by_copy):
+            if slots:
+                places = sorted(place[slot] for slot in slots)
+                spans[copy] = (places[0], places[-1] + 1)
+        total, width = sum(end - begin for begin, end in spans) * size, len(self._online[-1][0])
+        rows, actions = fresh(total, width), len(self._mixing)
+        values = fresh((total, actions) if self._atoms == 1 else (total, actions, self._atoms))
+        chains, outputs, row = list[list[_Layer]](), dict[str, torch.Tensor](), 0
         for copy, tensors in ((False, self._online), (True, self._target)):
-            if not by_copy[copy]:
+            begin, end = spans[copy]
+            if begin == end:
                 continue
-            begin, end = min(place[slot] for slot in by_copy[copy]), max(place[slot] for slot in by_copy[copy]) + 1
             below, chain = inputs[begin * size : end * size], list[_Layer]()
-            for weight, bias in tensors:
-                chain.append(_Layer(bias, below, weight.t(), fresh(len(below), len(weight))))
-                below = chain[-1].out
-            layers += chain[:-1]
-            heads.append(chain[-1])
-            actions = self._mixing.shape[0]
-            values = fresh((len(below), actions) if self._atoms == 1 else (len(below), actions, self._atoms))
-            mixed.append((below, values))
+            for place_of_layer, (weight, bias) in enumerate(tensors, 1):
+                last = place_of_layer == len(tensors)
+                out = rows[row : row + len(below)] if last else fresh(len(below), len(weight))
+                chain.append(_Layer(bias, below, weight, out, relu=not last))
+                below = out
+            chains.append(chain)
             for name, slot, target, _ in key:
                 if target is copy:
-                    at = (place[slot] - begin) * size
+                    at = row + (place[slot] - begin) * size
                     outputs[name] = values[at : at + size].detach().requires_grad_(name == differentiated)
-            online = online or chain
+            row += len(below)
+        layers = [layer for chain in chains for layer in chain]
+        slope, slope_rows = fresh(size, actions), fresh(size, width)
         steps: list[_Step] = []
-        slope = fresh(size, len(self._online[-1][0]))
+        if self._atoms == 1:
+            layers.append(_Layer(None, rows, self._mixing, values))
+            steps.append(_Step(slope, None, self._mixing, slope_below=slope_rows))
+        above = slope_rows
         for layer in range(len(self._online) - 1, -1, -1):
-            below, weight = online[layer].below[:size], self._online[layer][0]
+            below, weight = chains[0][layer].below[:size], self._online[layer][0]
             slope_below = fresh(size, weight.shape[1]) if layer else None
-            steps.append(_Step(slope, slope.t(), below, weight, *self._gradients[layer], slope_below))
-            slope = slope if slope_below is None else slope_below
+            steps.append(_Step(above, below, weight, *self._gradients[layer], slope_below))
+            above = above if slope_below is None else slope_below
         ordered = [inputs[place[slot] * size : (place[slot] + 1) * size] for slot in range(len(order))]
-        return _Program(ordered, layers, heads, mixed, outputs, differentiated, steps)
+        passes = _TorchLayers(layers, steps)
+        if self._gemm and size:
+            passes = LinearLayers(
+                self._gemm, *([tuple(map(_array, each)) for each in some] for some in (layers, steps))
+            )
+        return _Program(ordered, passes, rows, values, outputs, differentiated, slope, slope_rows)
+
+
+def gemm_of_torch() -> int:
+    """The address of sgemm in the BLAS library that torch itself calls; 0 where it shows none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(torch._C.__file__).sgemm_, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
+
+
+def _array(given: torch.Tensor | bool | None) -> Any:
+    return given.detach().numpy() if isinstance(given, torch.Tensor) else given
 
 
 def draws_nothing(module: nn.Module) -> bool:

@@ -57,7 +57,10 @@ def wanted(run, state):
     lag = f"p99 {count_text(series['arrival_lag_p99'])}; when drawn {count_text(series['lag_p50'])}"
     figures = {
         "Environment steps": [count_text(series["env_steps"]), f"{share:.{1 if share < 0.1 else 0}%} of 10.0M"],
-        "Steps / s": [count_text(series["env_steps_per_s"]), f"{series['rollouts']:.0f} rollouts"],
+        "Steps / s": [
+            count_text(series["env_steps_per_s"]),
+            f"{series['rollouts']:.0f} rollout{'s' * (series['rollouts'] != 1)}",
+        ],
         "Updates / s": [count_text(series["updates_per_s"]), f"{count_text(series['updates'])} in all"],
         "Return": [value_text(series["return_mean"]), "in training"],
         "Evaluation, last": [value_text(judged[-1]), f"best of {len(judged)}: {value_text(max(judged))}"],

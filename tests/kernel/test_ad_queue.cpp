@@ -48,7 +48,7 @@ struct Fixture {
                 bid_row,
                 prior,
                 traffic_rows,
-                {1, 2, -1, -1, -1, 3},
+                {1, 2, -1, -1, -1, 3, -1, -1, -1},
                 0.1,
                 true,
                 ddrl::Support::off,

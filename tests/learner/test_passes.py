@@ -1,16 +1,20 @@
 """The written-out passes of the mlp against autograd's."""
 
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddrl._kernel import LinearLayers
 from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import make_network
+from ddrl.learner import devices, make_network
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.part import Part
-from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
+from ddrl.learner.passes import AutogradPasses, MLPPasses, gemm_of_torch, make_passes
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch, values
 from tests.learner.learner_user_networks import Normalized, Plain
 
@@ -37,6 +41,7 @@ def evaluations_of(s_tm1: torch.Tensor, s_t: torch.Tensor, select: bool) -> list
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     select=st.booleans(),
     atoms=st.sampled_from([1, 3]),
+    by_kernel=st.booleans(),
 )
 def test_written_out_passes_compute_what_autograd_computes(
     hidden: list[int],
@@ -47,13 +52,16 @@ def test_written_out_passes_compute_what_autograd_computes(
     sizes: list[int],
     select: bool,
     atoms: int,
+    by_kernel: bool,
 ) -> None:
     spec = EnvSpec("Any-v0", ArraySpec(shape, dtype), actions)
     config = LearnerConfig(network="mlp", hidden=hidden, dueling=form)
     part = part_of(make_network(config, spec, seed=1, atoms=atoms), config)
     part.target.vector.view(torch.float32).mul_(0.7)
-    written, reference = make_passes(part, {"value": part}), AutogradPasses(part, {"value": part})
+    with mock.patch.object(devices, "has_kernel", return_value=by_kernel):
+        written, reference = make_passes(part, {"value": part}), AutogradPasses(part, {"value": part})
     assert isinstance(written, MLPPasses)
+    assert (written._gemm != 0) == by_kernel
     for turn, size in enumerate(sizes):
         batch = random_batch(spec, size, turn)
         asked = evaluations_of(torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.s_t), select)
@@ -121,3 +129,30 @@ def test_learning_by_either_passes_leads_to_the_same_parameters(form: str) -> No
         *(learner.parts["value"].module.parameters() for learner in (written, reference)), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-4)
+
+
+def test_the_kernel_refuses_layers_that_do_not_fit_each_other() -> None:
+    def zeros(*shape: int) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+    layer = (zeros(4), zeros(5, 3), zeros(4, 3), zeros(5, 4), True)
+    step = (zeros(5, 4), zeros(5, 3), zeros(4, 3), zeros(4, 3), zeros(4), zeros(5, 3))
+    assert LinearLayers(gemm_of_torch(), [layer], [step])
+    wrong = [zeros(1), zeros(5, 2), zeros(4, 2), zeros(6, 4), zeros(0, 4), np.zeros((5, 3), np.float64)]
+    for place in range(4):
+        for other in wrong:
+            with pytest.raises((ValueError, TypeError)):
+                LinearLayers(gemm_of_torch(), [(*layer[:place], other, *layer[place + 1 :])], [])
+    for place in range(6):
+        for other in wrong if place in (1, 5) else [*wrong, None]:  # None: the map at the end, and the first layer
+            with pytest.raises((ValueError, TypeError)):
+                LinearLayers(gemm_of_torch(), [], [(*step[:place], other, *step[place + 1 :])])
+    with pytest.raises(ValueError, match="address of a BLAS"):
+        LinearLayers(0, [], [])
+
+
+def test_evaluations_of_no_rows_go_through_torch() -> None:
+    part = part_of(make_network(LearnerConfig(hidden=[8]), VECTOR, seed=1))
+    empty = torch.zeros((0, 4))
+    given = make_passes(part, {"value": part}).forward(evaluations_of(empty, empty, True))
+    assert all(tensor.shape == (0, VECTOR.num_actions) for tensor in given.values())

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from ddrl.learner.targets import double_q_target, linear_lr, q_learning_target, value_slope, weighted_loss
+from ddrl.learner import devices
+from ddrl.learner.targets import (
+    double_q_target,
+    linear_lr,
+    q_learning_target,
+    q_slopes,
+    value_slope,
+    weighted_loss,
+)
 
 
 def test_the_target_bootstraps_from_the_largest_value_and_not_from_terminal_states() -> None:
@@ -38,3 +46,40 @@ def test_the_step_size_falls_linearly_and_stays_at_its_end() -> None:
         [linear_lr(1e-3, 0.1, progress) for progress in (-1, 0, 0.5, 1, 7)], [1e-3, 1e-3, 5.5e-4, 1e-4, 1e-4]
     )
     assert linear_lr(1e-3, 1.0, 0.3) == 1e-3
+
+
+def q_batch(rows: int, actions: int, double: bool) -> list[torch.Tensor | None]:
+    torch.manual_seed(rows * actions)
+    q_tm1, q_t, selector = (torch.randn(rows, actions).round(decimals=1) for _ in range(3))  # with equal values
+    r_t, discount_t, weight = torch.randn(rows), torch.rand(rows), torch.rand(rows)
+    return [q_tm1, torch.randint(actions, (rows,)), r_t, discount_t, q_t, selector if double else None, weight]
+
+
+@pytest.mark.parametrize("kind", ["huber", "mse"])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize(("rows", "actions"), [(1, 1), (64, 2), (33, 18)])
+def test_the_kernel_and_torch_give_the_same_slopes(
+    kind: str, double: bool, rows: int, actions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = q_batch(rows, actions, double)
+    ours = q_slopes(*given, kind)
+    monkeypatch.setattr(devices, "has_kernel", lambda device: False)
+    for mine, torchs in zip(ours, q_slopes(*given, kind), strict=True):
+        torch.testing.assert_close(mine, torchs)
+    given[4][0, 0] = float("nan")
+    assert q_slopes(*given, kind)[0][0].isnan() or double
+    monkeypatch.undo()
+    assert q_slopes(*given, kind)[0][0].isnan() or double
+
+
+def test_the_kernel_refuses_actions_that_the_values_do_not_have_and_columns_of_another_length() -> None:
+    for action in (-1, 2, 2**62):
+        given = q_batch(4, 2, True)
+        given[1][3] = action
+        with pytest.raises(IndexError, match="not in"):
+            q_slopes(*given, "huber")
+    for place in (1, 2, 3, 4, 6):
+        given = q_batch(4, 2, True)
+        given[place] = given[place][:3]
+        with pytest.raises(ValueError, match="rows"):
+            q_slopes(*given, "huber")

@@ -1,5 +1,6 @@
 """A failure anywhere reaches everyone: one message, a nonzero exit within seconds, nothing left in shared memory."""
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -61,7 +62,7 @@ PLACES = [
     (ROOT_RELAY, "ModelSender.confirmed", 2),
     # training
     (TRAINER, "Training.drain", 20),
-    (TRAINER, "Training._account", 2),
+    (TRAINER, "Training.account", 2),
     (TRAINER, "Training.publish", 3),
     (TRAINER, "Task.look", 4),
     (TRAINER, "Task.accept", 1),
@@ -108,6 +109,17 @@ def fails_in_order(rank: int, function: str, count: int, tmp_path: Path) -> None
     assert "Segmentation" not in out
     if (run / "run.json").exists():  # written before the topology is sent, and so before any channel is made
         assert not segments_of(run)
+
+
+def test_every_place_is_a_function_of_the_library() -> None:
+    there: set[str] = set()
+    for path in (Path(__file__).parents[2] / "ddrl").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                there |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+            elif isinstance(node, ast.FunctionDef):
+                there.add(node.name)
+    assert {function for _, function, _ in PLACES} <= there
 
 
 @pytest.mark.parametrize(("rank", "function", "count"), QUICK)

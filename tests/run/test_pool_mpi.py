@@ -174,6 +174,17 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
 
 
 @pytest.mark.long
+def test_one_host_is_enough(tmp_path):
+    files, home = two_tasks(tmp_path, "[run]\nseed = 7\nmax_env_steps = 1200\n"), tmp_path / "pool"
+    more = [*without("cluster.relays", COMMON), *settings("pool.collectors=prewarm", f"run.dir={home}")]
+    done = mpirun(3, "--tasks", *files, *more, limit=LIMIT)
+    assert done.returncode == 0, done.stderr
+    alone = run(tmp_path / "alone", *COLD, *BY_WORKER)
+    for name in ("one", "two"):
+        assert learned(newest(home / name)) == learned(newest(alone))
+
+
+@pytest.mark.long
 @pytest.mark.skipif(bool(REASON), reason=REASON or "can be made")
 def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path):
     files = two_tasks(tmp_path, "[run]\nseed = 7\nmax_env_steps = 1200\n")

@@ -63,7 +63,6 @@ def test_mpirun_on_one_host_shares_areas_and_several_hosts_are_refused(tmp_path:
     assert "shared memory of one host" in refused.stderr
 
 
-@pytest.mark.long  # seen to fail once beside other tests
 def test_a_dying_explorer_ends_the_run_with_one_message_and_leaves_no_memory(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "ddrl.run", *TINY, *AREAS]

@@ -53,11 +53,14 @@ public:
         for (std::size_t level = sums_.size(); level-- > 0;) {
             if (level) {
                 const double* children = sums_[level - 1].data();
-                for (std::size_t i = 0; i < index.size(); ++i) index[i] = descend(children, index[i], target[i]);
+                for (std::size_t i = 0; i < index.size(); ++i) {
+                    if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
+                    index[i] = descend(children, index[i], target[i]);
+                }
             } else {
                 const float* children = leaves_.data();
                 for (std::size_t i = 0; i < index.size(); ++i) {
-                    if (i + 8 < index.size()) __builtin_prefetch(children + std::size_t{index[i + 8]} * FAN);
+                    if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
                     index[i] = descend(children, index[i], target[i]);
                 }
             }
@@ -97,6 +100,13 @@ public:
     }
 
 private:
+    // Asks for the lines of a node's children.
+    template <class Number>
+    static void prefetch_group(const Number* children, u32 node) {
+        const Number* first = children + std::size_t{node} * FAN;
+        for (std::size_t i = 0; i < FAN; i += 64 / sizeof(Number)) __builtin_prefetch(first + i);
+    }
+
     template <class Number>
     static double sum(const Number* children, std::size_t node) {
         const Number* c = children + node * FAN;

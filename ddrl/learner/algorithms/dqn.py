@@ -66,19 +66,13 @@ class DQN:
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`."""
-        rules, q_t = self._rules, outputs["q_t"]
-        if self._config.double:
-            target = rules.double_q_target(batch.r_t, batch.discount_t, q_t, outputs["q_t_selector"])
-        else:
-            target = rules.q_learning_target(batch.r_t, batch.discount_t, q_t)
-        q_tm1, action = outputs["q_tm1"].detach(), batch.a_tm1.unsqueeze(1)
-        q_taken = q_tm1.gather(1, action).squeeze(1)
-        td_error, kind = target - q_taken, self._config.loss
-        slope = rules.value_slope(td_error, batch.weight, kind)
-        slopes = {"q_tm1": q_tm1.new_zeros(q_tm1.shape).scatter_(1, action, slope.unsqueeze(1))}
+        rules, kind = self._rules, self._config.loss
+        selector, q_tm1 = outputs.get("q_t_selector"), outputs["q_tm1"].detach()
+        td_error, priority, q_taken, slope = rules.q_slopes(
+            q_tm1, batch.a_tm1, batch.r_t, batch.discount_t, outputs["q_t"], selector, batch.weight, kind
+        )
         loss = partial(rules.weighted_loss, td_error, batch.weight, kind)
-        priority = td_error.abs()
-        return Loss(loss, priority, {"td_error": priority, "q_mean": q_taken}, slopes)
+        return Loss(loss, priority, {"td_error": priority, "q_mean": q_taken}, {"q_tm1": slope})
 
     def acting(self) -> Acting:
         """See `Algorithm`."""
