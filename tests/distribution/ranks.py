@@ -291,9 +291,9 @@ def failing():
 
 
 def closed():
-    """Closed loop: rollouts of every host take a version only now and then, and none leaves before all have taken the
-    last."""
-    using, sealed, used, early, sent, turn, published = {"version": -1}, [], [], 0, -1, 0, -1
+    """Closed loop: rollouts of every host take a version only now and then, those of the root's host last of all, and
+    none leaves before all have taken the last."""
+    using, sealed, used, early, sent, turn, waits, published = {"version": -1}, [], [], 0, -1, 0, 0, -1
     host = Host(
         1000,
         ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True),
@@ -304,7 +304,9 @@ def closed():
         turn += 1
         if host.mailbox.newest >= 0 and (not sealed or sealed[-1] != host.mailbox.newest):
             sealed.append(host.mailbox.newest)
-        if turn % 40 == 0 and host.mailbox.newest > using["version"]:
+        elsewhere = RANK > 0 or len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1)
+        waits = waits + 1 if elsewhere and host.mailbox.newest > using["version"] else 0
+        if waits >= (500 if RANK else 40):
             using["version"] = host.mailbox.newest
             used.append(host.mailbox.newest)
         if RANK == 0:
