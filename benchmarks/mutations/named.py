@@ -218,8 +218,8 @@ _NAMED = {
     "learner/passes.py": (
         (
             "relu has no derivative",
-            "torch.mm(slope, weight, out=slope_below).mul_(below > 0)",
-            "torch.mm(slope, weight, out=slope_below).mul_(below >= 0)",
+            "relu_backward(slope_below, below, 0, grad_input=slope_below)",
+            "relu_backward(slope_below, below, -1, grad_input=slope_below)",
         ),
     ),
     "learner/learner.py": (
