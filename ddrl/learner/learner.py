@@ -135,8 +135,8 @@ class Learner:
         self._check_finite(numbers)
         self._last_loss = numbers.get("loss", self._last_loss)
         values = None if priority is None else priority.cpu().numpy()
-        if values is not None and not math.isfinite(values.dot(values)):  # between two looks at the statistics
-            self._check_finite({"a priority": float(values[np.argmax(np.where(np.isfinite(values), values, np.inf))])})
+        if values is not None and not np.isfinite(values).all():  # between two looks at the statistics
+            self._check_finite({"a priority": float(values[~np.isfinite(values)][0])})
         return Update(values, batch, numbers)
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
