@@ -89,7 +89,8 @@ class Watch(threading.Thread):
             if self.startup is None and np.count_nonzero(steps > 0) == self.rollouts:
                 self.startup = time.perf_counter() - self.begin
             if self.startup is not None:
-                self.rates.append((time.perf_counter(), float(np.nansum(steps))))
+                if not self.rates or np.nansum(steps) > self.rates[-1][1]:  # the end of a job is no rolling
+                    self.rates.append((time.perf_counter(), float(np.nansum(steps))))
                 if len(self.rates) % 10 == 1:
                     self.memory.append(memory_of(ranks_of(str(self.run_path))))
 
