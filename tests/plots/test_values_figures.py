@@ -17,7 +17,9 @@ PROBABILITIES = {
 
 
 def test_fixed_atoms_have_a_bar_each_beside_the_share_of_returns_nearest_to_it():
-    bars, observed = plots.predicted_returns(PROBABILITIES).data
+    figure = plots.predicted_returns(PROBABILITIES, of="billed")
+    assert figure.layout.title.text == "Return predicted and observed, billed"
+    bars, observed = figure.data
     shares = dict(zip(bars.x, bars.y, strict=True))
     assert {at: shares[at] for at in (0.0, 1.0, 2.0)} == {0.0: 0.25, 1.0: 0.5, 2.0: 0.25}
     assert sum(bars.y) == pytest.approx(1.0)
