@@ -18,9 +18,7 @@ def test_a_message_a_rollout_costs_the_root_every_rollouts_time():
     assert times["sealed"] == 0.012
     assert times["acting"] == pytest.approx(0.013)
     assert times["by_host"] == pytest.approx(0.013 + 3 * a)
-    assert times["by_rollout"] == pytest.approx(
-        0.011 + a + 2 * ROLLOUTS * a
-    )  # the second host's wait behind the first's
+    assert times["by_rollout"] == pytest.approx(0.013 + a + 2 * ROLLOUTS * a)
     slow = loop(sealed, 0.001, 0.5, np.random.default_rng(0))
     assert 0.25 < slow["acting"] < 0.013 + 0.5
     assert slow["by_host"] >= slow["acting"] + a
