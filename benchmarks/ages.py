@@ -20,6 +20,7 @@ _LINKS = ("ddrl/channels", "ddrl/distribution", "ddrl/kernel/codec.hpp", "ddrl/k
 # The code under each benchmark, by its results' names up to the first underscore.
 MEASURED: dict[str, tuple[str, ...]] = {
     "admix": ("ddrl/envs/admix",),
+    "algorithms": _LEARNING,
     "cartpole": _LEARNING,
     "channels": ("ddrl/channels", "ddrl/kernel"),
     "classics": _LEARNING,
