@@ -73,11 +73,11 @@ class Critics(nn.Module):
             self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))
             self.biases.append(torch.empty(count, 1, following).uniform_(-bound, bound))
 
-    def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+    def forward(self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """See the class; with `first`, of so many of them only: [B, first, outputs]."""
         x = torch.cat([flat_observation(observation, self._observation), action.flatten(1).float()], dim=1)
         last = len(self.weights) - 1
-        count = self.weights[0].shape[0]
+        count = first or self.weights[0].shape[0]
         if count == 1:
             for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
                 x = linear(x, weight[0], bias[0, 0])
@@ -85,6 +85,6 @@ class Critics(nn.Module):
             return x.unsqueeze(1)
         x = x.expand(count, -1, -1)
         for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x, weight.transpose(1, 2))
+            x = torch.baddbmm(bias[:count], x, weight[:count].transpose(1, 2))
             x = x if place == last else torch.relu(x)
         return x.transpose(0, 1)
