@@ -7,7 +7,6 @@ import math
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.queue_networks import QueueActor, QueueCritics, has_queue
@@ -61,7 +60,8 @@ class Actor(nn.Module):
 class Critics(nn.Module):
     """`count` independent mlps with relu of state and action, `outputs` numbers each: [B, count, outputs].
 
-    A layer of all of them is one batched matrix product. Weights and biases are drawn as nn.Linear draws its own."""
+    A layer of all of them is one batched matrix product with weights [count, inputs, outputs], so that autograd's
+    gradients lie as they do. Weights and biases are drawn as nn.Linear draws its own."""
 
     def __init__(self, spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> None:
         super().__init__()
@@ -70,21 +70,29 @@ class Critics(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for width, following in itertools.pairwise(widths):
             bound = 1.0 / math.sqrt(width)
-            self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))
+            drawn = torch.empty(count, following, width).uniform_(-bound, bound)
+            self.weights.append(drawn.transpose(1, 2).contiguous())
             self.biases.append(torch.empty(count, 1, following).uniform_(-bound, bound))
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """See the class; with `first`, of so many of them only: [B, first, outputs]."""
         x = torch.cat([flat_observation(observation, self._observation), action.flatten(1).float()], dim=1)
-        last = len(self.weights) - 1
-        count = first or self.weights[0].shape[0]
+        count = first or len(self.weights[0])
+        layers = [
+            (_front(weight, count), _front(bias, count)) for weight, bias in zip(self.weights, self.biases, strict=True)
+        ]
         if count == 1:
-            for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-                x = linear(x, weight[0], bias[0, 0])
-                x = x if place == last else torch.relu(x)
+            for place, (weight, bias) in enumerate(layers, 1):
+                x = torch.addmm(bias.flatten(), x, weight.flatten(0, 1))
+                x = x if place == len(layers) else torch.relu(x)
             return x.unsqueeze(1)
         x = x.expand(count, -1, -1)
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias[:count], x, weight[:count].transpose(1, 2))
-            x = x if place == last else torch.relu(x)
+        for place, (weight, bias) in enumerate(layers, 1):
+            x = torch.baddbmm(bias, x, weight)
+            x = x if place == len(layers) else torch.relu(x)
         return x.transpose(0, 1)
+
+
+def _front(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """tensor[:count]; the tensor itself where that is all, for a slice's gradient is a copy among zeros."""
+    return tensor if len(tensor) == count else tensor[:count]

@@ -39,11 +39,12 @@ def test_each_critic_is_an_mlp_of_its_own(spec: EnvSpec, count: int) -> None:
     inputs = np.concatenate([flat_observation(observation, spec.observation), batch.a_tm1.reshape(5, -1)], axis=1)
     with torch.no_grad():
         given = critics(observation, action).numpy()
+        np.testing.assert_allclose(critics(observation, action, 1), given[:, :1], rtol=1e-5, atol=1e-6)
     assert given.shape == (5, count, 4)
     for place in range(count):
         x = inputs
         for layer, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
-            x = x @ weight[place].detach().numpy().T + bias[place].detach().numpy()
+            x = x @ weight[place].detach().numpy() + bias[place].detach().numpy()
             x = np.maximum(x, 0) if layer < 2 else x
         np.testing.assert_allclose(given[:, place], x, rtol=1e-4, atol=1e-5)
     assert count == 1 or np.abs(given[:, 0] - given[:, 1]).min() > 0
