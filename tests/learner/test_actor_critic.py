@@ -44,7 +44,7 @@ def test_each_critic_is_an_mlp_of_its_own(spec: EnvSpec, count: int) -> None:
     for place in range(count):
         x = inputs
         for layer, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
-            x = x @ weight[place].detach().numpy() + bias[place].detach().numpy()
+            x = x @ weight[place].detach().numpy().T + bias[place].detach().numpy()
             x = np.maximum(x, 0) if layer < 2 else x
         np.testing.assert_allclose(given[:, place], x, rtol=1e-4, atol=1e-5)
     assert count == 1 or np.abs(given[:, 0] - given[:, 1]).min() > 0
