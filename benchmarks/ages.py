@@ -33,6 +33,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "microbatch": ("ddrl/balance",),
     "mutations": ("ddrl", "tests"),
     "pong": _LEARNING,
+    "pqn": _LEARNING,
     "pool": ("ddrl/pool", "ddrl/run"),
     "ranks": (*_LEARNING, "ddrl/distribution"),
     "replay": ("ddrl/kernel/replay", "ddrl/replay"),
