@@ -5,7 +5,10 @@ Start-up is from starting mpirun until every rollout has taken a step; memory is
 the job; steps/s is over the time from then to the end. The trainer learns all the while; samples_per_insert is left
 free so that rollouts are not held back. A reported loop: the trainer has published a version, and from then on until
 every rollout of every host has reported that one or a newer one in its counters (which it stores ten times a second);
-the next loop begins with the version that is newest then."""
+the next loop begins with the version that is newest then.
+
+`--learn` is the other half: the task's own settings, which hold rollouts back to what the trainer learns from, until
+its target, beside a job of few ranks. Training seconds are those of the run's summary, without start-up and end."""
 
 from __future__ import annotations
 
@@ -86,7 +89,8 @@ class Watch(threading.Thread):
             if self.startup is None and np.count_nonzero(steps > 0) == self.rollouts:
                 self.startup = time.perf_counter() - self.begin
             if self.startup is not None:
-                self.rates.append((time.perf_counter(), float(np.nansum(steps))))
+                if not self.rates or np.nansum(steps) > self.rates[-1][1]:  # the end of a job is no rolling
+                    self.rates.append((time.perf_counter(), float(np.nansum(steps))))
                 if len(self.rates) % 10 == 1:
                     self.memory.append(memory_of(ranks_of(str(self.run_path))))
 
@@ -141,34 +145,17 @@ class Loops(threading.Thread):
         }
 
 
-def main() -> None:
-    parser = arguments("ranks", __doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="ranks to start (300; --short: 40)")
-    parser.add_argument("--seconds", type=float, help="run.max_seconds (120; --short: 20)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
-    options = parser.parse_args()
-    ranks, seconds = options.ranks or (40 if options.short else 300), options.seconds or (20 if options.short else 120)
+def measure(ranks: int, relays: int, settings: list[str]) -> dict[str, Any]:
+    """One job of `ranks` ranks, `relays` hosts among them, watched from its start to its end.
+
+    Raises:
+        SystemExit: the job failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        settings = [
-            f"run.dir={run}",
-            f"run.max_seconds={seconds}",
-            "run.max_env_steps=1000000000",
-            "run.target_return=inf",
-            "replay.samples_per_insert=0",
-            "rollout.epsilon_decay_steps=2000000",
-            *options.overrides,
-        ]
-        command = [
-            str(LAUNCHER),
-            str(ranks),
-            "cartpole",
-            *(word for setting in settings for word in ("--set", setting)),
-        ]
-        relays = max(
-            1, int(next((setting.split("=")[1] for setting in settings if setting.startswith("cluster.relays=")), 1))
-        )
-        watch, loops = Watch(run, ranks - 2 - relays), Loops(run, ranks - 2 - relays)
+        run, rollouts = Path(folder) / "run", ranks - 2 - relays  # beside the trainer, the relays and the evaluator
+        settings = [f"run.dir={run}", f"cluster.relays={relays}", *settings]
+        command = [str(LAUNCHER), str(ranks), "cartpole", *(word for text in settings for word in ("--set", text))]
+        watch, loops = Watch(run, rollouts), Loops(run, rollouts)
         watch.start()
         loops.start()
         done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable})
@@ -180,9 +167,10 @@ def main() -> None:
             sys.exit(f"the job ended with status {done.returncode}")
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     rates = watch.rates
-    steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else float("nan")
-    figures = {
+    steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else None
+    return {
         "ranks": ranks,
+        "relays": relays,
         "startup_seconds": watch.startup,
         "total_seconds": total,
         "env_steps_per_s": steps_per_s,
@@ -190,20 +178,32 @@ def main() -> None:
         **loops.figures(),
         "summary": summary,
     }
-    loop = figures["reported_loop_seconds"]
+
+
+def rolling(ranks: int, relays: int, seconds: float, overrides: list[str]) -> dict[str, Any]:
+    """Rollouts that nothing holds back, for a fixed time: a figure of rollouts, not of learning."""
+    free = [
+        f"run.max_seconds={seconds}",
+        "run.max_env_steps=1000000000",
+        "run.target_return=inf",
+        "replay.samples_per_insert=0",
+        "rollout.epsilon_decay_steps=2000000",
+    ]
+    figures = measure(ranks, max(1, relays), [*free, *overrides])
+    loop, summary, memory = figures["reported_loop_seconds"], figures["summary"], figures["memory"]
     print_table(
         ["figure", "value", "wanted"],
         [
             ["ranks", ranks, ""],
-            ["start-up [s]", watch.startup or float("nan"), "under 150 at 300"],
-            [
-                "PSS of all ranks [GiB]",
-                figures["memory"]["pss_gib"] if figures["memory"] else float("nan"),
-                "under 14 at 300",
-            ],
-            ["env steps/s, all rollouts", steps_per_s, "at least 40,000 at 300"],
+            ["start-up [s]", figures["startup_seconds"] or float("nan"), "under 120 at 300"],
+            ["PSS of all ranks [GiB]", memory["pss_gib"] if memory else float("nan"), "under 14 at 300"],
+            ["env steps/s, all rollouts", figures["env_steps_per_s"] or float("nan"), "at least 40,000 at 300"],
             ["updates", summary["updates"], ""],
-            [f"reported loops seen, each over {loops.rollouts} rollouts", figures["reported_loops"], "at least 1"],
+            [
+                f"reported loops seen, each over {figures['rollouts_in_each']} rollouts",
+                figures["reported_loops"],
+                "at least 1",
+            ],
             ["reported loop, median [s]", loop.median if loop else float("nan"), ""],
             ["reported loop, longest [s]", loop.high if loop else float("nan"), ""],
             [
@@ -212,10 +212,55 @@ def main() -> None:
                 "",
             ],
             ["policy lag p50/p99 [versions]", f"{summary['policy_lag']['p50']}/{summary['policy_lag']['p99']}", ""],
-            ["whole job [s]", total, ""],
+            ["whole job [s]", figures["total_seconds"], ""],
         ],
     )
-    save(options.json, figures)
+    return figures
+
+
+def learning(ranks: int, relays: int, few: int, overrides: list[str]) -> dict[str, Any]:
+    """CartPole by its own settings to its target: with `ranks` ranks over `relays` relays, then with `few` over one."""
+    jobs = {
+        "many": measure(ranks, max(1, relays), overrides),
+        "few": measure(few, 1, overrides),
+    }
+    rows: list[list[object]] = []
+    for job in jobs.values():
+        summary, memory = job["summary"], job["memory"]
+        rows.append(
+            [
+                f"{job['ranks']} over {job['relays']}",
+                job["startup_seconds"] or float("nan"),
+                memory["pss_gib"] if memory else float("nan"),
+                summary["wall_seconds"],
+                job["total_seconds"],
+                summary["trainer_shares"]["learn"],
+                summary["publishes"] / summary["wall_seconds"],
+                min((host["versions_sealed"] for host in summary["hosts"] if host["host"]), default=0),
+                summary["env_steps"],
+                f"{summary['evaluation']['mean']:.0f}, {summary['reason']}",
+            ]
+        )
+    print_table(
+        ["ranks, relays", "start-up s", "PSS GiB", "training s", "whole job s", "learning share", "versions/s",
+         "sealed at each host", "env steps", "return"], rows,
+    )  # fmt: skip
+    return jobs
+
+
+def main() -> None:
+    parser = arguments("ranks", __doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, help="ranks to start (300; --short: 40)")
+    parser.add_argument("--relays", type=int, default=0, help="hosts that the machine stands for (1)")
+    parser.add_argument("--seconds", type=float, help="run.max_seconds (120; --short: 20)")
+    parser.add_argument("--learn", action="store_true", help="the task's own settings to its target, beside 8 ranks")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
+    options = parser.parse_args()
+    ranks, seconds = options.ranks or (40 if options.short else 300), options.seconds or (20 if options.short else 120)
+    if options.learn:
+        save(options.json, learning(ranks, options.relays, 8, options.overrides))
+    else:
+        save(options.json, rolling(ranks, options.relays, seconds, options.overrides))
 
 
 if __name__ == "__main__":

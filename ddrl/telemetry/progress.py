@@ -79,11 +79,15 @@ def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple
 
 
 def ready_text(record: Record) -> str:
-    """How many ranks are at work, while the first steps are awaited; "" from then on."""
+    """How many ranks are there, then how many are at work, while the first steps are awaited; "" from then on."""
     if record.series["env_steps_per_s"] > 0 or not record.table.size:
         return ""
-    ready = np.count_nonzero(~np.isnan(record.table[:, record.columns.index("heartbeat")]))
-    return "" if ready == len(record.table) else f"starting: {ready} of {len(record.table)} ranks ready"
+    ranks = len(record.table)
+    for column, state in (("role", "here"), ("heartbeat", "ready")):
+        count = np.count_nonzero(~np.isnan(record.table[:, record.columns.index(column)]))
+        if count < ranks:
+            return f"starting: {count} of {ranks} ranks {state}"
+    return ""
 
 
 class ProgressLine:

@@ -57,6 +57,8 @@ def test_ranks_that_are_not_there_yet_are_counted() -> None:
     record.series["env_steps_per_s"] = 0.0
     record.table[3:, record.columns.index("heartbeat")] = np.nan
     assert ready_text(record) == f"starting: 3 of {len(record.table)} ranks ready"
+    record.table[2:, record.columns.index("role")] = np.nan
+    assert ready_text(record) == f"starting: 2 of {len(record.table)} ranks here"
 
 
 def test_the_panel_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
