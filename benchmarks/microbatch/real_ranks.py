@@ -27,7 +27,6 @@ from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.pool.slots import CpuController, QuotaGroup
 from ddrl.run.nodes.leader import Leader
-from ddrl.run.nodes.shared import KIND
 from ddrl.run.nodes.worker import serve
 
 WORLD = MPI.COMM_WORLD
@@ -305,9 +304,9 @@ def main() -> None:
             learner = Learner.of(config, SPEC)
             made: list[Segment] = []
 
-            def make_segment(nbytes: int) -> Segment:
-                made.append(Segment.create(f"ddrl-{os.getpid()}-h0-{KIND}-0", KIND, nbytes))
-                return made[0]
+            def make_segment(kind: str, nbytes: int) -> Segment:
+                made.append(Segment.create(f"ddrl-{os.getpid()}-h0-{kind}-0", kind, nbytes))
+                return made[-1]
 
             leader = Leader(WORLD, Exchange(learner), config, make_segment=make_segment)
             found = CASES[case](leader, learner, config, groups, options)

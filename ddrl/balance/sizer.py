@@ -35,7 +35,8 @@ class Sizer(Protocol):
         ...
 
     def first(self) -> np.ndarray | None:
-        """K [...]: how many gradients the coordinator awaits in the iteration just proposed; None: all."""
+        """K [...]: how many gradients the coordinator awaits in the iteration just proposed; None: all. A sizer gives K
+        from its first sizes on, or never."""
         ...
 
 

@@ -63,15 +63,16 @@ class Exchange:
         if tensor.device.type != "cpu" or tensor.data_ptr() != vector.ctypes.data:
             tensor.copy_(torch.from_numpy(vector))
 
-    def move_into(self, memory: Mapping[str, Vector]) -> None:
+    def move_into(self, memory: Mapping[str, Vector], *, fill: bool = True) -> None:
         """Let these vectors of a learner on the CPU lie in `memory`, by name; "value.gradient" is memory for gradients.
-        A learner elsewhere stays where it is."""
+        `fill`: with the learner's values, else those that stand there are its own from now on. A learner elsewhere
+        stays where it is."""
         if self.learner.device.type != "cpu":
             return
         homes: dict[str, dict[str, torch.Tensor]] = {}
         for name, vector in memory.items():
             part, _, kind = name.rpartition(".")
-            if kind in KINDS:
+            if kind in KINDS and fill:
                 np.copyto(vector, self.vector(name))
             homes.setdefault(part, {})[kind] = torch.from_numpy(vector)
         self.learner.settle(homes)

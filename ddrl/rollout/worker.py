@@ -198,7 +198,7 @@ class RolloutWorker:
         try:
             while True:
                 rung = bell.value  # whoever sets the command rings it afterwards
-                if rung != heard:
+                if rung != heard or self._writer.pending:  # a full lane was left at a new command, before its bell
                     heard, command = rung, board.command
                 if command is Command.RUN:
                     self.step()

@@ -16,7 +16,7 @@ from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.replay.batches import Sequences
 from ddrl.run.nodes.messages import Rows, arrays_of, cut, join, pack, rows_of, unpack
-from ddrl.run.nodes.shared import KIND, SharedVectors
+from ddrl.run.nodes.shared import SharedVectors
 from tests.learner import continuous_cases, learner_cases
 
 SIZES = (1, 11, 4)
@@ -140,19 +140,22 @@ def test_learning_in_given_memory_gives_the_same_bits_there(algorithm):
     (here, batch), (there, _) = case(algorithm, target_period=2), case(algorithm, target_period=2)
     made = []
 
-    def make(nbytes):
-        made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{KIND}-0", KIND, nbytes))
+    def make(kind, nbytes):
+        made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{kind}-0", kind, nbytes))
         return made[0]
 
     here.update(batch), there.update(batch)
     shared = SharedVectors.create(make, Exchange(there), 2)
-    node = SharedVectors.attach(shared.name, Exchange(case(algorithm)[0]), 2, 1)
+    reader = Exchange(case(algorithm)[0])
+    node = SharedVectors.attach(shared.name, reader, 2, 1)
+    node.read(node.vectors)
     made[0].unlink()
     for _ in range(3):
         here.update(batch), there.update(batch)
     exchange = Exchange(here)
     for name, vector in node.vectors.items():
         np.testing.assert_array_equal(vector, exchange.vector(name))
+        assert reader.vector(name).ctypes.data == vector.ctypes.data  # nothing is copied for the node
     memory = {f"{part}.online": np.zeros_like(shared.vectors[f"{part}.online"]) for part in there.parts}
     Exchange(there).move_into(memory)  # as vectors of a device do, they lie elsewhere
     there.update(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -297,6 +298,17 @@ def test_a_rollout_waits_at_a_full_lane_and_a_stop_ends_the_wait(without_torch: 
     figures = job.figures()
     assert figures["wait_seconds"] > 0
     assert figures["env_steps"] <= 12
+
+
+def test_a_stop_that_is_seen_at_a_full_lane_before_its_bell_ends_the_rollout(without_torch: None) -> None:
+    job = Job(capacity=8)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(job.worker.run)
+        while job.lane.waits == 0:
+            job.board.trainer_bell.wait(job.board.trainer_bell.value, 0.01)
+        job.board._command.set(int(Command.STOP))  # pyright: ignore[reportPrivateUsage]  # it has not rung yet
+        ended.result(60)
+    assert job.figures()["env_steps"] <= 12
 
 
 def test_a_pause_holds_the_rollout_until_it_ends(without_torch: None) -> None:

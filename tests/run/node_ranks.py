@@ -26,7 +26,6 @@ from ddrl.learner.exchange import Exchange
 from ddrl.run.nodes.leader import Leader
 from ddrl.run.nodes.messages import Rows, arrays_of
 from ddrl.run.nodes.replays import NodeReplays, OwnReplay
-from ddrl.run.nodes.shared import KIND
 from ddrl.run.nodes.worker import serve
 from tests.learner import continuous_cases, learner_cases
 from tests.sources import check_sources
@@ -113,8 +112,15 @@ def exact(leader, learner, config, gate):
             assert torch.isfinite(leader_norm)
             copy(learner, alone)
     leader.gradient(batch, next(iter(learner.parts)))  # every node now has the newest vectors
-    mapped = [bool(node.mapped) for node in leader.nodes.values()]
-    return {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner), "mapped": mapped}
+    found = {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner)}
+    found["mapped"] = [node.mapped for node in leader.nodes.values()]
+    return {**found, "rung": rung(leader, len(errors))}
+
+
+def rung(leader, gradients):
+    """For each node whether it has the bells; then whether the leader's was rung for each gradient but the first."""
+    bells = leader._bells
+    return [*(node.rings for node in leader.nodes.values()), bells is not None and bells[0].value >= gradients * NODES]
 
 
 def flat(gradient):
@@ -169,7 +175,7 @@ def first_of(leader, learner, config, gate):
     again = [rows.pick_pos.tolist() for rows in mine.again]
     kept = [answer.rows.pick_pos.tolist() for answer in mine.answers.values()]  # for the next update
     found = {"used": used, "sizes": sizes, "held": held, "again": again, "kept": kept, "errors": errors}
-    return {**found, "counts": counts(leader)}
+    return {**found, "counts": counts(leader), "rung": rung(leader, 3)}
 
 
 def observed(leader, learner, config, gate):
@@ -360,13 +366,13 @@ def node_exchange(name, config, kind):
     return Exchange(learner)
 
 
-def no_room(nbytes):
+def no_room(kind, nbytes):
     raise ChannelError(f"{nbytes} bytes of shared memory are not free")
 
 
-def segment(made, nbytes):
+def segment(made, kind, nbytes):
     """Memory that the nodes map; its name goes with `made`."""
-    made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{KIND}-0", KIND, nbytes))
+    made.append(Segment.create(f"ddrl-{uuid.uuid4().hex[:8]}-h0-{kind}-0", kind, nbytes))
     return made[-1]
 
 

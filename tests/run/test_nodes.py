@@ -44,6 +44,7 @@ def test_nodes_give_the_gradients_and_priorities_of_one_learner(cases, algorithm
     assert max(found["errors"]) <= 1e-6
     assert all(found["priorities"])
     assert found["mapped"] == ["sent" not in algorithm] * 3
+    assert found["rung"] == ["sent" not in algorithm] * 4
     assert found["passed"] == [True] * (3 if algorithm == "td3" else 0)  # its actor is updated every second time
 
 
@@ -78,6 +79,7 @@ def test_a_late_gradient_that_is_fresh_enough_is_used_once_and_with_its_own_rows
     assert used[1:3] == [numbers(1), numbers(2)]  # the free nodes share the whole batch
     assert set(used[3]) >= set(found["held"]) == set(numbers(0)[16:])
     assert sorted(chained(used + found["kept"])) == EVERY
+    assert found["rung"] == [True] * 4  # gradients are messages, but nobody looks for them again and again
     assert found["sizes"] == [[len(rows)] * 2 for rows in used]
     assert (found["counts"]["late"] >= 1, found["counts"]["dropped"], found["counts"]["lost"]) == (True, 0, 0)
 

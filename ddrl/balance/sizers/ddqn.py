@@ -58,7 +58,8 @@ class Ddqn:
         shipped = SHIPPED if settings.gradients else SHIPPED_TIMES
         self._network = ValueNetwork.load(Path(settings.network) if settings.network else shipped)
         self._state = NodeState(cluster, settings)
-        self._first: NDArray[np.int64] | None = None
+        shape, nodes = cluster.speed.shape[:-1], cluster.nodes
+        self._first = np.full(shape, nodes) if settings.choose_first else None
         self._earned = np.zeros(cluster.speed.shape[:-1])  # average of what the agent's sizes gain beside the filter's
         self._agent = self._filter = np.zeros(cluster.speed.shape, np.int64)  # the last sizes of both
         self.actions = np.zeros(cluster.speed.shape, np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,7 +97,6 @@ def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Lea
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
     from ddrl.run.nodes.replays import NodeReplays
-    from ddrl.run.nodes.shared import KIND
 
     def look() -> None:
         if task.board.command == Command.FAIL:
@@ -115,7 +113,7 @@ def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Lea
         look=look,
         note=task.note,
         replays=replays,
-        make_segment=partial(channels.create_segment, KIND),
+        make_segment=channels.create_segment,
     )
     return leader
 

@@ -21,6 +21,7 @@ from ddrl.channels.counters import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.distribution.transport.waits import nothing, rest
+from ddrl.run.nodes.bells import Bells, MakeSegment
 from ddrl.run.nodes.messages import (
     MESSAGE,
     VECTOR,
@@ -33,10 +34,11 @@ from ddrl.run.nodes.messages import (
     cut,
     join,
     pack,
+    receive,
     rows_of,
     unpack,
 )
-from ddrl.run.nodes.shared import MakeSegment, SharedVectors
+from ddrl.run.nodes.shared import SharedVectors
 from ddrl.run.nodes.sharing import Answer, Sharing, mean_figures
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient
     from ddrl.run.nodes.replays import NodeReplays
 
-LONGEST = 0.01  # [s] between two looks for messages
+LONGEST = 0.01  # [s] between two looks for messages, and at what ends the job
 MOST_UNDER_WAY = 64  # messages: rows are not sent faster than nodes take them
 END_TIMEOUT = 30.0  # [s] for gradients under way when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no node needs them
@@ -57,7 +59,9 @@ class _Node:
     """What the leader knows of one node."""
 
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
-    mapped: bool | None = None  # whether it has mapped the shared memory; None: it was not asked
+    asked: bool = False  # whether it can map the shared memories
+    rings: bool = False  # it has mapped the bells
+    mapped: bool = False  # and the vectors
     part: str = ""  # that it computes a gradient of
     rows: Any = None  # these
     dealt_at: float = 0.0
@@ -91,10 +95,13 @@ class Leader:
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
         self._sending: list[tuple[MPI.Request, Any]] = []
+        self._bells: Bells | None = None
         self._shared: SharedVectors | None = None
         if make_segment is not None:
             try:
-                self._shared = SharedVectors.create(make_segment, exchange, len(self.nodes))
+                self._bells = Bells.create(make_segment, comm.Get_size())
+                if all(mine.awaits_all for mine in self.parts.values()):
+                    self._shared = SharedVectors.create(make_segment, exchange, len(self.nodes))
             except ChannelError as error:
                 note(f"gradients are sent as messages, which is slower: {error}")
         self._replays = replays  # where every node has one
@@ -120,7 +127,10 @@ class Leader:
         while not ready:  # once, unless all nodes leave that this was dealt to
             self._wait(lambda: mine.holds(self._free()) >= min(mine.waiting, mine.holds(list(self.nodes))))
             self._deal(batch, part, statistics)
-            self._wait(lambda: collection.ready(self._clock()) or not (collection.targets or collection.holds))
+            self._wait(
+                lambda: collection.ready(self._clock()) or not (collection.targets or collection.holds),
+                lambda: collection.deadline - self._clock(),
+            )
             ready = collection.ready(self._clock())
         return self._finish(mine, part)
 
@@ -139,7 +149,7 @@ class Leader:
         task = Task(part, updates, seed=int(entropy.generate_state(1)[0]), statistics=statistics)
         task.observed = mine.reads_gradients
         # Where not all gradients are awaited, vectors change while they are still being sent: copies are sent.
-        copies = bool(mine.collection.settings.first)
+        copies = not mine.awaits_all
         vectors: dict[str, Vector] = {}
         mine.collection.begin(self._clock(), dict(zip(free, sizes, strict=True)))
         start = 0
@@ -148,10 +158,9 @@ class Leader:
             task.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
             task.place, task.late, task.dropped = (start, whole), state.late, state.dropped
             task.samples, task.seconds = state.samples, state.seconds
-            asked = self._shared is not None and state.mapped is None and not copies
-            task.segment = self._shared.name if asked and self._shared is not None else ""
-            task.mapped = bool(state.mapped) and not copies
-            state.mapped = False if asked else state.mapped
+            task.bells = self._bells.name if self._bells is not None and not state.asked else ""
+            task.segment = self._shared.name if self._shared is not None and not state.asked else ""
+            task.mapped, state.asked = state.mapped, True
             state.versions, state.part = versions, part
             state.rows, state.dealt_at = cut(rows, start, start + size), self._clock()
             arrays = arrays_of(state.rows) if self._replays is None else {}
@@ -226,33 +235,40 @@ class Leader:
     def _send(self, node: int, data: NDArray[np.uint8], tag: int) -> None:
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
         self._sending.append((self._comm.Isend(data, node + 1, tag), data))
+        if self._bells is not None:
+            self._bells[node + 1].ring()
         self._count("bytes_sent", data)
 
     def _count(self, name: str, data: NDArray[np.uint8]) -> None:
         if self._counters is not None:
             self._counters[name].add(data.nbytes)
 
-    def _wait(self, holds: Callable[[], bool]) -> None:
+    def _wait(self, holds: Callable[[], bool], left: Callable[[], float] = lambda: LONGEST) -> None:
+        """`left` [s]: until `holds` may become true by the clock alone."""
         begun = time.perf_counter()
         while not holds():
+            rung = self._bells[0].value if self._bells is not None else 0
             if self._receive():
                 begun = time.perf_counter()
+                continue
+            self._look()
+            longest = max(0.0, min(LONGEST, left()))
+            self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+            # MPI moves what is under way only while somebody looks; nodes of other hosts do not ring.
+            if self._bells is None or self._sending or not all(state.rings for state in self.nodes.values()):
+                rest(begun, longest=longest)
             else:
-                self._look()
-                rest(begun, longest=LONGEST)
+                self._bells[0].wait(rung, longest)
 
     def _receive(self) -> bool:
         """Take one message, if there is one."""
         from mpi4py import MPI
 
-        status = MPI.Status()
-        message = self._comm.Improbe(MPI.ANY_SOURCE, MESSAGE, status)
-        if message is None:
+        received = receive(self._comm, MPI.ANY_SOURCE)
+        if received is None:
             return False
-        data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        message.Recv(data)
+        node, data = received[0] - 1, received[1]
         self._count("bytes_received", data)
-        node = status.Get_source() - 1
         reply, arrays = unpack(data, Reply)
         if reply.failure:
             self._lose(node, reply.failure)
@@ -283,8 +299,11 @@ class Leader:
             for name, array in arrays_of(rows).items():
                 np.copyto(array, arrays[name])
         version = mine.collection.computing(node)
+        state.rings = reply.rings
         if reply.mapped and self._shared is not None:
-            state.mapped, vector = True, self._shared.gradients[node][state.part]
+            if not state.mapped:
+                state.mapped, state.versions = True, {}  # from now on it reads all of them there
+            vector = self._shared.gradients[node][state.part]
         else:
             vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
             self._comm.Recv(vector, node + 1, VECTOR)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import MessageError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 MESSAGE, VECTOR = 1, 2  # tags
 ALIGNMENT = 64  # [bytes] of arrays in a message
@@ -30,7 +33,8 @@ class Task(msgspec.Struct, tag=True):
     updates: tuple[int, ...] = ()  # of each part, that the vectors come from
     vectors: tuple[str, ...] = ()
     mapped: bool = False  # these stand in the shared memory: none follows
-    segment: str = ""  # the name of the shared memory, for a node that has not said whether it can map it
+    bells: str = ""  # names of the shared memories, for a node that has not been asked whether it can map them
+    segment: str = ""
     place: tuple[int, int] = (0, 0)  # first row of these in the batch, rows of the batch
     seed: int = 0
     statistics: bool = False
@@ -65,6 +69,7 @@ class Reply(msgspec.Struct):
 
     figures: dict[str, float] = {}
     mapped: bool = False  # the gradient stands in the shared memory: no vector follows
+    rings: bool = False  # the node has mapped the bells
     norm: float = 0.0  # of the gradient, and its mean loss, where these are observed
     loss: float = 0.0
     signature: dict[str, str] = {}
@@ -129,6 +134,20 @@ def join(batches: Sequence[Any]) -> Any:
 
     fields = batches[0]._fields
     return type(batches[0])(*(rows([getattr(batch, field) for batch in batches]) for field in fields))
+
+
+def receive(comm: MPI.Comm, source: int) -> tuple[int, NDArray[np.uint8]] | None:
+    """The next message of `source`, and of whom it is; None: there is none."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    for _ in range(2):  # what has come in since the last look, MPI takes in at the first and gives at the second
+        message = comm.Improbe(source, MESSAGE, status)
+        if message is not None:
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            message.Recv(data)
+            return status.Get_source(), data
+    return None
 
 
 def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:

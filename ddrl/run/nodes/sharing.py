@@ -19,6 +19,7 @@ from ddrl.balance.sizer import PACKAGE, Sizer, make_sizer
 from ddrl.balance.sizes import Sizes, proportional_sizes
 from ddrl.core import plugins
 from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError
 from ddrl.run.nodes.messages import Reply, rows_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Sharing:
         self.cluster, self._sizer = make_node_sizer(self._config, nodes)
         self.sizes = self._sizer.propose(Observation.blank(self.cluster))
         self.reads_gradients = bool(getattr(self._sizer, "reads_gradients", False))
+        # Whether every update awaits all gradients, to the end of the run.
+        self.awaits_all = not self._config.balance.first and self._sizer.first() is None
         self._noise_scale = NoiseScale()
         self._blank()
         self.collection.settings = replace(self._config.balance, first=min(self._config.balance.first, len(nodes)))
@@ -91,6 +94,8 @@ class Sharing:
         self.sizes = self._sizer.propose(observation)
         first = self._sizer.first()
         if first is not None:
+            if self.awaits_all:
+                raise ConfigError(f"balance.sizer = {self._config.balance.sizer} chose K after its first sizes alone")
             self.collection.settings = replace(self.collection.settings, first=int(first))
         self._blank()
 

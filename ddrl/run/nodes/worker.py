@@ -20,6 +20,7 @@ from ddrl.distribution.transport.waits import rest
 from ddrl.run.failure import describe
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
+from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import (
     MESSAGE,
     TO_NODE,
@@ -32,6 +33,7 @@ from ddrl.run.nodes.messages import (
     Task,
     arrays_of,
     pack,
+    receive,
     unpack,
 )
 from ddrl.run.nodes.shared import SharedVectors
@@ -90,7 +92,7 @@ def serve(
         replay = make_replay() if make_replay is not None else None
         _send(comm, Reply(signature=exchange.signature))
         node = Node(comm, exchange, counters, replay)
-        while (message := _await_message(comm, going)) is not None:
+        while (message := _await_message(comm, going, node.bells)) is not None:
             header, arrays = unpack(message, TO_NODE)
             if not isinstance(header, Task):
                 node.keep(header, arrays)
@@ -114,6 +116,7 @@ class Node:
         self._drawable = False  # the leader knows that there is something to draw
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
         self._shared: SharedVectors | None = None
+        self.bells: Bells | None = None  # shared with the leader, once it has told their name
         self._count: dict[str, Any] = {}
 
     def keep(self, message: Record | Order, arrays: Fields) -> None:
@@ -131,16 +134,16 @@ class Node:
 
     def answer(self, task: Task, arrays: Fields, nbytes: int) -> None:
         """Take the vectors that the task names, compute, and send the gradient."""
+        from mpi4py import MPI
+
         from ddrl.learner.exchange import norm
 
         exchange, learner = self._exchange, self._exchange.learner
         begin = time.perf_counter()
-        if task.segment:
-            self._map(task.segment)
-        for name in task.vectors:
-            if task.mapped and self._shared is not None:
-                exchange.set_vector(name, self._shared.vectors[name])
-                continue
+        self._map(task)
+        if task.mapped and self._shared is not None:
+            self._shared.read(task.vectors)
+        for name in () if task.mapped else task.vectors:
             vector = exchange.vector(name)
             self._comm.Recv(vector, 0, VECTOR)
             exchange.set_vector(name, vector)
@@ -164,23 +167,30 @@ class Node:
         if self._replay is not None:
             held, arrays = self._replay.held, arrays | self._replay.learned(priority)
         answer = Reply(held=held, gradient=True, mapped=mapped, figures=figures if task.statistics else {})
+        answer.rings = self.bells is not None
         if task.observed:
             answer.norm, answer.loss = norm(gradient), figures["loss"]
         reply = pack(answer, arrays)
         seconds, sent = time.perf_counter() - begin, reply.nbytes
-        self._comm.Send(reply, 0, MESSAGE)
+        requests = [self._comm.Isend(reply, 0, MESSAGE)]
         if not mapped:
-            self._comm.Send(vector, 0, VECTOR)
+            requests.append(self._comm.Isend(vector, 0, VECTOR))
             sent += vector.nbytes
+        if self.bells is not None:
+            self.bells[0].ring()
+        MPI.Request.Waitall(requests)
         if self._counters is not None:
             self._count_answer(self._counters, task, seconds, nbytes, sent)
 
-    def _map(self, segment: str) -> None:
-        """Let gradients stand in the shared memory, where this node can map it."""
-        nodes, node = self._comm.Get_size() - 1, self._comm.Get_rank() - 1
-        with contextlib.suppress(ChannelError):  # it is on another host
-            self._shared = SharedVectors.attach(segment, self._exchange, nodes, node)
-            self._gradients = self._shared.gradients[node]
+    def _map(self, task: Task) -> None:
+        """The shared memories that the task names, where this node can map them: gradients then stand there."""
+        size, node = self._comm.Get_size(), self._comm.Get_rank() - 1
+        with contextlib.suppress(ChannelError):  # they are on another host
+            if task.bells:
+                self.bells = Bells.attach(task.bells, size)
+            if task.segment:
+                self._shared = SharedVectors.attach(task.segment, self._exchange, size - 1, node)
+                self._gradients = self._shared.gradients[node]
 
     def _count_answer(self, counters: CounterRow, task: Task, seconds: float, received: int, sent: int) -> None:
         counters["gradients"].add(1)
@@ -199,15 +209,15 @@ def _send(comm: MPI.Comm, reply: Reply) -> None:
     comm.Send(pack(reply, {}), 0, MESSAGE)
 
 
-def _await_message(comm: MPI.Comm, going: Callable[[], bool]) -> np.ndarray | None:
+def _await_message(comm: MPI.Comm, going: Callable[[], bool], bells: Bells | None) -> np.ndarray | None:
     """The leader's next message; None once `going` says no."""
-    from mpi4py import MPI
-
-    status, begun = MPI.Status(), time.perf_counter()
-    while (message := comm.Improbe(0, MESSAGE, status)) is None:
+    begun, bell = time.perf_counter(), None if bells is None else bells[comm.Get_rank()]
+    rung = 0 if bell is None else bell.value
+    while (received := receive(comm, 0)) is None:
         if not going():
             return None
-        rest(begun, longest=LONGEST)
-    data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-    message.Recv(data)
-    return data
+        if bell is None:
+            rest(begun, longest=LONGEST)
+        else:
+            rung = bell.wait(rung, LONGEST)
+    return received[1]
