@@ -15,7 +15,7 @@ from benchmarks.learning.solving import run_ddrl
 
 PEER = Path(__file__).parents[1] / "peers" / "cleanrl_pqn.py"
 SOLVED, TARGET = 475.0, 490.0
-NO_UPDATES = ["run.max_env_steps=400"]  # a draw takes 16 trajectories of 32 steps
+NO_UPDATES = ["run.max_env_steps=100"]  # a draw takes 16 trajectories
 
 
 def run_cleanrl(python: str, file: Path, seed: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ddrl.learner.part import Part
 from ddrl.learner.stacks import Stack
 
 relu_backward = torch.ops.aten.threshold_backward.grad_input  # one operation; a product with `below > 0` is three
-PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential)  # draw no random numbers
+PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)  # draw nothing
 
 
 class Passes(Protocol):
@@ -70,7 +70,7 @@ class AutogradPasses:
     def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
         self._name, self._parts, self._split = part.name, parts, part.online.split
         self._gemm = gemm_of_torch() if devices.has_kernel(part.online.vector.device) else 0
-        self._stacks: dict[tuple[str, bool], Stack] = {}
+        self._stacks: dict[tuple[str, bool], Stack | None] = {}
         learning = part.online.parameters()
         self._parameters = list(learning.values())
         self._places = [place for place, entry in enumerate(part.online.layout.entries) if entry.name in learning]
@@ -115,12 +115,11 @@ class AutogradPasses:
 
     def _stack(self, module: nn.Module, evaluation: Evaluation) -> Stack | None:
         """What computes the module's layers, where that is not the module itself."""
-        if not self._gemm or not isinstance(module, (Actor, Critics)) or _has_hooks(module):
-            return None
         key = evaluation.part, evaluation.target
         if key not in self._stacks:
             learn = evaluation.part == self._name and not evaluation.target
-            self._stacks[key] = Stack(module.layers(), self._gemm, learn=learn)
+            fits = self._gemm and isinstance(module, (Actor, Critics)) and not _has_hooks(module)
+            self._stacks[key] = Stack(module.layers(), self._gemm, learn=learn) if fits else None
         return self._stacks[key]
 
 

@@ -51,6 +51,7 @@ class TD3:
     Settings = TD3Settings
     parts = ("critic", "actor")
     targets = ("critic", "actor")
+    draws = ("critic",)  # the noise on the target action
     updates = 0
 
     @staticmethod
