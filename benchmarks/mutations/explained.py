@@ -21,6 +21,10 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
         "only where the descent begins: it ends at the same duals"
     ),
     ("ddrl/learner/export.py", "constant", "expected.ravel()[:4]"): "a message quotes one number more",
+    ("ddrl/channels/board.py", "constant", "array[8 : 9 + len(data)]"): "the array ends there, and so does the slice",
+    ("ddrl/learner/algorithms/pqn.py", "constant", "state.reshape(-2,"): (
+        "numpy takes any negative size for the one that it finds"
+    ),
     ("ddrl/plots/settings.py", "constant", "range(3, len(rows) + 4)"): (
         "a count of all rows, which comes before, always tells them apart"
     ),

@@ -13,6 +13,7 @@ from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
+from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, rates
 from ddrl.plots.settings import differing_labels
 from ddrl.telemetry import Recorder, Run
@@ -207,6 +208,16 @@ def test_the_time_to_seal_is_shown_against_the_bound_of_the_links_where_they_wer
     processes.values[:, root, processes.columns.index("plan_bound_seconds")] = 0.002
     figure = plots.seal_times(processes)
     assert np.allclose(y_of(figure, "least that the links allow: 2 ms"), 2.0)
+
+
+def test_a_run_whose_only_relay_is_the_roots_is_told_that_nothing_travels(small):
+    values = small.processes.values.copy()
+    columns = small.processes.columns.index
+    relay = list(Role).index(Role.RELAY)
+    values[:, (values[-1, :, columns("role")] == relay) & (values[-1, :, columns("host")] != 0)] = np.nan
+    alone = replace(small.processes, values=values)
+    (words,) = plots.bytes_against_bound(alone).layout.annotations
+    assert words.text == "one host: nothing travels"
 
 
 def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(small):
