@@ -9,6 +9,7 @@ import pytest
 
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.envs.admix import Inventory, Market, MarketConfig
+from ddrl.envs.admix.making import morning
 from tests.envs.admix.days import SMALL, contracts
 
 
@@ -186,3 +187,9 @@ def test_broken_contracts_are_refused():
         contracts([1.0, np.nan])
     with pytest.raises(EnvError, match="name each contract once"):
         replace(contracts([1.0, 2.0]), ad_id=np.array([1, 1]))
+
+
+def test_before_a_day_begins_each_contracts_past_billed_rate_stands_for_every_window():
+    known = morning("generated", {"requests": 300, "contracts": 4, "windows": 6, "billed": 0.8})
+    assert known.billed_rate.shape == (6, 4)
+    np.testing.assert_array_equal(known.billed_rate, np.tile(known.contracts.billed_rate, (6, 1)))
