@@ -20,6 +20,7 @@ _LINKS = ("ddrl/channels", "ddrl/distribution", "ddrl/kernel/codec.hpp", "ddrl/k
 # The code under each benchmark, by its results' names up to the first underscore.
 MEASURED: dict[str, tuple[str, ...]] = {
     "admix": ("ddrl/envs/admix",),
+    "algorithms": _LEARNING,
     "cartpole": _LEARNING,
     "channels": ("ddrl/channels", "ddrl/kernel"),
     "classics": _LEARNING,
@@ -32,10 +33,12 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "microbatch": ("ddrl/balance",),
     "mutations": ("ddrl", "tests"),
     "pong": _LEARNING,
+    "pqn": _LEARNING,
     "pool": ("ddrl/pool", "ddrl/run"),
     "ranks": (*_LEARNING, "ddrl/distribution"),
     "replay": ("ddrl/kernel/replay", "ddrl/replay"),
     "rollout": ("ddrl/acting", "ddrl/channels", "ddrl/envs", "ddrl/rollout"),
+    "td3": _LEARNING,
     "telemetry": ("ddrl/telemetry", "ddrl/core/metrics.py"),
 }
 

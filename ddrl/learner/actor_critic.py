@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.queue_networks import QueueActor, QueueCritics, has_queue
+from ddrl.learner.stacks import Stack
 
 
 def make_actor(spec: EnvSpec, hidden: list[int]) -> Actor | QueueActor:
@@ -46,13 +47,20 @@ class Actor(nn.Module):
         self.register_buffer("low", torch.tensor(spec.action_low, dtype=torch.float32))
         self.register_buffer("high", torch.tensor(spec.action_high, dtype=torch.float32))
 
-    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weight [width, inputs] and bias of each layer."""
+        linears = [layer for layer in (*self.trunk, self.head) if isinstance(layer, nn.Linear)]
+        return [(layer.weight, layer.bias) for layer in linears]
+
+    def forward(
+        self, observation: torch.Tensor, noise: torch.Tensor | None = None, stack: Stack | None = None
+    ) -> torch.Tensor:
         """The action; with `noise` [B, action.size], in units of half the bounds' distance, added and clipped to the
-        bounds."""
+        bounds. A `stack` computes the layers."""
         half = 0.5 * (self.high - self.low)
-        action = (
-            self.low + half + half * torch.tanh(self.head(self.trunk(flat_observation(observation, self._observation))))
-        )
+        x = flat_observation(observation, self._observation)
+        f = self.head(self.trunk(x)) if stack is None else stack(x, 1)[0]
+        action = self.low + half + half * torch.tanh(f)
         if noise is not None:
             action = torch.clamp(action + half * noise, self.low, self.high)
         return action.unflatten(1, self._shape) if len(self._shape) > 1 else action.reshape(-1, *self._shape)
@@ -73,18 +81,33 @@ class Critics(nn.Module):
             self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))
             self.biases.append(torch.empty(count, 1, following).uniform_(-bound, bound))
 
-    def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weight [count, width, inputs] and bias of each layer."""
+        return list(zip(self.weights, self.biases, strict=True))
+
+    def forward(
+        self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None, stack: Stack | None = None
+    ) -> torch.Tensor:
+        """See the class; with `first`, of so many of them only: [B, first, outputs]. A `stack` computes the layers."""
         x = torch.cat([flat_observation(observation, self._observation), action.flatten(1).float()], dim=1)
-        last = len(self.weights) - 1
-        count = self.weights[0].shape[0]
+        count = first or len(self.weights[0])
+        if stack is not None:
+            return stack(x, count).transpose(0, 1)
+        layers = [
+            (_front(weight, count), _front(bias, count)) for weight, bias in zip(self.weights, self.biases, strict=True)
+        ]
         if count == 1:
-            for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-                x = linear(x, weight[0], bias[0, 0])
-                x = x if place == last else torch.relu(x)
+            for place, (weight, bias) in enumerate(layers, 1):
+                x = linear(x, weight.flatten(0, 1), bias.flatten())
+                x = x if place == len(layers) else torch.relu(x)
             return x.unsqueeze(1)
         x = x.expand(count, -1, -1)
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for place, (weight, bias) in enumerate(layers, 1):
             x = torch.baddbmm(bias, x, weight.transpose(1, 2))
-            x = x if place == last else torch.relu(x)
+            x = x if place == len(layers) else torch.relu(x)
         return x.transpose(0, 1)
+
+
+def _front(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """tensor[:count]; the tensor itself where that is all, for a slice's gradient is a copy among zeros."""
+    return tensor if len(tensor) == count else tensor[:count]

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class Evaluation(NamedTuple):
-    """One network at one input. `inputs` are tensors, or names of outputs of this update's earlier evaluations."""
+    """One network at one input. `inputs` are tensors, names of outputs of this update's earlier evaluations, or numbers
+    that the network's forward takes."""
 
     name: str  # under which the loss is given the output
     part: str  # whose network
-    inputs: tuple[torch.Tensor | str, ...]
+    inputs: tuple[torch.Tensor | str | int, ...]
     target: bool = False  # the target copy, always in evaluation mode
     gradient: bool = False  # whether the loss is differentiated through it
     training: bool = False  # training mode (dropout, batch normalization)

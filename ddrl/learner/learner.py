@@ -84,7 +84,8 @@ class Learner:
         # of them those that act without noise.
         own = type(algorithm).__module__.startswith("ddrl.learner.algorithms.")
         own = own and all(declared.kind != "noise" for declared in self.declaration.inputs)
-        self._draws = not (own and all(draws_nothing(part.module) for part in self.parts.values()))
+        quiet = own and all(draws_nothing(part.module) for part in self.parts.values())
+        self._draws = frozenset(getattr(algorithm, "draws", ()) if quiet else self.parts)
         self._begin()
 
     @classmethod
@@ -158,7 +159,7 @@ class Learner:
         """Whether the algorithm updates `part` now, as its evaluations say; computes no network."""
         self.algorithm.updates = self.updates
         tensors = self._loader.load(batch)
-        with self._own_random():
+        with self._own_random(part):
             return bool(self.algorithm.evaluations(tensors, part))
 
     def seed(self, seed: int) -> None:
@@ -293,7 +294,7 @@ class Learner:
     def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         self.algorithm.updates = self.updates
         passes = self._passes[name]
-        with self._own_random():
+        with self._own_random(name):
             evaluations = self.algorithm.evaluations(tensors, name)
             loss = self.algorithm.loss(passes.forward(evaluations), tensors, name) if evaluations else None
             if loss is None:
@@ -308,10 +309,10 @@ class Learner:
         return Gradient(name, vectors, count, self.parts[name].updates, priority, figures)
 
     @contextmanager
-    def _own_random(self) -> Generator[None]:
-        """torch's random state is the learner's own while it computes, unless nothing of the algorithm draws: others in
-        this process do not disturb it."""
-        if not self._draws:
+    def _own_random(self, part: str = "") -> Generator[None]:
+        """torch's random state is the learner's own while it computes, unless nothing draws for this part (without a
+        name: for any): others in this process do not disturb it."""
+        if not (part in self._draws if part else self._draws):
             yield
             return
         outer = random_states(self.device)

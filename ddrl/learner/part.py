@@ -27,6 +27,9 @@ class Part:
         self.module = module.train()
         self.online = FlatParameters(module, device)
         self.target = None if self.target_module is None else FlatParameters(self.target_module, device)
+        learned = self.online.parameters()
+        ends = (entry.offset + entry.nbytes for entry in self.online.layout.entries if entry.name in learned)
+        self._learned = max(ends, default=0)  # [bytes] of the vector's front, which holds them; buffers come behind
         self.moments = [torch.zeros_like(self.online.vector) for _ in range(2)]
         self.gradient: torch.Tensor | None = None  # memory [layout.nbytes] for passes that give one vector
         self.adam: Adam | None = None
@@ -83,11 +86,6 @@ class Part:
         if rate == 1.0:
             self.target.vector.copy_(self.online.vector)
             return
-        online, target = self.online.split(self.online.vector), self.target.split(self.target.vector)
-        learned = {entry.name for entry in self.online.layout.entries if entry.name in self.online.parameters()}
-        pairs = list(zip(self.online.layout.entries, target, online, strict=True))
-        moving = [(to, of) for entry, to, of in pairs if entry.name in learned]
-        torch._foreach_lerp_([to for to, _ in moving], [of for _, of in moving], rate)
-        for entry, to, of in pairs:
-            if entry.name not in learned:
-                to.copy_(of)
+        target, online = self.target.vector, self.online.vector
+        target[: self._learned].view(torch.float32).lerp_(online[: self._learned].view(torch.float32), rate)
+        target[self._learned :].copy_(online[self._learned :])

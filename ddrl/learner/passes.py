@@ -22,13 +22,15 @@ from torch import nn
 from ddrl._kernel import LinearLayers
 from ddrl.core.errors import NetworkError
 from ddrl.learner import devices
+from ddrl.learner.actor_critic import Actor, Critics
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.batches import rows_of
 from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part
+from ddrl.learner.stacks import Stack
 
 relu_backward = torch.ops.aten.threshold_backward.grad_input  # one operation; a product with `below > 0` is three
-PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential)  # draw no random numbers
+PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)  # draw nothing
 
 
 class Passes(Protocol):
@@ -62,10 +64,13 @@ def make_passes(part: Part, parts: Mapping[str, Part]) -> Passes:
 
 class AutogradPasses:
     """Passes through any modules. What is not differentiated is evaluated first: a network's buffers must not change
-    behind a pass that is. Nothing is joined into one batch: a module's rows may depend on each other."""
+    behind a pass that is. Nothing is joined into one batch: a module's rows may depend on each other. The layers of the
+    library's actors and critics are the kernel's (`stacks.Stack`)."""
 
     def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
-        self._parts, self._split = parts, part.online.split
+        self._name, self._parts, self._split = part.name, parts, part.online.split
+        self._gemm = gemm_of_torch() if devices.has_kernel(part.online.vector.device) else 0
+        self._stacks: dict[tuple[str, bool], Stack | None] = {}
         learning = part.online.parameters()
         self._parameters = list(learning.values())
         self._places = [place for place, entry in enumerate(part.online.layout.entries) if entry.name in learning]
@@ -81,8 +86,9 @@ class AutogradPasses:
             if not evaluation.target and module.training != evaluation.training:
                 module.train(evaluation.training)
             inputs = [outputs[given] if isinstance(given, str) else given for given in evaluation.inputs]
+            stack = self._stack(module, evaluation)
             with torch.set_grad_enabled(evaluation.gradient):
-                outputs[evaluation.name] = module(*inputs)
+                outputs[evaluation.name] = module(*inputs) if stack is None else module(*inputs, stack=stack)
         self._outputs = dict(outputs)
         return outputs
 
@@ -106,6 +112,15 @@ class AutogradPasses:
         """See `Passes`: one piece a parameter."""
         views = self._split(vector)
         return [views[place] for place in self._places]
+
+    def _stack(self, module: nn.Module, evaluation: Evaluation) -> Stack | None:
+        """What computes the module's layers, where that is not the module itself."""
+        key = evaluation.part, evaluation.target
+        if key not in self._stacks:
+            learn = evaluation.part == self._name and not evaluation.target
+            fits = self._gemm and isinstance(module, (Actor, Critics)) and not _has_hooks(module)
+            self._stacks[key] = Stack(module.layers(), self._gemm, learn=learn) if fits else None
+        return self._stacks[key]
 
 
 class _Layer(NamedTuple):

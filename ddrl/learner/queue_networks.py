@@ -165,6 +165,8 @@ class QueueCritics(nn.Module):
         super().__init__()
         self.critics = nn.ModuleList(QueueCritic(spec, hidden, outputs) for _ in range(count))
 
-    def forward(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        return torch.cat([critic(observation, action) for critic in self.critics], 1)
+    def forward(
+        self, observation: Mapping[str, torch.Tensor], action: torch.Tensor, first: int | None = None
+    ) -> torch.Tensor:
+        """See the class; with `first`, of so many of them only: [B, first, outputs]."""
+        return torch.cat([critic(observation, action) for critic in self.critics[:first]], 1)

@@ -196,3 +196,11 @@ def test_a_cluster_goes_on_without_a_node_that_died():
     assert cluster.without(1).nodes == 2
     sizer = make_sizer("static", cluster.without(1))
     np.testing.assert_array_equal(sizer.propose(Observation.blank(cluster.without(1))), [6, 6])
+
+
+def test_the_controller_hears_a_node_that_has_a_single_sample() -> None:
+    balancer = Balancer(20, 2, "controller", speed=np.array([1.0, 19.0]))
+    assert balancer.sizes.tolist() == [1, 19]
+    for _ in range(30):
+        balancer.update(balancer.sizes / 10)  # both nodes are equally fast
+    assert balancer.sizes.tolist() == [10, 10]

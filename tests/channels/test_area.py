@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 
@@ -37,6 +38,13 @@ def test_samples_come_back_bit_for_bit() -> None:
     for name, array in written.items():
         assert drawn[name].tobytes() == array[[2, 0, 3, 1]].tobytes()
         assert drawn[name].dtype == array.dtype
+
+
+def test_the_process_that_reads_an_area_holds_its_place() -> None:
+    area = SampleArea.create(None, COLUMNS, block=4, blocks=2)
+    assert area._mailbox.kernel.reader_process(0)[0] == 0
+    area.update()
+    assert area._mailbox.kernel.reader_process(0)[0] == os.getpid()
 
 
 def test_the_oldest_block_is_overwritten_and_the_rest_stands() -> None:

@@ -39,6 +39,7 @@ def test_each_critic_is_an_mlp_of_its_own(spec: EnvSpec, count: int) -> None:
     inputs = np.concatenate([flat_observation(observation, spec.observation), batch.a_tm1.reshape(5, -1)], axis=1)
     with torch.no_grad():
         given = critics(observation, action).numpy()
+        np.testing.assert_allclose(critics(observation, action, 1), given[:, :1], rtol=1e-5, atol=1e-6)
     assert given.shape == (5, count, 4)
     for place in range(count):
         x = inputs

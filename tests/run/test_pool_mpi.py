@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ import numpy as np
 import psutil
 import pytest
 
+from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import ConfigError
+from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
 from ddrl.pool.control import ask
 from ddrl.run.cli import parse
@@ -45,8 +48,9 @@ def without(name: str, words: list[str]) -> list[str]:
 COMMON = [*without("run.max_env_steps", [*TINY, *ROUNDS]), *BY_WORKER, *HOSTS, *settings(ONE)]
 
 
-def start(*arguments: str, fault: str = "-1::0") -> subprocess.Popen[str]:
-    ranks = 1 + 2 * sum(word.endswith(".toml") for word in arguments)
+def start(*arguments: str, fault: str = "-1::0", places: int = 0) -> subprocess.Popen[str]:
+    """places: beside those of the tasks."""
+    ranks = 1 + 2 * (places + sum(word.endswith(".toml") for word in arguments))
     return subprocess.Popen(
         mpirun_command(ranks, *arguments),
         stdout=subprocess.PIPE,
@@ -85,8 +89,8 @@ def pid_of(pool: Path, task: str) -> int | None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks that end well, of one seed; one that is killed; one whose collectors cannot start; a broken file. A
-    collector of host 1 is killed too."""
+    """Two tasks that end well, of one seed, and a third that is added; one that is killed; one whose collectors cannot
+    start; a broken file. A collector of host 1 is killed too."""
     folder = tmp_path_factory.mktemp("pool")
     of_episodes, _ = np.random.SeedSequence(member_seed(7, WORKER, ROUND)).generate_state(2)
     victim = environment_seeds(int(of_episodes), 4)[0]
@@ -99,59 +103,82 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "brittle": f'[env]\nid = "tests.run.environments:brittle"\nkwargs = {{ probed = "{folder}/probed" }}\n'
         '[pool]\ncollectors = "cold"\n',
         "mistyped": "[learner]\nbatchsize = 3\n",
+        "added/late": f'{good}"alive"\n',
+        "added/late2": f'{good}"cold"\n',
+        "added/without": "",
     }
+    (folder / "added").mkdir()
     for name, text in files.items():
         (folder / f"{name}.toml").write_text(text)
     return folder
 
 
 @pytest.fixture(scope="module")
-def pool(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Its directory, and what it printed."""
+def pool(folder: Path) -> tuple[Path, str, list[str]]:
+    """Its directory, what it printed, and what was answered where a task was to be added."""
     files, home = [str(path) for path in sorted(folder.glob("*.toml"))], folder / "pool"
-    job = start("--tasks", *files, *COMMON, *settings(f"run.dir={home}"))
+    job = start("--tasks", *files, *COMMON, *settings(f"run.dir={home}"), places=1)
     try:
-        os.kill(wait_until(lambda: pid_of(home, "victim"), "the victim has no checkpoint"), signal.SIGKILL)
+        victim = wait_until(lambda: pid_of(home, "victim"), "the victim has no checkpoint")
+        answers = [add(home, folder / "added" / f"{name}.toml") for name in ("without", "late", "late2")]
+        os.kill(victim, signal.SIGKILL)
         said = finish(job)
     finally:
         job.kill()
     assert job.returncode == 1, said
-    return home, said
+    return home, said, answers
+
+
+def add(pool: Path, file: Path) -> str:
+    """`python -m ddrl.pool POOL --add FILE`; what it said."""
+    command = [sys.executable, "-m", "ddrl.pool", str(pool), "--add", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment())
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+def test_a_task_that_is_added_takes_a_free_place_and_is_refused_where_none_is(pool):
+    _, said, (without, late, late2) = pool
+    assert "1 task(s) more can be added" in said
+    assert "task 'without': under mpirun a pool's tasks have collectors on every host" in without
+    assert late.startswith("added: late")
+    assert "no place is free" in late2
+    assert "with more ranks: 2 for each task" in late2
 
 
 def test_a_task_learns_what_it_learns_alone_bit_for_bit_also_where_a_collector_of_another_host_was_killed(folder, pool):
     assert (folder / "mark").exists(), "no collector was killed"
     doomed = settings("env.id=tests.run.environments:doomed", f'env.kwargs={{mark = "{folder}/mark"}}')
     alone = run(folder / "alone", *COLD, *BY_WORKER, *doomed, *settings("run.processes=4"))
-    for name in ("cold", "prewarm"):
+    for name in ("cold", "prewarm", "late"):
         assert learned(newest(pool[0] / name)) == learned(newest(alone))
         assert recorded(newest(pool[0] / name)) == recorded(newest(alone))
 
 
 def test_each_task_ends_alone_with_its_reason_said_once_and_leaves_nothing(pool):
-    home, said = pool
+    home, said, _ = pool
     tasks = summary(home)["tasks"]
     reasons = {
         "cold": "run.max_env_steps reached",
         "prewarm": "run.max_env_steps reached",
+        "late": "run.max_env_steps reached",
         "victim": "killed by SIGKILL",
         "brittle": "the corridor has no licence",
         "mistyped": "did you mean 'learner.batch_size'",
     }
     for name, words in reasons.items():
         assert words in tasks[name]["reason"]
-        assert tasks[name]["ok"] == (name in ("cold", "prewarm"))
+        assert tasks[name]["ok"] == (name in ("cold", "prewarm", "late"))
         assert said.count(f"task {name}: ") == 1, said
-    assert "2 of 5 tasks ended well" in said
-    assert f"go on:    mpirun -n 11 python -m ddrl.run --resume {home}" in said
+    assert "3 of 6 tasks ended well" in said
+    assert f"go on:    mpirun -n 13 python -m ddrl.run --resume {home}" in said
     assert "Traceback" not in said
-    for name in ("cold", "prewarm", "victim", "brittle"):
+    for name in ("cold", "prewarm", "late", "victim", "brittle"):
         assert segments_of(home / name) == []
 
 
 def test_every_task_has_its_collectors_on_all_hosts_and_one_device_is_shared(pool):
     own = lines(pool[0] / "pool" / "collectors.jsonl")
-    for name in ("cold", "prewarm"):
+    for name in ("cold", "prewarm", "late"):
         rounds = Counter((one["round"], one["worker"]) for one in own if one["task"] == name)
         assert {worker for _, worker in rounds} == {0, 1, 2, 3}
         assert max(rounds.values()) == 1
@@ -165,7 +192,7 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
     home = pool[0]
     steps = int(newest(home / "victim").name) + 600
     (home.parent / "mistyped.toml").write_text("[learner]\nbatch_size = 16\n[pool]\ncollectors = 'alive'\n")
-    done = mpirun(11, "--resume", str(home), *settings(f"run.max_env_steps={steps}"), limit=LIMIT)
+    done = mpirun(13, "--resume", str(home), *settings(f"run.max_env_steps={steps}"), limit=LIMIT)
     assert done.returncode == 1, "the one without an environment fails again"
     tasks = summary(home)["tasks"]
     assert {name for name, task in tasks.items() if not task["ok"]} == {"brittle"}
@@ -297,6 +324,15 @@ def test_each_task_has_a_relay_on_every_host_beside_the_master():
     assert assign_relays(["a", "a", "a", "b", "b"], 2, 0) == ((1, 3), (2, 4))
     assert assign_relays(["a", "b", "a"], 1, 0) == ((2, 1),)
     assert assign_relays(["a"] * 5, 2, 2) == ((1, 3), (2, 4))
+
+
+def test_more_ranks_on_every_host_are_places_for_tasks_that_are_added():
+    assert assign_relays(["a"] * 4, 2, 0) == ((1,), (2,), (3,))
+    assert assign_relays(["a", "a", "a", "b", "b"], 1, 0) == ((1, 3), (2, 4))
+    assert assign_relays(["a"] * 5, 1, 2) == ((1, 3), (2, 4))
+
+
+def test_a_relay_knows_its_task_and_the_ranks_of_its_relays():
     ranks = PoolRanks({"x": "0a", "y": "0b"}, ((1, 3), (2, 4)), (0,))
     assert PoolRanks.from_bytes(ranks.to_bytes()) == ranks
     place = ranks.place(4)
@@ -307,7 +343,7 @@ def test_each_task_has_a_relay_on_every_host_beside_the_master():
     ("machines", "tasks", "relays", "words"),
     [
         ("aa", 2, 0, "-n 3"),
-        ("aaaa", 2, 0, "-n 3"),
+        ("aa", 2, 2, "-n 5"),
         ("aaab", 2, 0, "-n 5 --host a:3,b:2"),
         ("aabbb", 2, 0, "-n 5 --host a:3,b:2"),
         ("aaaa", 2, 2, "-n 5"),
@@ -338,7 +374,23 @@ def test_settings_that_fit_no_ranks_are_refused(texts, words, tmp_path):
     assert words in str(refusal.value)
 
 
+def test_a_task_with_other_relays_than_the_pool_takes_no_place(tmp_path):
+    files = two_tasks(tmp_path, "[pool]\ncollectors = 'cold'\n")
+    plan = new_plan(parse(["--tasks", files[0], *settings(ONE, f"run.dir={tmp_path / 'pool'}")]))
+    relays = TaskRelays(cast(Any, None), plan, ["here"] * 3, "", 0)
+    try:
+        config = load_config(Path(files[1]), plan.overrides)
+        with pytest.raises(ConfigError, match=r"cluster\.relays is 0 in this pool"):
+            relays.add("two", replace(config, cluster=replace(config.cluster, relays=1)))
+        assert relays.free == 1
+        relays.add("two", config)
+        assert relays.run_id("two") == list(relays.ranks.run_ids.values())[1]
+    finally:
+        for run_id in relays.ranks.run_ids.values():
+            unlink_run(run_id)
+
+
 def test_under_mpirun_rank_0_alone_refuses_a_pool(tmp_path):
     arguments = ["--tasks", *two_tasks(tmp_path, ""), *COLD, *settings(ONE, f"run.dir={tmp_path / 'pool'}")]
-    refused(mpirun(4, *arguments), "4 ranks do not fit", "-n 3")
+    refused(mpirun(2, *arguments), "2 ranks do not fit", "-n 3")
     assert not (tmp_path / "pool").exists()

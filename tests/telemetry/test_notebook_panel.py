@@ -13,10 +13,11 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
+from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
-from ddrl.notebook import Panel, _mpirun, _reason, _toml, start, watch
+from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
 from ddrl.plots import sketch
-from ddrl.telemetry import Recorder
+from ddrl.telemetry import Recorder, Run
 
 PATIENCE = 250.0  # [s] for a run to begin or end; less than a test may take
 
@@ -41,6 +42,19 @@ def test_the_panel_shows_a_run_and_stops_by_itself_when_the_run_has_ended(tmp_pa
     assert all(button.disabled for button in panel._buttons)
     assert "application/vnd.jupyter.widget-view+json" in panel._repr_mimebundle_()
     panel.close()
+
+
+def test_the_panel_shows_the_newest_evaluation(tmp_path):
+    config = Config(telemetry=TelemetryConfig(period=1000.0, live=False))
+    (tmp_path / "config.toml").write_text(config_to_toml(config))
+    cluster = FakeCluster()
+    with Recorder(tmp_path, cluster.table, config, clock=lambda: cluster.now) as recorder:
+        for env_steps, mean in ((1000, 120.5), (2000, 195.5)):
+            recorder.record_evaluation(Evaluation(0, env_steps, Returns(mean, 3.0, 20)), updates=100)
+    with Run(tmp_path) as run:
+        shown = panel_html(run)
+    assert "<b>195.5</b>" in shown
+    assert "<b>120.5</b>" not in shown
 
 
 def test_the_panel_of_a_directory_that_is_no_run_says_so_and_a_command_to_it_is_answered_in_words(tmp_path):

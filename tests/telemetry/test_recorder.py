@@ -27,6 +27,9 @@ def test_a_run_is_read_back_as_it_was_recorded(tmp_path):
         assert run.state == "ended"
         assert run.config == CONFIG
     assert np.array_equal(series["tick"], np.arange(len(series)))
+    assert np.array_equal(frames.tick, series["tick"])
+    assert np.array_equal(frames.wall_seconds, series["wall_seconds"])
+    assert np.array_equal(frames.time, series["time"])
     assert len(series) >= 50
     assert series["env_steps"][-1] == np.nansum(cluster.values[cluster.rollouts, COLUMNS.index("env_steps")])
     assert np.array_equal(frames.values[-1], cluster.table(), equal_nan=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WITHDRAW_SECONDS = 8.0  # for all relays to begin, and to take what still travels
 COLLECTIVE_TAG = 1 << 14
+LONGEST = 0.5  # [s] between polls, however long others have been waited for
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Exchange:
 
     def wait(self, requests: Sequence[Any]) -> None:
         """Until all of them have ended, sleeping between polls."""
-        wait(requests, self._guard.poll)
+        wait(requests, self._guard.poll, longest=LONGEST)
         self._receives = [entry for entry in self._receives if entry[0]]
         self._sends = [entry for entry in self._sends if entry[0]]
 

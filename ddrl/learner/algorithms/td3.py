@@ -51,6 +51,7 @@ class TD3:
     Settings = TD3Settings
     parts = ("critic", "actor")
     targets = ("critic", "actor")
+    draws = ("critic",)  # the noise on the target action
     updates = 0
 
     @staticmethod
@@ -91,7 +92,7 @@ class TD3:
             return []
         return [
             Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),
-            Evaluation("q", "critic", (batch.s_tm1, "action"), gradient=True),
+            Evaluation("q", "critic", (batch.s_tm1, "action", 1), gradient=True),  # the first critic
         ]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:

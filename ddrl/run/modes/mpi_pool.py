@@ -1,5 +1,6 @@
 """A pool under mpirun: rank 0 is its master and starts one process a task, as without mpirun; every other rank is a
-relay of one task, on one host, and starts and ends that task's collectors there (`modes/pool_relay.py`).
+relay of one task, on one host, and starts and ends that task's collectors there (`modes/pool_relay.py`). Relays of a
+free place wait for the task that is added.
 
 Rank 0 speaks MPI at the start and at the end alone. It makes each task's board, which tells the task's relay on this
 host that the task stands or has ended."""
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, PoolError
 from ddrl.core.settings import apply_overrides, load_config
 from ddrl.run import cli
 from ddrl.run.failure import report_failure
@@ -66,25 +67,53 @@ class TaskRelays:
         self, world: MPI.Intracomm, plan: PoolPlan, machines: Sequence[str], launcher: str, parent: int
     ) -> None:
         configs = _settings_of(plan)
-        places = assign_relays(machines, len(plan.tasks), _agreed_relays(configs, plan))
+        self._relays = _agreed_relays(configs, plan)
+        places = assign_relays(machines, len(plan.tasks), self._relays)
         self.hosts, self.launcher = len(places[0]), launcher
         for name, config in configs.items():
-            try:
-                local_ranks(config, self.hosts)
-            except ConfigError as error:
-                raise ConfigError(f"task '{name}': {error}") from None
+            self._check(name, config)
         self._world, self._parent = world, parent
         cores = tuple(core for device in plan.parsed_devices() for core in device.cores)
-        self.ranks = PoolRanks({task.name: uuid.uuid4().hex[:8] for task in plan.tasks}, places, cores)
-        self._boards = {name: Board.create(board_name(self.run_id(name), 0)) for name in self.ranks.run_ids}
+        names = [task.name for task in plan.tasks]
+        names += [f"place {number + 1}/{len(places)}" for number in range(len(names), len(places))]
+        self.ranks = PoolRanks({name: uuid.uuid4().hex[:8] for name in names}, places, cores)
+        self._place_of = {task.name: task.name for task in plan.tasks}
+        self._free = names[len(plan.tasks) :]
+        self._boards = {name: Board.create(board_name(run_id, 0)) for name, run_id in self.ranks.run_ids.items()}
+
+    @property
+    def free(self) -> int:
+        """See `Relays`."""
+        return len(self._free)
 
     def run_id(self, task: str) -> str:
         """See `Relays`."""
-        return self.ranks.run_ids[task]
+        return self.ranks.run_ids[self._place_of[task]]
+
+    def add(self, task: str, config: Config) -> None:
+        """See `Relays`."""
+        self._check(task, config)
+        if config.cluster.relays != self._relays:
+            raise ConfigError(f"task '{task}': cluster.relays is {self._relays} in this pool: leave it out")
+        if not self._free:
+            raise PoolError(
+                "no place is free: under mpirun a task has a relay on every host. Start a pool, or go on with this "
+                f"one, with more ranks: {self.hosts} for each task to be added"
+            )
+        self._place_of[task] = self._free.pop(0)
+
+    def _check(self, task: str, config: Config) -> None:
+        try:
+            local_ranks(config, self.hosts)
+        except ConfigError as error:
+            raise ConfigError(f"task '{task}': {error}") from None
 
     def end(self, task: str) -> None:
         """See `Relays`."""
-        board = self._boards[task]
+        self._end(self._place_of[task])
+
+    def _end(self, place: str) -> None:
+        board = self._boards[place]
         if board.command in GOING:  # killed, or broken before it had channels
             board.command = Command.FAIL
             sweep_dead()
@@ -93,13 +122,15 @@ class TaskRelays:
         """See `Relays`. Also lets MPI move on what rank 0 has sent."""
         self._world.Iprobe()
         if is_orphan(self._parent):
-            for task, board in self._boards.items():
-                report_failure(board, self.run_id(task), 0, "mpirun has ended, and with it the relays of the task")
+            for place, board in self._boards.items():
+                report_failure(
+                    board, self.ranks.run_ids[place], 0, "mpirun has ended, and with it the relays of the task"
+                )
 
     def close(self) -> None:
         """End all relays that are left and wait for them."""
-        for task in self._boards:
-            self.end(task)
+        for place in self._boards:
+            self._end(place)
         part(self._world, self._leave_alone)
         self._unlink()
 

@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from ddrl.channels.segment import start_time, sweep_dead
+from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import PoolControl, ask
 from ddrl.pool.deaths import DeathWatch
@@ -76,6 +77,16 @@ class Relays(Protocol):
     hosts: int
     launcher: str  # command that starts as many ranks
 
+    @property
+    def free(self) -> int:
+        """Places for tasks that are added."""
+        ...
+
+    def add(self, task: str, config: Config) -> None:
+        """Give a place to one more task. ConfigError where its settings are not for it, PoolError where none is
+        free."""
+        ...
+
     def run_id(self, task: str) -> str:
         """Of the run of which they are the relays."""
         ...
@@ -118,6 +129,8 @@ class Pool:
     def run(self, interrupts: Interrupts) -> int:
         """Start the tasks and answer them until the last one has ended; the exit status."""
         print(f"pool: {self._plan.directory}   status: python -m ddrl.pool {self._plan.directory}", flush=True)
+        if self._relays is not None and self._relays.free:
+            print(f"pool: {self._relays.free} task(s) more can be added: so many ranks more were started", flush=True)
         for task in self._plan.tasks:
             self._start(task)
         while self._processes:
@@ -275,12 +288,12 @@ class Pool:
         file = command.get("file")
         if not isinstance(file, str):
             raise PoolError(f"a task is added by its file of settings, not by {file!r}")
-        if self._relays is not None:
-            raise PoolError("a pool under mpirun has relays for the tasks that it began with: start another pool")
         if self._ending:
             raise PoolError("the pool was interrupted and is ending: add the task to the one that goes on")
         try:
-            plan = self._plan.with_task(Path(file))
+            plan, config = self._plan.with_task(Path(file))
+            if self._relays is not None:
+                self._relays.add(plan.tasks[-1].name, config)
             self._admit(plan.tasks[-1])
             plan.write()
         except DdrlError as error:

@@ -102,8 +102,8 @@ class PoolPlan:
         path = directory / OWN / "plan.json"
         return read_json(path, cls, RunDirError, f"{directory} is not the directory of a pool: {path} cannot be read")
 
-    def with_task(self, file: Path) -> PoolPlan:
-        """The plan with one more task. ConfigError where its settings are broken, or are not this pool's."""
+    def with_task(self, file: Path) -> tuple[PoolPlan, Config]:
+        """The plan with one more task, and its settings. ConfigError where they are broken, or are not this pool's."""
         configs: dict[str, Config] = {}
         task = _read_task(file, self.overrides, Path(self.directory), configs)
         if task.broken:
@@ -115,7 +115,7 @@ class PoolPlan:
         _refuse_twins([*self.tasks, task])
         plan = replace(self, tasks=(*self.tasks, task))
         remember_trust(Path(self.directory), _foreign_code(plan))
-        return plan
+        return plan, configs[task.name]
 
     def write(self) -> None:
         """Keep it, and make the folder for what the pool writes."""
