@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pool.hindsight import hindsight_cost
+from benchmarks.pool.hindsight import hindsight
 from ddrl.core import plugins
 from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
 from ddrl.pool.policies.fair import Fair
@@ -234,7 +234,7 @@ def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
                 )
                 warmth, predicted = outcome.all_warmth, outcome.warmth
                 best, best_of_all = (
-                    hindsight_cost(list(outcome.rounds.values()), settings, first) for first in (learned, 0)
+                    hindsight(list(outcome.rounds.values()), settings, first) for first in (learned, 0)
                 )
                 counted = predicted if start == "predicted" and predicted.collectors else warmth
                 rows.append(
@@ -247,10 +247,12 @@ def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
                         "idle_share": counted.idle_seconds / counted.collectors / ROUND_SECONDS,
                         "late_share": counted.late_seconds / counted.collectors / ROUND_SECONDS,
                         "cost": warmth.cost(settings) / warmth.collectors,
-                        "of_optimum": warmth.cost(settings) / warmth.collectors / best,
+                        "of_optimum": warmth.cost(settings) / warmth.collectors / best.cost,
+                        "idle_share_of_optimum": best.idle / ROUND_SECONDS,
+                        "least_idle_share": best.least_idle / ROUND_SECONDS,
                         "of_optimum_all_rounds": everything.all_warmth.cost(settings)
                         / everything.all_warmth.collectors
-                        / best_of_all,
+                        / best_of_all.cost,
                         "absent_share": counted.absent_seconds / counted.collectors / ROUND_SECONDS,
                         "corrections": predicted.corrections,
                         "late_corrections": predicted.late_corrections,

@@ -15,9 +15,9 @@ From a task's own history, in this order:
      data, X = D - L with D = data sent to parameters arrived and L = start-up seconds, which leaves out how long the
      round took until then; but a start-up longer than D must begin before the data are sent, so u counts from the
      parameters' arrival, X = I - L with I = parameters to next parameters; and one longer than a round counts from an
-     earlier round's parameters. A start that would have to come before what it counts from is none. Of the others that
-     are cheaper than staying alive (cost c_idle D), by more than a standard error of the mean gain over the kept
-     rounds, each worker gets what would have cost least; else it stays alive;
+     earlier round's data or parameters. A start that would have to come before what it counts from is none. Of the
+     others that are cheaper than staying alive (cost c_idle D), by more than a standard error of the mean gain over the
+     kept rounds, each worker gets what would have cost least; else it stays alive;
   5. warm-up time per worker: the median of L. A collector that stayed alive tells no L: its round gets the median of
      those that are known, the longest while these are fewer than 5. The first start of all, slower than later ones,
      counts only until there is another.
@@ -27,8 +27,9 @@ Its times are plans: a start that counts from the data is moved by `correct` onc
 correction, as a late one where the planned time had passed by then.
 
 A history that is not stable gives no instruction: the collector stays alive. Departures from the plain rule: a round
-counts as an outlier only if it is also off by more than 1 % of the median (equal rounds have MAD 0), and the outliers
-that show a level shift are kept, being the first rounds of the new level."""
+counts as an outlier only if it is also off by more than 5 % of the median (equal rounds have MAD 0, and the MAD of a
+few rounds says little: it drops short rounds, which are those that make collectors late), and the outliers that show a
+level shift are kept, being the first rounds of the new level."""
 
 from __future__ import annotations
 
@@ -44,6 +45,7 @@ from numpy.typing import NDArray
 from ddrl.core.fields import setting
 
 _CLEAR = 1.0  # standard errors of the mean by which a start must be cheaper than staying alive
+_EARLIER = 0.7  # of the cost of a later instruction: dearer ones are not issued earlier
 MAD_TO_STD = 1.4826  # of a normal distribution
 
 
@@ -56,7 +58,7 @@ class PrewarmSettings:
     min_kept: int = setting(5, "rounds", "Rounds without outliers below which nothing is predicted.", ge=4)
     max_variation: float = setting(0.1, "", "Largest std / mean of the rounds from which a start is predicted.", gt=0)
     outlier_deviations: float = setting(3.0, "deviations", "Distance from the median that makes an outlier.", gt=0)
-    min_deviation: float = setting(0.01, "", "Share of the median below which a distance makes no outlier.", ge=0)
+    min_deviation: float = setting(0.05, "", "Share of the median below which a distance makes no outlier.", ge=0)
     shift_outliers: int = setting(3, "rounds", "Successive outliers that show a new level.", ge=1)
     idle_cost: float = setting(1.0, "", "Cost of a second in which a ready collector has no parameters.", gt=0)
     delay_cost: float = setting(49.0, "", "Cost of a second in which parameters wait for their collector.", gt=0)
@@ -132,18 +134,20 @@ class History:
 class Anchor(Enum):
     """What a start counts from."""
 
-    SENT = "sent"  # the worker's data of the round before
+    SENT = "sent"  # the worker's data of a round before
     BEGIN = "begin"  # the arrival of parameters
     ALIVE = "alive"  # nothing: the collector does not end
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One worker's next start: `after` [s] from the anchor; cost: what it would have cost a round on average."""
+    """One worker's next start: `after` [s] from the anchor, which is of `back` rounds before its own; cost: what it
+    would have cost a round on average."""
 
     anchor: Anchor
     after: float
     cost: float
+    back: int = 1
 
 
 @dataclass(frozen=True)
@@ -188,13 +192,17 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
     numbers = np.array([round.number for round in kept])
     last = np.arange(ahead - 1, len(kept))
     last = last[numbers[last] - numbers[last - ahead + 1] == ahead - 1]  # rounds whose predecessors were kept too
-    from_begin = end[last] - begin[last - ahead + 1] - startup[last]
+    first = last - ahead + 1
+    latest = [(Anchor.SENT, 1, np.arange(len(kept)), end - sent - startup)]
+    if ahead > 1:
+        latest.append((Anchor.SENT, ahead, last, end[last] - sent[first] - startup[last]))
+    latest.append((Anchor.BEGIN, ahead, last, end[last] - begin[first] - startup[last]))
     return Forecast(
         ahead,
         iteration=float(np.median([round.seconds for round in kept])),
         plans=tuple(
-            _plan(waits, waits - starts, latest, last, history.settings)
-            for waits, starts, latest in zip((end - sent).T, startup.T, from_begin.T, strict=True)
+            _plan(waits, [(anchor, back, of, times[:, worker]) for anchor, back, of, times in latest], history.settings)
+            for worker, waits in enumerate((end - sent).T)
         ),
         sent=_medians(sent - begin),
         startup=_medians(startup),
@@ -202,10 +210,16 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
 
 
 def best_ahead(history: History) -> int:
-    """How many rounds before its own a round's instruction is best issued, at most `max_ahead`; 1 where none is."""
-    forecasts = [forecast(history, ahead) for ahead in range(1, history.settings.max_ahead + 1)]
-    known = [found for found in forecasts if found is not None]
-    return min(known, key=lambda found: (found.cost, found.ahead)).ahead if known else 1
+    """How many rounds before its own a round's instruction is best issued, at most `max_ahead`; 1 where none is.
+
+    The cheapest of several estimates is estimated too low, the more so the fewer rounds tell it: issuing a round
+    earlier must be clearly cheaper."""
+    best: Forecast | None = None
+    for ahead in range(1, history.settings.max_ahead + 1):
+        found = forecast(history, ahead)
+        if found is not None and (best is None or found.cost < _EARLIER * best.cost):
+            best = found
+    return 1 if best is None else best.ahead
 
 
 def instruct(task: str, round: int, begin: Sequence[float], history: History, ahead: int = 1) -> Instruction | None:
@@ -218,18 +232,18 @@ def instruct(task: str, round: int, begin: Sequence[float], history: History, ah
     start: list[float] = []
     for arrival, plan, sent in zip(begin, known.plans, known.sent, strict=True):
         if plan.anchor is Anchor.SENT:
-            start.append(arrival + (ahead - 1) * known.iteration + sent + plan.after)
+            start.append(arrival + (ahead - plan.back) * known.iteration + sent + plan.after)
         else:
             start.append(arrival + plan.after if plan.anchor is Anchor.BEGIN else math.nan)
     return Instruction(task, round, tuple(start), known)
 
 
-def correct(instruction: Instruction, worker: int, sent: float) -> float | None:
-    """The worker's start time once its data of the round before are sent; never before they are.
+def correct(instruction: Instruction, worker: int, round: int, sent: float) -> float | None:
+    """The worker's start time once its data of `round` are sent; never before they are.
 
-    None: the start does not count from the data. One that does must not happen before this is called."""
+    None: the start does not count from these data. One that does must not happen before this is called."""
     plan = instruction.forecast.plans[worker]
-    return sent + plan.after if plan.anchor is Anchor.SENT else None
+    return sent + plan.after if plan.anchor is Anchor.SENT and round == instruction.round - plan.back else None
 
 
 @dataclass
@@ -286,21 +300,19 @@ def _filled(startup: NDArray[np.float64], first: float, enough: int) -> NDArray[
 
 def _plan(
     waits: NDArray[np.float64],
-    from_sent: NDArray[np.float64],
-    from_begin: NDArray[np.float64],
-    last: NDArray[np.int64],
+    latest: Sequence[tuple[Anchor, int, NDArray[np.int64], NDArray[np.float64]]],
     settings: PrewarmSettings,
 ) -> Plan:
-    """The cheapest plan of one worker; waits: D, from_sent: D - L, by kept round; from_begin: I - L, of those rounds
-    that `last` names [s]."""
+    """The cheapest plan of one worker; waits: D, by kept round; latest: by anchor (of so many rounds back) the kept
+    rounds that tell it, and their latest starts in time X [s]."""
     alive = settings.idle_cost * waits
     plans = [Plan(Anchor.ALIVE, math.nan, float(np.mean(alive)))]
-    for anchor, latest, stays in ((Anchor.SENT, from_sent, alive), (Anchor.BEGIN, from_begin, alive[last])):
-        if len(latest) >= settings.min_kept:
-            after, costs = _timed(latest, settings)
-            gains = stays - costs
+    for anchor, back, rounds, times in latest:
+        if len(times) >= settings.min_kept:
+            after, costs = _timed(times, settings)
+            gains = alive[rounds] - costs
             if after >= 0 and np.mean(gains) > _CLEAR * np.std(gains, ddof=1) / math.sqrt(len(gains)):
-                plans.append(Plan(anchor, after, float(np.mean(costs))))
+                plans.append(Plan(anchor, after, float(np.mean(costs)), back))
     return min(plans, key=lambda plan: plan.cost)
 
 

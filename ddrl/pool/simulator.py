@@ -239,13 +239,13 @@ class Simulator:
             self._ask(task, now)
 
     def _correct(self, task: _Task, now: float, worker: int) -> None:
-        instruction = task.instructions.get(task.round + 1)
-        start = None if instruction is None else prewarm.correct(instruction, worker, now)
-        if start is not None:
-            starts = task.starts[task.round + 1]
-            self.outcome.warmth.corrections += not math.isclose(start, starts[worker], abs_tol=1e-9)
-            self.outcome.warmth.late_corrections += starts[worker] < now
-            starts[worker] = start
+        for target, instruction in task.instructions.items():
+            start = prewarm.correct(instruction, worker, task.round, now)
+            if start is not None:
+                starts = task.starts[target]
+                self.outcome.warmth.corrections += not math.isclose(start, starts[worker], abs_tol=1e-9)
+                self.outcome.warmth.late_corrections += starts[worker] < now
+                starts[worker] = start
 
     def _ask(self, task: _Task, now: float) -> None:
         task.asked = now

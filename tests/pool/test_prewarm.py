@@ -142,10 +142,40 @@ def test_an_instruction_names_task_round_and_a_start_for_each_worker():
 def test_a_start_counts_from_the_data_where_it_can_and_from_the_parameters_where_it_must():
     steady = instruct("a", 9, (100.0,), history_of(rounds_of([5.0] * 8)))
     assert steady.start == pytest.approx((104.0,))
-    assert correct(steady, 0, 103.0) == pytest.approx(105.0)  # the data came a second later than planned
+    assert correct(steady, 0, 8, 103.0) == pytest.approx(105.0)  # the data came a second later than planned
     slow = instruct("a", 9, (100.0,), history_of(rounds_of([5.0] * 8, startup=4.0)))  # longer than the 3 s after them
     assert slow.start == pytest.approx((101.0,))
-    assert correct(slow, 0, 102.0) is None
+    assert correct(slow, 0, 8, 102.0) is None
+
+
+def test_a_start_up_as_long_as_a_round_counts_from_the_data_before_where_collecting_is_what_varies():
+    generator, rounds, now = np.random.default_rng(5), [], 0.0
+    for number in range(60):
+        sent = now + generator.normal(4.0, 0.2)
+        rounds.append(Round(number, (now,), (sent,), (sent + 1.0,), (5.0,)))
+        now = sent + 1.0
+    history = history_of(rounds)
+    assert best_ahead(history) == 2
+    instruction = instruct("slow", 62, (now,), history, ahead=2)
+    (plan,) = instruction.forecast.plans
+    assert (plan.anchor, plan.back) == (Anchor.SENT, 2)
+    assert correct(instruction, 0, 61, now + 9.0) is None
+    assert correct(instruction, 0, 60, now + 4.5) == pytest.approx(now + 4.5 + plan.after)
+    planned = now + instruction.forecast.sent[0] + plan.after
+    assert instruction.start == pytest.approx((planned,))
+
+
+def test_an_instruction_is_issued_earlier_only_where_that_is_clearly_cheaper():
+    """Rounds that say nothing of each other: none of those before the last tells more than it does."""
+    generator = np.random.default_rng(8)
+    counts = [best_ahead(history_of(rounds_of(generator.normal(5.0, 0.1, 20)))) for _ in range(60)]
+    assert counts.count(1) >= 58  # 52 where the cheapest estimate wins
+
+
+def test_a_short_round_among_a_few_equal_ones_counts():
+    seconds = [5.0, 5.0, 5.01, 4.99, 5.0, 4.8, 5.0]  # 3 x 1.4826 x MAD is 0.03 s
+    assert len(history_of(rounds_of(seconds)).kept) == 6
+    assert len(history_of(rounds_of([*seconds, 4.7])).kept) == 6
 
 
 def test_a_start_up_longer_than_a_round_begins_rounds_before():

@@ -373,14 +373,23 @@ def test_a_start_that_counts_from_the_data_waits_for_them_and_moves_with_them():
     schedule.order(Order(1, (Plan(at=10.0, after=2.0), Plan(at=11.0))))
     assert schedule.next_time(unsent) == 11.0
     assert schedule.due(10.5, unsent) == []
-    corrected = schedule.sent(0, 0, at=10.6, now=10.7)
-    assert corrected is not None
+    (corrected,) = schedule.sent(0, 0, at=10.6, now=10.7)
     assert corrected.late
     assert schedule.next_time(set()) == 11.0
     assert schedule.due(12.0, set()) == [(1, 1)]
     assert schedule.next_time(set()) == pytest.approx(12.6)
     assert schedule.due(12.7, set()) == [(1, 0)]
     assert schedule.due(99.0, set()) == []
+
+
+def test_a_start_can_count_from_data_of_several_rounds_before():
+    schedule = Schedule()
+    schedule.order(Order(2, (Plan(at=20.0, after=6.0, back=2), Plan(at=21.0, after=1.0))))
+    assert schedule.due(99.0, {(0, 0), (1, 1)}) == []
+    assert schedule.sent(1, 0, at=15.0, now=15.0) == []
+    (corrected,) = schedule.sent(0, 0, at=10.5, now=10.5)
+    assert (corrected.round, corrected.worker, corrected.late) == (2, 0, False)
+    assert schedule.next_time({(1, 0), (1, 1)}) == pytest.approx(16.5)
 
 
 def test_what_was_planned_for_a_round_is_void_once_its_parameters_are_there():

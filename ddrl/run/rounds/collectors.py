@@ -117,7 +117,7 @@ class Collectors:
         for plan, start in zip(instruction.forecast.plans, instruction.start, strict=True):
             counts_from_data = plan.anchor is prewarm.Anchor.SENT
             stays = math.isnan(start)
-            plans.append(Plan(stays, None if stays else start, plan.after if counts_from_data else None))
+            plans.append(Plan(stays, None if stays else start, plan.after if counts_from_data else None, plan.back))
         self._order(instruction.round, plans)
 
     def _order(self, round: int, plans: Sequence[Plan]) -> None:

@@ -16,7 +16,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
     stays: bool = False  # the collector of the round before goes on; else it ends
     at: float | None = None  # planned time
-    after: float | None = None  # the time moves to so many seconds after the worker's data of the round before
+    after: float | None = None  # the time moves to so many seconds after the worker's data ...
+    back: int = 1  # ... of so many rounds before
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):

@@ -66,24 +66,20 @@ class Schedule:
         order = self._orders.get(round)
         return None if order is None else order.plans[worker]
 
-    def sent(self, round: int, worker: int, at: float, now: float) -> Corrected | None:
-        """The worker's data of the round were sent: a start of the next one that counts from them moves."""
-        plan = self.plan(round + 1, worker)
-        planned = self._times.get((round + 1, worker))
-        if plan is None or plan.after is None or planned is None:
-            return None
-        self._times[round + 1, worker] = at + plan.after
-        return Corrected(round + 1, worker, late=planned < now)
+    def sent(self, round: int, worker: int, at: float, now: float) -> list[Corrected]:
+        """The worker's data of the round were sent: starts of later ones that count from them move."""
+        moved: list[Corrected] = []
+        for (later, of), planned in self._times.items():
+            plan = self._orders[later].plans[of]
+            if of == worker and plan.after is not None and later - plan.back == round:
+                self._times[later, of] = at + plan.after
+                moved.append(Corrected(later, worker, late=planned < now))
+        return moved
 
     def begin(self, begin: Begin) -> None:
         """The round has its parameters: what was planned for it and for rounds before is void."""
         self._orders = {round: order for round, order in self._orders.items() if round >= begin.round}
         self._times = {key: at for key, at in self._times.items() if key[0] > begin.round}
-
-    def waits_for_data(self, round: int, worker: int) -> bool:
-        """Whether the start counts from data that are not sent yet."""
-        plan = self.plan(round, worker)
-        return plan is not None and plan.after is not None
 
     def due(self, now: float, unsent: set[tuple[int, int]]) -> list[tuple[int, int]]:
         """(round, worker) whose time has come, no longer planned. unsent: (round, worker) that still collect; a start
@@ -99,7 +95,8 @@ class Schedule:
 
     def _held(self, key: tuple[int, int], unsent: set[tuple[int, int]]) -> bool:
         round, worker = key
-        return (round - 1, worker) in unsent and self.waits_for_data(round, worker)
+        plan = self._orders[round].plans[worker]
+        return plan.after is not None and (round - plan.back, worker) in unsent
 
 
 class Starter:
@@ -157,8 +154,7 @@ class Starter:
             if (process.worker, process.round) == (sent.worker, sent.round):
                 process.has_sent = True
                 self._advance(process)
-        corrected = self._schedule.sent(sent.round, sent.worker, sent.sent, time.monotonic())
-        if corrected is not None:
+        for corrected in self._schedule.sent(sent.round, sent.worker, sent.sent, time.monotonic()):
             self._say(corrected)
         self._say(sent)
 
