@@ -38,6 +38,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "ranks": (*_LEARNING, "ddrl/distribution"),
     "replay": ("ddrl/kernel/replay", "ddrl/replay"),
     "rollout": ("ddrl/acting", "ddrl/channels", "ddrl/envs", "ddrl/rollout"),
+    "space": _LEARNING,  # space_invaders
     "td3": _LEARNING,
     "telemetry": ("ddrl/telemetry", "ddrl/core/metrics.py"),
 }

@@ -215,7 +215,7 @@ _NAMED = {
             "shrink = (norm / self._max_grad_norm).clamp_(min=1.0, max=1.0)",
         ),
     ),
-    "learner/passes.py": (
+    "learner/layers.py": (
         (
             "relu has no derivative",
             "relu_backward(slope_below, below, 0, grad_input=slope_below)",

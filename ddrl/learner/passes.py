@@ -11,7 +11,6 @@ chosen by `make_passes`:
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
@@ -19,17 +18,16 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
-from ddrl._kernel import LinearLayers
 from ddrl.core.errors import NetworkError
 from ddrl.learner import devices
 from ddrl.learner.actor_critic import Actor, Critics
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.batches import rows_of
+from ddrl.learner.layers import Layer, Layers, Step, gemm_of_torch, make_layers
 from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part
 from ddrl.learner.stacks import Stack
 
-relu_backward = torch.ops.aten.threshold_backward.grad_input  # one operation; a product with `below > 0` is three
 PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)  # draw nothing
 
 
@@ -117,68 +115,18 @@ class AutogradPasses:
         """What computes the module's layers, where that is not the module itself."""
         key = evaluation.part, evaluation.target
         if key not in self._stacks:
-            learn = evaluation.part == self._name and not evaluation.target
-            fits = self._gemm and isinstance(module, (Actor, Critics)) and not _has_hooks(module)
-            self._stacks[key] = Stack(module.layers(), self._gemm, learn=learn) if fits else None
+            self._stacks[key] = None
+            if self._gemm and isinstance(module, (Actor, Critics)) and not _has_hooks(module):
+                learn = evaluation.part == self._name and not evaluation.target
+                self._stacks[key] = Stack(module.layers(), self._gemm, learn=learn)
         return self._stacks[key]
-
-
-class _Layer(NamedTuple):
-    """One product of a forward pass; all are views that stay in place."""
-
-    bias: torch.Tensor | None
-    below: torch.Tensor
-    weight: torch.Tensor
-    out: torch.Tensor
-    relu: bool = False
-
-
-class _Step(NamedTuple):
-    """One layer of the backward pass; all are views that stay in place."""
-
-    slope: torch.Tensor  # by the layer's output; made by the step before
-    below: torch.Tensor | None  # None: the head's fixed map, without gradients
-    weight: torch.Tensor
-    weight_gradient: torch.Tensor | None = None
-    bias_gradient: torch.Tensor | None = None
-    slope_below: torch.Tensor | None = None  # None: the first layer
-
-
-class _TorchLayers:
-    """What `_kernel.LinearLayers` does, by torch: for devices, and where torch has no BLAS that the kernel can call."""
-
-    def __init__(self, layers: Sequence[_Layer], steps: Sequence[_Step]) -> None:
-        self._layers, self._steps = layers, steps
-
-    @torch.inference_mode()  # the cheapest
-    def forward(self) -> None:
-        """Every layer's `out`."""
-        for bias, below, weight, out, relu in self._layers:
-            if bias is None:
-                torch.mm(below, weight.t(), out=out)
-            else:
-                torch.addmm(bias, below, weight.t(), out=out)
-            if relu:
-                out.relu_()
-
-    @torch.inference_mode()
-    def backward(self) -> None:
-        """Gradients from the first step's slope."""
-        for slope, below, weight, weight_gradient, bias_gradient, slope_below in self._steps:
-            if below is not None:
-                torch.mm(slope.t(), below, out=weight_gradient)
-                torch.sum(slope, 0, out=bias_gradient)
-            if slope_below is not None:
-                torch.mm(slope, weight, out=slope_below)
-                if below is not None:
-                    relu_backward(slope_below, below, 0, grad_input=slope_below)
 
 
 class _Program(NamedTuple):
     """The operations of one arrangement of evaluations at one size, in buffers of their own."""
 
     inputs: list[torch.Tensor]  # by slot
-    layers: _TorchLayers | LinearLayers
+    layers: Layers
     rows: torch.Tensor  # the heads' outputs
     values: torch.Tensor  # Q of all rows
     outputs: dict[str, torch.Tensor]
@@ -288,16 +236,16 @@ class MLPPasses:
         total, width = sum(end - begin for begin, end in spans) * size, len(self._online[-1][0])
         rows, actions = fresh(total, width), len(self._mixing)
         values = fresh((total, actions) if self._atoms == 1 else (total, actions, self._atoms))
-        chains, outputs, row = list[list[_Layer]](), dict[str, torch.Tensor](), 0
+        chains, outputs, row = list[list[Layer]](), dict[str, torch.Tensor](), 0
         for copy, tensors in ((False, self._online), (True, self._target)):
             begin, end = spans[copy]
             if begin == end:
                 continue
-            below, chain = inputs[begin * size : end * size], list[_Layer]()
+            below, chain = inputs[begin * size : end * size], list[Layer]()
             for place_of_layer, (weight, bias) in enumerate(tensors, 1):
                 last = place_of_layer == len(tensors)
                 out = rows[row : row + len(below)] if last else fresh(len(below), len(weight))
-                chain.append(_Layer(bias, below, weight, out, relu=not last))
+                chain.append(Layer(bias, below, weight, out, relu=not last))
                 below = out
             chains.append(chain)
             for name, slot, target, _ in key:
@@ -307,35 +255,19 @@ class MLPPasses:
             row += len(below)
         layers = [layer for chain in chains for layer in chain]
         slope, slope_rows = fresh(size, actions), fresh(size, width)
-        steps: list[_Step] = []
+        steps: list[Step] = []
         if self._atoms == 1:
-            layers.append(_Layer(None, rows, self._mixing, values))
-            steps.append(_Step(slope, None, self._mixing, slope_below=slope_rows))
+            layers.append(Layer(None, rows, self._mixing, values))
+            steps.append(Step(slope, None, self._mixing, slope_below=slope_rows))
         above = slope_rows
         for layer in range(len(self._online) - 1, -1, -1):
             below, weight = chains[0][layer].below[:size], self._online[layer][0]
             slope_below = fresh(size, weight.shape[1]) if layer else None
-            steps.append(_Step(above, below, weight, *self._gradients[layer], slope_below))
+            steps.append(Step(above, below, weight, *self._gradients[layer], slope_below))
             above = above if slope_below is None else slope_below
         ordered = [inputs[place[slot] * size : (place[slot] + 1) * size] for slot in range(len(order))]
-        passes = _TorchLayers(layers, steps)
-        if self._gemm and size:
-            passes = LinearLayers(
-                self._gemm, *([tuple(map(_array, each)) for each in some] for some in (layers, steps))
-            )
+        passes = make_layers(layers, steps, self._gemm if size else 0)
         return _Program(ordered, passes, rows, values, outputs, differentiated, slope, slope_rows)
-
-
-def gemm_of_torch() -> int:
-    """The address of sgemm in the BLAS library that torch itself calls; 0 where it shows none."""
-    try:
-        return ctypes.cast(ctypes.CDLL(torch._C.__file__).sgemm_, ctypes.c_void_p).value or 0
-    except (AttributeError, OSError):
-        return 0
-
-
-def _array(given: torch.Tensor | bool | None) -> Any:
-    return given.detach().numpy() if isinstance(given, torch.Tensor) else given
 
 
 def draws_nothing(module: nn.Module) -> bool:

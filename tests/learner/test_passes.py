@@ -13,8 +13,9 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import devices, make_network
 from ddrl.learner.algorithm import Evaluation, Loss
+from ddrl.learner.layers import gemm_of_torch
 from ddrl.learner.part import Part
-from ddrl.learner.passes import AutogradPasses, MLPPasses, gemm_of_torch, make_passes
+from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch, values
 from tests.learner.learner_user_networks import Normalized, Plain
 

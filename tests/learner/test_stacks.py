@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddrl.learner import devices
-from ddrl.learner.passes import gemm_of_torch
+from ddrl.learner.layers import gemm_of_torch
 from ddrl.learner.stacks import Stack
 from tests.learner.continuous_cases import BOX, learner_of, random_batch
 

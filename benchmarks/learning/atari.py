@@ -1,11 +1,11 @@
-"""ALE/Pong-v5: frames per second while the Nature network learns, and the rise of the return on a bounded run of a
-network that fits a CPU."""
+"""Atari games (tasks pong and space_invaders): frames per second while the Nature network learns, and the rise of the
+return on a bounded run of a network that fits a CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import RESULTS, arguments, print_table, save
 from benchmarks.learning.solving import run_ddrl
 
 FRAME_SKIP = 4  # frames per environment step
@@ -22,6 +22,7 @@ SMALL = [
 
 def main() -> None:
     parser = arguments("pong", __doc__.splitlines()[0])
+    parser.add_argument("--task", default="pong", choices=("pong", "space_invaders"), help="which game (%(default)s)")
     parser.add_argument("--seconds", type=float, help="run.max_seconds of the bounded run (900; --short: 60)")
     parser.add_argument(
         "--speed-seconds", type=float, help="run.max_seconds of the Nature network's run (120; --short: 45)"
@@ -30,12 +31,14 @@ def main() -> None:
         "--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="of the bounded run"
     )
     options = parser.parse_args()
-    speed = played(options.speed_seconds or (45 if options.short else 120), ["evaluation.period=0"], episodes=1)
+    path = RESULTS / f"{options.task}.json" if options.json == parser.get_default("json") else options.json
+    seconds, rising = options.speed_seconds or (45 if options.short else 120), [*SMALL, *options.overrides]
+    speed = played(options.task, seconds, ["evaluation.period=0"], episodes=1)
     print(
         f"nature_cnn: {speed['frames_per_s']:.0f} frames/s and {speed['updates_per_s']:.0f} updates/s while it learns",
         flush=True,
     )
-    rise = played(options.seconds or (60 if options.short else 900), [*SMALL, *options.overrides], episodes=10)
+    rise = played(options.task, options.seconds or (60 if options.short else 900), rising, episodes=10)
     rows = [
         [f"{point['env_steps']:.0f}", f"{point['wall_seconds']:.0f}", f"{point['mean']:.1f}"]
         for point in rise["evaluations"]
@@ -50,15 +53,15 @@ def main() -> None:
         f"small_cnn: {rise['frames_per_s']:.0f} frames/s, {rise['updates_per_s']:.0f} updates/s; the best evaluation "
         f"is {rise['rise']:.1f} above the first; the saved policy: {rise['confirmed_mean']:.1f} over 10 episodes"
     )
-    save(options.json, {"nature_cnn": speed, "small_cnn": rise, "small_cnn_settings": [*SMALL, *options.overrides]})
+    save(path, {"nature_cnn": speed, "small_cnn": rise, "small_cnn_settings": rising})
 
 
-def played(seconds: float, overrides: list[str], *, episodes: int) -> dict[str, Any]:
-    """A run of the task for `seconds`, with its rates."""
+def played(task: str, seconds: float, overrides: list[str], *, episodes: int) -> dict[str, Any]:
+    """A run of `task` for `seconds`, with its rates."""
     run = run_ddrl(
-        "pong",
+        task,
         1,
-        18.0,
+        float("inf"),
         [f"run.max_seconds={seconds}", "run.checkpoint_period=0", *overrides],
         episodes=episodes,
         curve=True,
