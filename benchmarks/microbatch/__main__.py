@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ SEEN, UNSEEN = ("static", "drifting", "bursty", "periodic", "lasting"), ("capped
 NODES = (4, 10, 32, 64)  # all unseen
 FILTERS = ("ema", "last_value", "controller", "affine")
 PLAIN = ("equal", "static", *FILTERS, "clairvoyant")
+FIRST_ITERATIONS = 20  # in which a sizer learns the speeds
 SKIP = 20  # iterations at the beginning that do not count
 WEIGHTS = (
     (1.0, 0.0, 0.0, 0.0),
@@ -150,6 +152,20 @@ def ablation(clusters: int, iterations: int, kind: str) -> dict[str, Any]:
     return {"seeds": both, "regret": {name: interval(one) for name, one in values.items()}, "loses": loses}
 
 
+def information(clusters: int) -> dict[str, Any]:
+    """What speeds from model information are worth: regret over the first iterations of static clusters, with
+    them (10 % off) and where all nodes count as alike (p = 1)."""
+    found: dict[str, dict[str, list[np.ndarray]]] = {}
+    for nodes in NODES:
+        scenario = make_scenario("static", clusters // len(NODES), nodes, FIRST_ITERATIONS, 77)
+        blank = replace(scenario, cluster=replace(scenario.cluster, speed=np.ones_like(scenario.cluster.speed)))
+        causal = run("causal", scenario)
+        for name in ("static", "ema", "affine", "ddqn"):
+            for label, one in (("informed", scenario), ("p = 1", blank)):
+                found.setdefault(name, {}).setdefault(label, []).append(regret(run(name, one), causal))
+    return {name: {label: interval(np.concatenate(one)) for label, one in row.items()} for name, row in found.items()}
+
+
 def recovery(clusters: int, agents: list[Path]) -> dict[str, Any]:
     """Iterations after one of 8 nodes became four times slower until its size is within 5 % (and one sample) of the
     causal oracle's settled one; quartiles over clusters."""
@@ -262,7 +278,8 @@ def main() -> None:
         with ProcessPoolExecutor(options.processes) as pool:
             kinds = (*SEEN, *UNSEEN)
             rows = dict(zip(kinds, pool.map(partial(ablation, clusters, iterations), kinds), strict=True))
-        save(options.json.with_stem(f"{options.json.stem}_ablations"), {"clusters": clusters, "kinds": rows})
+        found = {"clusters": clusters, "kinds": rows, "information": information(clusters)}
+        save(options.json.with_stem(f"{options.json.stem}_ablations"), found)
         return
     found = {
         "clusters": clusters,

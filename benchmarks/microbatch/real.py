@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
+from benchmarks.microbatch.work import exponential_times, fit
 from ddrl.balance.collection import expected_first_of
 from ddrl.balance.sizes import balanced_sizes
 
 ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 SHARES = [0.4, 0.4, 0.4, 0.1]
 HIDDEN = [512, 512]
-MEAN = 0.12  # [s] of the exponential times
+MEAN = 0.4  # [s] of the exponential times
 PORT = 29517
 
 
@@ -54,18 +55,6 @@ def ddp(rows: int, iterations: int) -> list[float]:
     return json.loads(printed[0].splitlines()[-1])
 
 
-def fit(trace: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Overhead [s] and speed [samples/s] of each node, by least squares of its times on its sizes."""
-    rows = [row for row in trace if row["phase"] == "calibration"]
-    sizes, seconds = np.array([row["sizes"] for row in rows], float), np.array([row["nodes"] for row in rows])
-    overhead, speed = [], []
-    for node in range(sizes.shape[1]):
-        slope, start = np.polyfit(sizes[:, node], seconds[:, node], 1)
-        overhead.append(max(start, 0.0))
-        speed.append(1.0 / slope)
-    return np.array(overhead), np.array(speed)
-
-
 def of_phase(trace: list[dict[str, Any]], phase: str) -> list[float]:
     return [row["seconds"] for row in trace if row["phase"] == phase]
 
@@ -74,21 +63,13 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
     """One of four nodes at a quarter of the others' processor; then another one. `rows` a batch."""
     plan = {"calibration": 24, "blocks": 2 if short else 4, "length": 8, "switch": True}
     trace = ranks(5, "unequal", rows=rows, hidden=HIDDEN, shares=SHARES, **plan)
-    overhead, speed = fit(trace)
+    overhead, speed, jitter = fit([row for row in trace if row["phase"] == "calibration"])
     total, nodes = rows, len(SHARES)
     lower, upper = np.ones(nodes, np.int64), np.full(nodes, total)
     best = balanced_sizes(total, overhead, speed, lower, upper)
     equal_time = float((overhead + total / nodes / speed).max())
     best_time = float((overhead + best / speed).max())
-    equal, affine, ddqn = (of_phase(trace, name) for name in ("equal", "affine", "ddqn"))
-    residual = np.concatenate(
-        [
-            np.array(row["nodes"]) / (overhead + np.array(row["sizes"]) / speed)
-            for row in trace
-            if row["phase"] == "calibration"
-        ]
-    )
-    jitter = float(np.log(residual).std())
+    equal, affine, ddqn = (of_phase(trace, name) for name in ("equal", "affine, jitter known", "ddqn, jitter known"))
     simulated = simulate(overhead, speed, jitter, best, total)
     speed_up, allowed = statistics.median(equal) / statistics.median(affine), equal_time / best_time
     switched = [row["sizes"] for row in trace if row["phase"] == "switched"]
@@ -105,6 +86,7 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
         "equal_s": Timing.of(equal),
         "affine_s": Timing.of(affine),
         "ddqn_s": Timing.of(ddqn),
+        "default_jitter_s": {name: Timing.of(of_phase(trace, name)) for name in ("affine", "ddqn")},
         "ddp_equal_s": Timing.of(others),
         "speed_up": speed_up,
         "speed_up_allowed": allowed,
@@ -117,7 +99,7 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
             "equal": simulated["equal"] / statistics.mean(equal),
             "affine": simulated["affine"] / statistics.mean(affine),
         },
-        "sizes": [row["sizes"] for row in trace if row["phase"] == "affine"][-1],
+        "sizes": [row["sizes"] for row in trace if row["phase"] == "affine, jitter known"][-1],
         "switched": {"seconds": seconds, "sizes": switched, "iterations_until_within_5_percent": back},
     }
 
@@ -125,6 +107,7 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
 def rhythm(short: bool) -> dict[str, Any]:
     """One of four equal nodes is slowed to a third for 5 of every 17 iterations: the filter beside the DDQN."""
     plan = {"slowed": 0.15, "slow_for": 5, "fast_for": 12, "settling": 5, "rhythms": 3, "blocks": 1 if short else 3}
+    plan["jitter"] = 0.2  # about what quotas make of times
     shares = [0.45] * 4
     found = ranks(5, "rhythm", rows=1024, hidden=HIDDEN, shares=shares, **plan)
     block = plan["rhythms"] * (plan["slow_for"] + plan["fast_for"])
@@ -167,14 +150,20 @@ def weak(many: int, part: int, share: float | None, short: bool) -> dict[str, An
 
 
 def first_of(short: bool) -> list[dict[str, Any]]:
-    """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu and beside the mean of the times drawn."""
-    options = {"iterations": 32 if short else 128, "mean": MEAN}
-    found = ranks(5, "waits", rows=8, hidden=[8], balance={"sizer": "equal"}, **options)
+    """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu, and what they exceed the times drawn by."""
+    nodes, iterations = 4, 16 if short else 48
+    found = ranks(
+        5, "waits", rows=8, hidden=[8], balance={"sizer": "equal", "first": 1}, iterations=iterations, mean=MEAN
+    )
+    ordered = np.sort(exponential_times(iterations, nodes, MEAN), 1)
+    means = np.array([np.sort(exponential_times(iterations, nodes, MEAN, seed), 1).mean(0) for seed in range(500)])
     rows = []
-    for first, (seconds, drawn) in enumerate(zip(found["seconds"], found["drawn"], strict=True), 1):
-        expected, mean = expected_first_of(first, 4, MEAN), statistics.mean(seconds)
-        row = {"first": first, "runs": len(seconds), "mean_s": mean, "expected_s": expected}
-        rows.append({**row, "ratio": mean / expected, "ratio_to_drawn": mean / drawn})
+    for first, seconds in enumerate(found, 1):
+        expected, mean = expected_first_of(first, nodes, MEAN), statistics.mean(seconds)
+        row = {"first": first, "mean_s": mean, "expected_s": expected, "ratio": mean / expected}
+        row["standard_error_of_ratio"] = float(means[:, first - 1].std()) / expected  # of the times drawn
+        row["ratio_to_drawn"] = mean / float(ordered[:, first - 1].mean())
+        rows.append({**row, "beyond_drawn_s": Timing.of((np.array(seconds) - ordered[:, first - 1]).tolist())})
     return rows
 
 

@@ -18,7 +18,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of
+from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, fit
 from ddrl.balance import Balancer
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
@@ -35,7 +35,8 @@ NODES = WORLD.size - 1
 
 def enter(shares: list[float]) -> list[QuotaGroup]:
     """Put every node into a group of its share, and the leader into one without a limit, whose weight is the same: in
-    the group of all other processes it would wait for the nodes' cores. All groups, the leader's last, at rank 0."""
+    the group of all other processes it would wait for the nodes' cores. A node stays on one core: one that moves within
+    a period leaves there what is left of its quota. All groups, the leader's last, at rank 0."""
     controller = CpuController.find()
     assert controller is not None, "quotas need the cgroup cpu controller"
     name = WORLD.bcast(f"ddrl-nodes-{os.getpid()}")
@@ -47,6 +48,8 @@ def enter(shares: list[float]) -> list[QuotaGroup]:
     WORLD.barrier()
     if WORLD.rank:
         QuotaGroup(controller, f"{name}-{WORLD.rank - 1}", shares[WORLD.rank - 1]).enter()
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[WORLD.rank % len(cores)]})
     WORLD.barrier()
     return groups
 
@@ -80,13 +83,17 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
 
     for _ in range(4):
         step("warm-up", Balancer(rows, NODES, "equal"))
+    calibration = len(trace)
     for _ in range(options["calibration"]):
         share = draw.dirichlet(np.full(NODES, 3.0) * (1.0 if draw.random() < 0.5 else np.array(options["shares"]) * 3))
         sizes = np.maximum(4, np.floor(share * (rows - 4 * NODES))).astype(np.int64)
         sizes[0] += rows - sizes.sum()
         step("calibration", None, sizes)
+    jitter = {"jitter": min(1.0, fit(trace[calibration:])[2])}
     sizers = {name: Balancer(rows, NODES, name) for name in ("equal", "affine", "ddqn")}
-    for name in ("affine", "ddqn"):
+    sizers["affine, jitter known"] = Balancer(rows, NODES, "affine", settings=jitter)
+    sizers["ddqn, jitter known"] = Balancer(rows, NODES, "ddqn", settings=jitter)
+    for name in list(sizers)[1:]:
         for _ in range(8):
             step("settling", sizers[name])
     for _ in range(options["blocks"]):
@@ -96,16 +103,15 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
     if options["switch"]:
         set_shares(groups, [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]])
         for _ in range(30):
-            step("switched", sizers["affine"])
+            step("switched", sizers["affine, jitter known"])
     return trace
 
 
 def set_shares(groups: list[QuotaGroup], shares: list[float]) -> None:
-    """Give the nodes' groups, which stand, other shares."""
-    controller = CpuController.find()
-    assert controller is not None
+    """Give the nodes' groups, which stand, other shares: by the controller that made them, for one looked for now would
+    make others below the leader's."""
     for group, share in zip(groups[:-1], shares, strict=True):
-        QuotaGroup(controller, group.path.name, share)
+        QuotaGroup(group.controller, group.path.name, share)
 
 
 def rhythm(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
@@ -113,7 +119,8 @@ def rhythm(leader: Leader, learner: Learner, config: Config, groups: list[QuotaG
     unbroken."""
     rows, usual = config.learner.batch_size, options["shares"]
     batch, slow = batch_of(SPEC, rows), [*usual[:-1], options["slowed"]]
-    sizers = {name: Balancer(rows, NODES, name) for name in ("affine", "ddqn")}
+    jitter = {"jitter": options["jitter"]}
+    sizers = {name: Balancer(rows, NODES, name, settings=jitter) for name in ("affine", "ddqn")}
     found: dict[str, list[float]] = {name: [] for name in sizers}
     for block in range(1 + options["blocks"]):
         for name, balancer in sizers.items():
@@ -149,9 +156,8 @@ def alone(config: Config, rows: int, iterations: int) -> list[list[float]]:
 
 
 def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Seconds until the first K gradients, K from 1 to N, where each node sleeps for an exponential time; and the means
-    of the times drawn. Between two such updates stands one without sleep, so that every node has just been heard of:
-    one that has waited long looks for messages more rarely."""
+    """Seconds until the first K gradients, K from 1 to N, where each node sleeps for an exponential time: by K, then by
+    update. Between two such updates stands one without sleep."""
     batch = batch_of(SPEC, config.learner.batch_size)
     collection = leader.parts["value"].collection
     waited: list[list[float]] = []
@@ -162,8 +168,7 @@ def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGr
             seconds.append(iterate(leader, learner, batch, None)["waited"])
             leader._wait(lambda: len(leader._free()) == NODES)
         waited.append(seconds[1::2])
-    ordered = np.sort(exponential_times(options["iterations"], options["mean"]), 1)
-    return {"seconds": waited, "drawn": ordered.mean(0).tolist()}
+    return waited
 
 
 def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
@@ -199,8 +204,7 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     def shared() -> None:
         if WORLD.rank:
             WORLD.Send(token, 0, 3)
-            WORLD.Recv(token, 0, 2)
-            np.copyto(mine, common[1])
+            WORLD.Recv(token, 0, 2)  # nodes read parameters where the leader steps them
             return
         hear()
         mean(common)
@@ -254,13 +258,6 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
 CASES = {"unequal": unequal, "rhythm": rhythm, "rate": rate, "waits": waits}
 
 
-def exponential_times(iterations: int, mean: float) -> NDArray[np.float64]:
-    """Exponential times [iterations, nodes] of that mean, from a scrambled Sobol sequence: their means are close to the
-    law's although they are few."""
-    uniform = torch.quasirandom.SobolEngine(NODES, scramble=True, seed=0).draw(iterations, dtype=torch.float64)
-    return -mean * np.log1p(-uniform.numpy())
-
-
 def sleeper(learner: Learner, times: list[float]) -> None:
     """Make the algorithm sleep before every second gradient, for the next of these times."""
     seconds = itertools.cycle([value for one in times for value in (0.0, one)])
@@ -294,9 +291,8 @@ def main() -> None:
                 torch.set_flush_denormal(True)
                 learner = Learner.of(config, SPEC)
                 if case == "waits":
-                    sleeper(
-                        learner, exponential_times(options["iterations"], options["mean"])[:, WORLD.rank - 1].tolist()
-                    )
+                    times = exponential_times(options["iterations"], NODES, options["mean"])
+                    sleeper(learner, times[:, WORLD.rank - 1].tolist())
                 return Exchange(learner)
 
             serve(WORLD, make, None, lambda: True)

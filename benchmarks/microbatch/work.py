@@ -34,6 +34,26 @@ def batch_of(spec: EnvSpec, rows: int, seed: int = 0) -> Transitions:
     return Transitions(one, draw.integers(0, 4, rows), draw.standard_normal(rows).astype(np.float32), ones, two, ones)
 
 
+def exponential_times(iterations: int, nodes: int, mean: float, seed: int = 0) -> NDArray[np.float64]:
+    """Exponential times [iterations, nodes] of that mean. The k-th shortest of N is a sum of independent exponential
+    spacings of means mean / N, mean / (N - 1), ... (Renyi 1953), in any order of the nodes. Each spacing is drawn once
+    from each of `iterations` strata of equal probability: the means of so few come closer to the law's."""
+    draw = np.random.default_rng(seed)
+    strata = draw.permuted(np.tile(np.arange(iterations), (nodes, 1)), axis=1).T
+    spacings = -np.log1p(-(strata + draw.random((iterations, nodes))) / iterations) / np.arange(nodes, 0, -1)
+    return draw.permuted(mean * spacings.cumsum(1), axis=1)
+
+
+def fit(trace: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Overhead [s] and speed [samples/s] of each node, by least squares of its times (`nodes`) on its `sizes`, and the
+    standard deviation of the logarithm of what they leave."""
+    sizes, seconds = (np.array([row[name] for row in trace], float) for name in ("sizes", "nodes"))
+    lines = [np.polyfit(*columns, 1) for columns in zip(sizes.T, seconds.T, strict=True)]
+    overhead = np.maximum([start for _, start in lines], 0.0)
+    speed = 1.0 / np.array([slope for slope, _ in lines])
+    return overhead, speed, float(np.log(seconds / (overhead + sizes / speed)).std())
+
+
 def config_of(rows: int, hidden: list[int], nodes: int = 0, **balance: Any) -> Config:
     """Settings of a small DQN; `balance`: of its nodes."""
     learner = LearnerConfig(batch_size=rows, hidden=hidden, nodes=nodes, double=False, dueling="none", device="cpu")

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from ddrl.balance.cluster import Cluster
-from ddrl.balance.sizes import balanced_sizes, memory_limit, proportional_sizes
+from ddrl.balance.sizes import balanced_sizes, memory_limit, model_speed, proportional_sizes
 from ddrl.core.errors import ConfigError
 
 WORTHWHILE = 0.05  # shorter iterations below which equal sizes are advised
@@ -23,6 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ddrl.balance", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--total", type=int, required=True, metavar="B", help="samples of a batch")
     parser.add_argument("--nodes", type=float, nargs="+", required=True, metavar="V", help="samples/s of each node")
+    parser.add_argument(
+        "--parameters", type=float, metavar="P", help="of the network: --nodes are operations/s, and a sample takes 6 P"
+    )
     parser.add_argument(
         "--overhead", type=float, nargs="+", metavar="A", help="s an iteration of each node (default 0)"
     )
@@ -57,7 +60,8 @@ def dry_run(options: argparse.Namespace) -> str:
         if limit is not None:
             raise ConfigError("--memory and --max-size say the same thing: give one")
         limit = memory_limit(options.memory, options.model_bytes, options.sample_bytes)
-    cluster = Cluster.of(options.total, options.nodes, limit)
+    speed = options.nodes if options.parameters is None else model_speed(options.nodes, 6.0 * options.parameters)
+    cluster = Cluster.of(options.total, speed, limit)
     overhead = np.array(options.overhead or np.zeros(nodes))
     sizes = balanced_sizes(cluster.total, overhead, cluster.speed, cluster.min_size, cluster.max_size)
     equal = proportional_sizes(cluster.total, np.ones(nodes), cluster.min_size, cluster.max_size)

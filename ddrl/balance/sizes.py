@@ -36,6 +36,22 @@ def memory_limit(memory: ArrayLike, fixed: float, per_sample: float) -> Sizes:
     return limit.astype(np.int64)
 
 
+def model_speed(
+    operation_rate: ArrayLike, operations: float, byte_rate: ArrayLike = np.inf, sample_bytes: float = 0.0
+) -> Floats:
+    """c_i p_i [..., N] [samples/s] before anything was measured: rates of the nodes [operations/s, bytes/s] over the
+    operations and bytes of a sample, the slower of the two (roofline; Williams et al. 2009). A dense network takes
+    about 6 operations a parameter and sample, forward and backward (Kaplan et al. 2020). ConfigError for a rate or a
+    count that cannot be."""
+    rate = np.asarray(operation_rate, np.float64)
+    check_positive("rate", rate)
+    if not (np.isfinite(operations) and operations > 0 and np.isfinite(sample_bytes) and sample_bytes >= 0):
+        raise ConfigError(f"operations ({operations:g}) and bytes ({sample_bytes:g}) of a sample cannot be")
+    speed = 1.0 / np.maximum(operations / rate, sample_bytes / np.asarray(byte_rate, np.float64))
+    check_positive("speed", speed)
+    return speed
+
+
 def check_bounds(total: ArrayLike, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
     """ConfigError unless `total` [...] samples can be cut into sizes between `lower` and `upper` [..., N]."""
     total, nodes = np.asarray(total), lower.shape[-1]

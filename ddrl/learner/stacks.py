@@ -25,6 +25,12 @@ class Program:
     gradients: list[torch.Tensor]  # as the parameters, which they are of
     layers: LinearLayers
 
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs at x, in memory of their own."""
+        self.x.copy_(x)
+        self.layers.forward()
+        return self.out.clone()
+
 
 class Stack:
     """`layers` are (weight [nets, width, inputs], bias [nets, width]), perhaps without the axis of nets where it is
@@ -40,7 +46,12 @@ class Stack:
     def __call__(self, x: torch.Tensor, nets: int) -> torch.Tensor:
         """[nets, rows, outputs] of the first `nets` of them at x [rows, inputs], differentiable once."""
         assert nets == len(self._layers[0][0]) or not self._parameters, "all that learn are evaluated"
-        return cast("torch.Tensor", _Evaluation.apply(self, nets, x, *self._parameters))
+        if torch.is_grad_enabled():
+            return cast("torch.Tensor", _Evaluation.apply(self, nets, x, *self._parameters))
+        program = self.take(nets, len(x))
+        out = program.run(x)
+        self.give_back(program)
+        return out
 
     def take(self, nets: int, rows: int) -> Program:
         """A program that nobody uses: two evaluations of one graph have one each."""
@@ -83,15 +94,8 @@ class Stack:
 class _Evaluation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: Stack, nets: int, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        program = stack.take(nets, len(x))
-        program.x.copy_(x)
-        program.layers.forward()
-        out = program.out.clone()
-        if any(ctx.needs_input_grad):
-            ctx.stack, ctx.program, ctx.learn = stack, program, len(parameters)
-        else:
-            stack.give_back(program)
-        return out
+        ctx.stack, ctx.program, ctx.learn = stack, stack.take(nets, len(x)), len(parameters)
+        return ctx.program.run(x)
 
     @staticmethod
     def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

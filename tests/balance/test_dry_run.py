@@ -24,6 +24,11 @@ def test_memory_caps_what_a_fast_node_gets(capsys):
     assert [line.split()[3] for line in capsys.readouterr().out.splitlines()[1:3]] == ["50", "50"]
 
 
+def test_speeds_follow_from_the_number_of_parameters(capsys):
+    assert main(["--total", "100", "--nodes", "6e9", "18e9", "--parameters", "1e6"]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:3]] == ["1000", "3000"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.balance.sizes import balanced_sizes, fractions_at, memory_limit, proportional_sizes, water_level
+from ddrl.balance.sizes import (
+    balanced_sizes,
+    fractions_at,
+    memory_limit,
+    model_speed,
+    proportional_sizes,
+    water_level,
+)
 from ddrl.core.errors import ConfigError
 
 
@@ -122,3 +129,11 @@ def test_memory_gives_whole_samples_and_refuses_less_than_one():
         memory_limit([1000, 550], 500.0, 100.0)
     with pytest.raises(ConfigError, match="bytes a sample"):
         memory_limit([1000], 0.0, 0.0)
+
+
+def test_model_information_gives_samples_a_second_by_what_binds_a_node():
+    speed = model_speed([6e9, 6e9], 6 * 1e6, byte_rate=[np.inf, 1e6], sample_bytes=1e4)
+    np.testing.assert_allclose(speed, [1000.0, 100.0])  # the second one waits for its memory
+    for values, reason in (([1.0, 0.0], "node 1: its rate"), ([1.0], "cannot be")):
+        with pytest.raises(ConfigError, match=reason):
+            model_speed(values, 0.0 if len(values) == 1 else 1.0)

@@ -3,10 +3,12 @@
 Node 2 waits at gates, which the leader opens: so who is late is decided by the case, never by speed."""
 
 import json
+import math
 import sys
 import time
 import uuid
 import zlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,6 +180,26 @@ def first_of(leader, learner, config, gate):
     return {**found, "counts": counts(leader), "rung": rung(leader, 3)}
 
 
+def waiting(leader, learner, config, gate):
+    """K = 2 of 3: the slow node's gradient comes once the waiting time has begun; the next one not before its end."""
+    collection, used = leader.parts["value"].collection, []
+
+    def look():
+        if math.isfinite(collection.deadline):
+            gate(0)
+
+    for seed, wait, leader._look in ((0, 100.0, look), (1, 0.1, lambda: None)):
+        collection.settings = replace(collection.settings, wait=wait)
+        begin = time.perf_counter()
+        gradient = leader.gradient(batch_of(config, seed), "value")
+        used.append(gradient.count)
+        learner.apply(gradient)
+    waited = time.perf_counter() - begin
+    gate("all")
+    until(leader, lambda: len(leader._free()) == NODES)
+    return {"used": used, "waited": waited, "counts": counts(leader)}
+
+
 def observed(leader, learner, config, gate):
     """What a sizer sees of the nodes' gradients, beside one learner's for the same rows."""
     mine, alone, found = leader.parts["value"], Learner.of(config, spec(config)), []
@@ -335,6 +357,7 @@ CASES = {
     "exact td3": (exact, setup("td3"), ""),
     "exact d4pg": (exact, setup("d4pg"), ""),
     "late is used": (first_of, setup(**K, threshold=3), "gate"),
+    "waiting": (waiting, setup(**K), "gate"),
     "stale is dealt again": (first_of, setup(**K, threshold=2), "gate"),
     "stale is lost": (first_of, setup(**K, threshold=2, dropped_samples="lose"), "gate"),
     "left": (left, setup(), "fail"),
@@ -343,7 +366,7 @@ CASES = {
     "observed": (observed, setup(sizer="ddqn"), ""),
     "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),
     "own dqn": (own, setup(node_replay="own"), ""),
-    "own td3": (own, setup("td3", node_replay="own"), ""),
+    "own td3": (own, setup("td3", node_replay="own", sizer="equal"), ""),  # so that rounding is always the same
     "own left": (own_left, setup(node_replay="own"), "slow fails"),
 }
 

@@ -84,6 +84,13 @@ def test_a_late_gradient_that_is_fresh_enough_is_used_once_and_with_its_own_rows
     assert (found["counts"]["late"] >= 1, found["counts"]["dropped"], found["counts"]["lost"]) == (True, 0, 0)
 
 
+def test_after_the_first_k_gradients_the_others_are_awaited_for_the_waiting_time_and_no_longer(cases):
+    found = cases["waiting"]["found"]
+    assert found["used"] == [BATCH, BATCH * 2 // 3]
+    assert found["waited"] >= 0.1
+    assert found["counts"]["accepted"] == 5
+
+
 def test_a_sizer_sees_norm_cosine_and_loss_of_every_nodes_gradient(cases):
     found = cases["observed"]["found"]
     np.testing.assert_allclose(found["seen"], found["expected"], rtol=1e-4)
