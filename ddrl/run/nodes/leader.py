@@ -7,10 +7,8 @@ last, so they hold no optimizer, and equal bits wherever they run."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +37,7 @@ from ddrl.run.nodes.messages import (
     unpack,
 )
 from ddrl.run.nodes.shared import SharedVectors
-from ddrl.run.nodes.sharing import Answer, Sharing, mean_figures
+from ddrl.run.nodes.sharing import Answer, NodeState, Sharing, mean_figures
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,23 +50,6 @@ LONGEST = 0.01  # [s] between two looks for messages, and at what ends the job
 MOST_UNDER_WAY = 64  # messages: rows are not sent faster than nodes take them
 END_TIMEOUT = 30.0  # [s] for gradients under way when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no node needs them
-
-
-@dataclass
-class _Node:
-    """What the leader knows of one node."""
-
-    versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
-    asked: bool = False  # whether it can map the shared memories
-    rings: bool = False  # it has mapped the bells
-    mapped: bool = False  # and the vectors
-    part: str = ""  # that it computes a gradient of
-    rows: Any = None  # these
-    dealt_at: float = 0.0
-    late: int = 0
-    dropped: int = 0
-    samples: int = 0  # of its last gradient
-    seconds: float = math.nan  # that it took
 
 
 class Leader:
@@ -91,7 +72,7 @@ class Leader:
         self._comm, self._exchange, self._config = comm, exchange, config
         self._look, self._note, self._clock = look, note, clock
         self._counters = counters
-        self.nodes = {node: _Node() for node in range(comm.Get_size() - 1)}
+        self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
         self._sending: list[tuple[MPI.Request, Any]] = []

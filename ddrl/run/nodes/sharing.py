@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,23 @@ if TYPE_CHECKING:
     from ddrl.learner.exchange import Vector
 
 GRADIENTS = ("norm", "cosine", "loss", "staleness", "dropped")  # what an observation holds of a gradient
+
+
+@dataclass
+class NodeState:
+    """What the leader knows of one node."""
+
+    versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
+    asked: bool = False  # whether it can map the shared memories
+    rings: bool = False  # it has mapped the bells
+    mapped: bool = False  # and the vectors
+    part: str = ""  # that it computes a gradient of
+    rows: Any = None  # these
+    dealt_at: float = 0.0
+    late: int = 0
+    dropped: int = 0
+    samples: int = 0  # of its last gradient
+    seconds: float = math.nan  # that it took
 
 
 @dataclass
