@@ -19,6 +19,7 @@ from ddrl.pool.prewarm import (
     history_of,
     instruct,
 )
+from ddrl.pool.quantiles import quantiles
 
 
 def rounds_of(seconds, startup=1.0, collect=2.0) -> list[Round]:
@@ -114,8 +115,8 @@ def test_the_quantile_costs_least():
 @pytest.mark.parametrize(("count", "level"), [(8, 0.03), (40, 0.2), (60, 0.1), (33, 0.5)])
 def test_the_quantiles_without_each_round_are_those_of_the_others(count, level):
     values = np.sort(np.random.default_rng(count).gamma(3.0, 1.0, count))
-    _, others = prewarm._quantiles(values, level)
-    expected = [prewarm._quantiles(np.delete(values, place), level)[0] for place in range(count)]
+    _, others = quantiles(values, level)
+    expected = [quantiles(np.delete(values, place), level)[0] for place in range(count)]
     assert others == pytest.approx(expected)
 
 
@@ -124,7 +125,7 @@ def test_few_rounds_start_earlier_by_students_distribution():
     generator = np.random.default_rng(2)
     level = PrewarmSettings().level
     samples = generator.normal(0.0, 1.0, (20_000, 6))
-    missed = [row[5] < prewarm._quantiles(np.sort(row[:5]), level)[0] for row in samples]
+    missed = [row[5] < quantiles(np.sort(row[:5]), level)[0] for row in samples]
     assert np.mean(missed) == pytest.approx(level, rel=0.15)
 
 

@@ -128,6 +128,7 @@ def test_the_prior_is_the_dual_of_the_day_before() -> None:
         np.testing.assert_allclose(state["prior"][index], 1000 * exact, rtol=0.05, atol=0.1)
     demand = market_env(1, mode="contracts", prior="demand").reset(3)["prior"][0]
     assert (demand[SMALL.contracts :] == 0).all()
+    assert (demand[: SMALL.contracts] > 0).any()
     assert ((demand >= 0) & (demand <= 1000 * market.contracts.penalty.max())).all()
 
 
