@@ -44,4 +44,5 @@ for step in range(options.steps):
     dist.all_reduce(loss)
     checksum = float(sum(p.double().sum() for p in model.parameters()))
     print(f"rank {rank} step {step} sizes {sizes} loss {loss.item():.6f} parameters {checksum:.9f}", flush=True)
+dist.barrier()  # nobody leaves while another is still inside an exchange
 dist.destroy_process_group()
