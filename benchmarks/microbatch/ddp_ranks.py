@@ -25,12 +25,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options["port"])}
-    dist.init_process_group("gloo", rank=rank, world_size=len(shares))
     config = config_of(options["rows"], options["hidden"])
     network = Learner.of(config, SPEC).parts["value"].module
     target = Learner.of(config, SPEC).parts["value"].module.requires_grad_(False)
-    model = DistributedDataParallel(network)
     adam = torch.optim.Adam(network.parameters(), lr=1e-3)
+    # After the first optimizer: what torch loads with it would hold the group, and its threads, beyond its end.
+    dist.init_process_group("gloo", rank=rank, world_size=len(shares))
+    model = DistributedDataParallel(network)
     batch = batch_of(SPEC, options["rows"] // len(shares), rank)
     s_tm1, a_tm1, r_t, _, s_t, _ = (torch.from_numpy(array) for array in batch)
     controller = CpuController.find()
