@@ -21,6 +21,7 @@ _LINKS = ("ddrl/channels", "ddrl/distribution", "ddrl/kernel/codec.hpp", "ddrl/k
 MEASURED: dict[str, tuple[str, ...]] = {
     "admix": ("ddrl/envs/admix",),
     "algorithms": _LEARNING,
+    "beside": ("ddrl/acting", "ddrl/rollout", *_LINKS),
     "cartpole": _LEARNING,
     "channels": ("ddrl/channels", "ddrl/kernel"),
     "classics": _LEARNING,

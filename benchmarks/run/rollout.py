@@ -31,7 +31,7 @@ from ddrl.acting.policy import ActingPolicy
 from ddrl.channels.board import Board
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
-from ddrl.channels.mailbox import Mailbox
+from ddrl.channels.mailbox import Mailbox, MailboxReader
 from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, RolloutConfig
 from ddrl.core.rows import row_schema
@@ -46,18 +46,17 @@ EPSILON = 0.05
 class Rollout:
     """The rollout as it runs in a job; its lane is emptied as a trainer on another core would."""
 
-    def __init__(self, env: VectorEnv, model: ActingModel, vector: np.ndarray) -> None:
+    def __init__(self, env: VectorEnv, model: ActingModel, reader: MailboxReader) -> None:
         dtype = row_schema(env.spec).dtype
         self.lane = Lane.create(None, dtype, max(64, LANE_BYTES // dtype.itemsize))
         self.out = np.zeros(self.lane.capacity, dtype)
-        mailbox = Mailbox.create(None, model.layout.nbytes, 4, 1)
-        mailbox.publish(vector, 1, (0.0, EPSILON))
+        self.counters = Counters.create(None, 1).row(0)
         self.worker = RolloutWorker(
             env,
             ActingPolicy(model, outputs=()),
-            mailbox.reader(0),
+            reader,
             StepWriter(self.lane, row_schema(env.spec), 0),
-            Counters.create(None, 1).row(0),
+            self.counters,
             RolloutConfig(warmup_steps=0),
             Place(0, 1, 1),
             Board.create(None),
@@ -159,11 +158,13 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
     learner = Learner.of(Config(learner=LearnerConfig(hidden=hidden)), spec)
     model = learner.acting_model()
     onnx, layout, vector = model.onnx, model.layout, learner.parameters.vector.numpy()
+    mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
+    mailbox.publish(vector, 1, (0.0, EPSILON))
     envs[1].reset(1)
     bare_alone = gymnasium_vector(env_id, num_envs)
     bare_alone.reset(seed=1)
     players = {
-        "rollout": Rollout(envs[0], model, vector),
+        "rollout": Rollout(envs[0], model, mailbox.reader(0)),
         "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
         "our environments alone": Alone(envs[1].step, num_envs, spec.num_actions),
         "gymnasium's environments alone": Alone(bare_alone.step, num_envs, spec.num_actions),
