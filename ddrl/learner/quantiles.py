@@ -66,21 +66,28 @@ class ImplicitQuantiles(nn.Module):
     """A network of the library, with its features multiplied by an embedding of the fraction before its head:
     Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
 
-    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions."""
+    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions; where all rows
+    share their fractions, the layer's weights are multiplied by the embedding in place of each row's features."""
 
     def __init__(self, network: MLP | CNN, cosines: int) -> None:
         super().__init__()
         self.network, self.cosines = network, cosines
         self.embedding = nn.Linear(cosines, network.head.features)
+        self._mixing = network.head.mixing() if network.head.linear else None
 
     def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantiles [B, A, N] at the fractions [B, N], and these fractions."""
+        """Quantiles [B, A, N] at the fractions [B, N], or at [N] for all rows, and these fractions."""
         features = self.network.features(observation)  # [B, F]
         steps = torch.arange(self.cosines, dtype=fraction.dtype, device=fraction.device) * math.pi
-        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(2) * steps)))  # [B, N, F]
+        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(-1) * steps)))  # [B, N, F] or [N, F]
+        if fraction.dim() == 1 and self._mixing is not None:
+            layer, mixing = self.network.head.last, self._mixing.to(features.device)
+            weight = (mixing @ layer.weight).unsqueeze(1) * embedded  # [A, N, F]
+            values = features @ weight.flatten(0, 1).t()  # [B, A N]
+            return values.unflatten(1, weight.shape[:2]) + (mixing @ layer.bias).unsqueeze(1), fraction
         mixed = (features.unsqueeze(1) * embedded).flatten(0, 1)  # [B N, F]
         values = self.network.head(mixed)  # [B N, A]
-        return values.unflatten(0, (-1, fraction.shape[1])).transpose(1, 2), fraction
+        return values.unflatten(0, (-1, fraction.shape[-1])).transpose(1, 2), fraction
 
 
 class MeanOfFractions(nn.Module):

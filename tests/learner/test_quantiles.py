@@ -107,8 +107,8 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
         evaluation = evaluations[name]
         with torch.no_grad():
             outputs = (part.target_module if evaluation.target else part.module)(*evaluation.inputs)
-        pair = outputs if isinstance(outputs, tuple) else (outputs, midpoints(9).expand(24, -1))
-        return pair[0].double().numpy(), pair[1].double().numpy()
+        values, fraction = outputs if isinstance(outputs, tuple) else (outputs, midpoints(9))
+        return values.double().numpy(), fraction.expand(24, -1).double().numpy()
 
     values_t = evaluated(f"{prefix}_t")[0]
     selector = evaluated(f"{prefix}_t_selector")[0] if f"{prefix}_t_selector" in evaluations else values_t
@@ -203,6 +203,19 @@ def test_rollouts_act_by_iqn_s_mean_at_fractions_of_the_step(spec: EnvSpec) -> N
     np.testing.assert_array_equal(learner.inspect(observation)["q"], q)  # nothing is drawn
 
 
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
+@pytest.mark.parametrize("dueling", ["mean", "none"])
+def test_fractions_that_all_rows_share_give_what_each_row_s_own_do(spec: EnvSpec, dueling: str) -> None:
+    network = learner_of("iqn", spec, dueling=dueling).parts["value"].module
+    observation, fraction = torch.from_numpy(random_batch(spec, 5, 2).s_t), torch.rand(4)
+    given: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+    for taken in (fraction, fraction.expand(5, -1)):
+        values, _ = network(observation, taken)
+        assert values.shape == (5, spec.num_actions, 4)
+        given.append((values, torch.autograd.grad(values.square().sum(), list(network.parameters()))))
+    torch.testing.assert_close(*given, rtol=1e-4, atol=1e-5)
+
+
 def test_iqn_s_fractions_are_independent_and_the_learner_s_own() -> None:
     one, same = learner_of("iqn"), learner_of("iqn")
     batch = random_batch(VECTOR, 16, 0)
@@ -213,7 +226,7 @@ def test_iqn_s_fractions_are_independent_and_the_learner_s_own() -> None:
     made = one.algorithm.evaluations(one._loader.load(batch), "value")
     drawn = {evaluation.name: evaluation.inputs[1] for evaluation in made}
     assert {name: tuple(fraction.shape) for name, fraction in drawn.items()} == {
-        "z_tm1": (16, 5), "z_t": (16, 6), "z_t_selector": (16, 7)
+        "z_tm1": (5,), "z_t": (6,), "z_t_selector": (7,)
     }  # fmt: skip
     everything = torch.cat([fraction.flatten() for fraction in drawn.values()])
     assert len(everything.unique()) == everything.numel()

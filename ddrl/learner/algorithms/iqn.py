@@ -1,8 +1,9 @@
 """Implicit quantile networks: the return's distribution as a function of the fraction (Dabney et al. 2018b, "IQN").
 
 An update and each step of acting draw their fractions anew. Works with double, dueling, n-step and priorities as DQN
-does. Departures from the paper: the features of an mlp go into its last layer right after they are multiplied by the
-fraction's embedding (`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the drawn fractions."""
+does. Departures from the paper: the rows of an update's batch share their fractions, so that few are embedded; the
+features of an mlp go into its last layer right after they are multiplied by the fraction's embedding
+(`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the drawn fractions."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 class IQNSettings:
     """How many fractions are drawn, and how they enter the network."""
 
-    fractions: int = setting(64, "fractions", "Drawn for the prediction, each transition (N).", ge=1)
-    target_fractions: int = setting(64, "fractions", "Drawn for the target, each transition (N').", ge=1)
+    fractions: int = setting(64, "fractions", "Drawn for the prediction in each update (N).", ge=1)
+    target_fractions: int = setting(64, "fractions", "Drawn for the target in each update (N').", ge=1)
     acting_fractions: int = setting(32, "fractions", "Drawn to choose an action by their mean (K).", ge=1)
     cosines: int = setting(64, "", "cos(pi k tau), k = 0 .. cosines - 1, that embed a fraction tau (n).", ge=1)
     kappa: float = setting(1.0, "return", "Errors up to this count by their square; 0: none do.", ge=0)
@@ -61,11 +62,11 @@ class IQN:
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import batches, distributions, quantiles
+        from ddrl.learner import distributions, quantiles
         from ddrl.learner.networks import make_network
 
         self._double, self._settings = config.learner.double, settings
-        self._rules, self._taken, self._draw_rows = quantiles, distributions.taken, batches.draw_rows
+        self._rules, self._taken = quantiles, distributions.taken
         network: Any = make_network(config.learner, spec)
         self.network = quantiles.ImplicitQuantiles(network, settings.cosines)
 
@@ -82,7 +83,7 @@ class IQN:
         settings = self._settings
 
         def drawn(count: int) -> torch.Tensor:
-            return self._draw_rows(batch, count, lambda empty: empty.uniform_())
+            return batch.r_t.new_empty(count).uniform_()
 
         return [
             Evaluation("z_tm1", part, (batch.s_tm1, drawn(settings.fractions)), gradient=True, training=True),
@@ -111,5 +112,5 @@ class IQN:
         """See `Algorithm`: q [B, num_actions], and the quantiles [B, num_actions, K] at the middles of K equal shares,
         so that nothing is drawn."""
         middle = self._rules.midpoints(self._settings.acting_fractions).to(self.network.embedding.weight.device)
-        quantile, _ = self.network(observations, middle.expand(len(observations), -1))
+        quantile, _ = self.network(observations, middle)
         return {"q": quantile.mean(2), "quantile": quantile}
