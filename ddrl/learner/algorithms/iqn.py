@@ -62,11 +62,11 @@ class IQN:
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import distributions, quantiles
+        from ddrl.learner import quantiles
         from ddrl.learner.networks import make_network
 
         self._double, self._settings = config.learner.double, settings
-        self._rules, self._taken = quantiles, distributions.taken
+        self._rules = quantiles
         network: Any = make_network(config.learner, spec)
         self.network = quantiles.ImplicitQuantiles(network, settings.cosines)
 
@@ -94,15 +94,12 @@ class IQN:
     def loss(self, outputs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], batch: Any, part: str) -> Loss:
         """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t Z'_j(s_t, best) - Z_i(s_tm1, a_tm1)), rho of
         `quantiles.quantile_loss` (eq. 2 and 3)."""
-        best = outputs["z_t_selector"][0].mean(2).argmax(1)
-        z_t = self._taken(outputs["z_t"][0], best)
-        target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * z_t  # [B, N']
         values, fraction = outputs["z_tm1"]
-        z = self._taken(values, batch.a_tm1)  # [B, N]
-        each = self._rules.quantile_loss(z, fraction, target, self._settings.kappa)
-        q_taken = z.detach().mean(1)
-        priority = (target.mean(1) - q_taken).abs()
-        return Loss((batch.weight * each).mean(), priority, {"td_error": priority, "q_mean": q_taken})
+        (z_t, _), (selector, _) = outputs["z_t"], outputs["z_t_selector"]
+        given = (values, fraction, batch.a_tm1, batch.r_t, batch.discount_t, z_t, selector, batch.weight)
+        each, priority, q_taken, slope = self._rules.quantile_slopes(*given, self._settings.kappa)
+        figures = {"td_error": priority, "q_mean": q_taken}
+        return Loss(lambda: (batch.weight * each).mean(), priority, figures, {"z_tm1": slope})
 
     def acting(self) -> Acting:
         """See `Algorithm`: the action values at the fractions of the step."""
