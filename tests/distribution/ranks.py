@@ -156,7 +156,7 @@ def traffic():
 
 def replanned():
     """The pace of models looks suspicious once: the relays measure, plan anew, and go on with the next version."""
-    from ddrl.distribution.transport.links import PaceWatch
+    from ddrl.distribution.relay.pace import PaceWatch
 
     class Suspect(PaceWatch):
         cases = 0
