@@ -90,6 +90,7 @@ def model(version, nbytes):
 def report(**findings):
     for host in HOSTS:
         host.membership.leave()
+        assert (host.membership.data, host.membership.control) == (MPI.COMM_NULL, MPI.COMM_NULL), "communicators stay"
     everyone = WORLD.gather(findings)
     if RANK == 0:
         print(json.dumps(everyone), flush=True)
