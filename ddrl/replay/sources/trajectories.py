@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from itertools import pairwise
-from operator import itemgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +38,15 @@ class Trajectories(NamedTuple):
     columns: dict[str, NDArray[Any]]  # further ones: [B, T, ...]; MEMORY [B, ...], of the first step; STATE [B, T + 1]
 
 
+@dataclass(slots=True)
+class _Run:
+    """The rows of one stream's unfinished trajectory."""
+
+    rows: NDArray[Any]  # [length + 1], of which `count` are in use
+    count: int = 0
+    step: int = 0  # of the newest row
+
+
 class TrajectorySource:
     """A queue of at least two batches of learner.batch_size trajectories.
 
@@ -66,7 +73,7 @@ class TrajectorySource:
         self._batch_size = config.learner.batch_size
         self._capacity = MIN_BATCHES * self._batch_size  # [trajectories]
         self._queue: deque[NDArray[Any]] = deque()  # each: its steps' rows and the row that holds the state after them
-        self._running: dict[int, NDArray[Any]] = {}  # by stream: the rows of its unfinished trajectory
+        self._running: dict[int, _Run] = {}  # by stream: its unfinished trajectory
         self._newest = 0
         self._dropped = 0
 
@@ -82,13 +89,9 @@ class TrajectorySource:
         if (kinds > RowKind.TRUNCATED).any():
             raise ValueError(f"a row of kind {kinds.max()} is no row of experience: it is torn or foreign")
         self._newest = max(self._newest, newest_version)
-        order = np.argsort(rows["stream"], kind="stable")
-        streams, first = np.unique(rows["stream"][order], return_index=True)
-        finished: list[tuple[int, NDArray[Any]]] = []  # with the place of the row that finished it
-        for stream, places in zip(streams.tolist(), np.split(order, first)[1:], strict=True):
-            finished.extend(self._continue(stream, rows[places], places))
-        for _, trajectory in sorted(finished, key=itemgetter(0)):
-            self._enqueue(trajectory)
+        places = zip(rows["stream"].tolist(), rows["step"].tolist(), kinds.tolist(), strict=True)
+        for place, (stream, step, kind) in enumerate(places):
+            self._continue(stream, step, kind != RowKind.STEP, rows[place])
         return int((kinds == RowKind.STEP).sum())
 
     def arrived(self) -> int:
@@ -120,9 +123,8 @@ class TrajectorySource:
 
     def cut(self) -> None:
         """End all running trajectories; the state after the last step is unknown, so that step is not learned from."""
-        for _, rows in sorted(self._running.items()):
-            if len(rows) > 1:
-                self._enqueue(rows)
+        for _, run in sorted(self._running.items()):
+            self._finish(run)
         self._running.clear()
 
     def save(self, folder: Path) -> None:
@@ -176,28 +178,29 @@ class TrajectorySource:
             "trajectories_dropped": self._dropped,
         }
 
-    def _continue(self, stream: int, rows: NDArray[Any], places: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """The trajectories that further rows of one stream finish, each with the place of the row that did.
+    def _continue(self, stream: int, step: int, end: bool, row: np.void) -> None:
+        """Add one stream's next row. Rows mostly come one or a few at a time, so that arrays of them cost more than
+        steps of Python do.
 
         A run is a sequence of rows without a gap in `step`, up to an end row. It is cut every `length` rows; a row at a
         cut is the last of one trajectory, whose state comes after its steps, and the first of the next."""
-        if stream in self._running:
-            before = self._running.pop(stream)
-            rows = np.concatenate([before, rows])
-            places = np.concatenate([np.full(len(before), -1), places])
-        step, ends = rows["step"], rows["kind"] != RowKind.STEP
-        begins = np.flatnonzero((step[1:] != step[:-1] + 1) | ends[:-1]) + 1
-        for start, stop in pairwise([0, *begins.tolist(), len(rows)]):  # the runs
-            for first in range(start, stop - 1, self._length):
-                last = min(first + self._length, stop - 1)
-                if last == first + self._length or ends[last]:
-                    yield int(places[last]), rows[first : last + 1].copy()
-                elif stop < len(rows):  # the row after the gap finishes it
-                    yield int(places[stop]), rows[first : last + 1].copy()
-        if not ends[-1]:
-            start = int(begins[-1]) if len(begins) else 0
-            last = len(rows) - 1
-            self._running[stream] = rows[last - ((last - start) % self._length) :].copy()
+        run = self._running.get(stream)
+        if run is None:
+            run = self._running[stream] = _Run(np.zeros(self._length + 1, self._schema.dtype))
+        elif step != run.step + 1:  # the row after the gap finishes what was before it
+            self._finish(run)
+        run.rows[run.count] = row
+        run.count, run.step = run.count + 1, step
+        if end or run.count > self._length:
+            self._finish(run)
+            if not end:
+                run.rows[0], run.count = row, 1
+
+    def _finish(self, run: _Run) -> None:
+        """End a trajectory, unless it has no step."""
+        if run.count > 1:
+            self._enqueue(run.rows[: run.count].copy())
+        run.count = 0
 
     def _enqueue(self, trajectory: NDArray[Any]) -> None:
         """Put a trajectory into the queue: its steps, and the row whose state comes after them."""
