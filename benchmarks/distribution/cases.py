@@ -67,7 +67,8 @@ def run_groups(
     """Time groups of cases in one mpirun (processes and their connections stay); one {"links", "results"} a group, in
     order.
 
-    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first.
+    What was done when `timeout` ended it counts. A group with "rates" {host: rate} has those links shaped anew first,
+    with "sending_rates" what those hosts send.
     `ended` is told of each group as soon as it has ended: its index and what was found."""
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.json", Path(folder) / "out.json"

@@ -2,10 +2,10 @@
 algorithms and segment sizes, blocking scatter and allgather, a pipeline in thirty lines of mpi4py, our own plans over
 ZeroMQ, and torch's gloo.
 
-A rival is {kind, ...}: bcast (algorithm, segment, MPI's numbers and bytes; both 0: MPI's choice), scatter_allgather,
-pipeline (chunk), zeromq (a scheme with its parameters), gloo (piece). MPI's algorithm is changed while the job runs, by
-its tool interface and a fresh communicator, so that all rivals and our own schemes take turns on the same processes and
-links."""
+A rival is {kind, ...}: bcast (algorithm, segment, MPI's numbers and bytes; both 0: MPI's choice; the ranks' order),
+scatter_allgather, pipeline (chunk), zeromq (a scheme with its parameters), gloo (piece). MPI's algorithm is changed
+while the job runs, by its tool interface and a fresh communicator, so that all rivals and our own schemes take turns
+on the same processes and links."""
 
 from __future__ import annotations
 
@@ -60,11 +60,13 @@ def set_variable(name: str, value: int) -> None:
         raise SystemExit(f"MPI's variable {name} cannot be set")
 
 
-def bcast(comm: MPI.Comm, model: NDArray[np.uint8], algorithm: int, segment: int) -> Callable[[], None]:
-    """MPI_Bcast."""
+def bcast(
+    comm: MPI.Comm, model: NDArray[np.uint8], algorithm: int, segment: int, order: list[int] | None = None
+) -> Callable[[], None]:
+    """MPI_Bcast; `order`: all ranks, the root first, in the order that MPI shall have them (None: as they are)."""
     set_variable("coll_tuned_bcast_algorithm", algorithm)
     set_variable("coll_tuned_bcast_algorithm_segmentsize", segment)
-    comm = comm.Dup()
+    comm = comm.Split(0, order.index(comm.rank) if order else comm.rank)
     return lambda: comm.Bcast(model, 0)
 
 

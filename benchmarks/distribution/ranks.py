@@ -32,7 +32,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.layouts import ParameterLayout
 from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
-from ddrl.distribution.transport.links import PaceWatch
+from ddrl.distribution.relay.pace import PaceWatch
 from ddrl.distribution.transport.traces import merge_traces
 from ddrl.distribution.transport.waits import wait
 
@@ -195,6 +195,8 @@ def main() -> None:
         hosts = group.get("hosts", world.size - 1)
         if world.rank == 0 and "rates" in group:
             ask_for_rates(group["rates"])
+        if world.rank == 0 and "sending_rates" in group:
+            ask_for_rates(group["sending_rates"], up_only=True)
         meet(world)
         comm = world.Split(int(world.rank > hosts), world.rank)
         if world.rank <= hosts:

@@ -20,7 +20,7 @@ from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.planner import choose_best
 from ddrl.distribution.plans.scheme import Choice, Situation
 from ddrl.distribution.relay import RootRelay
-from ddrl.distribution.transport.links import PaceWatch
+from ddrl.distribution.relay.pace import PaceWatch
 from ddrl.distribution.transport.waits import wait
 
 CONNECT_TAG = 99

@@ -90,6 +90,7 @@ def model(version, nbytes):
 def report(**findings):
     for host in HOSTS:
         host.membership.leave()
+        assert (host.membership.data, host.membership.control) == (MPI.COMM_NULL, MPI.COMM_NULL), "communicators stay"
     everyone = WORLD.gather(findings)
     if RANK == 0:
         print(json.dumps(everyone), flush=True)
@@ -156,7 +157,7 @@ def traffic():
 
 def replanned():
     """The pace of models looks suspicious once: the relays measure, plan anew, and go on with the next version."""
-    from ddrl.distribution.transport.links import PaceWatch
+    from ddrl.distribution.relay.pace import PaceWatch
 
     class Suspect(PaceWatch):
         cases = 0

@@ -2,7 +2,10 @@
 
 import math
 
-from ddrl.distribution.transport.links import SHARED_CPU, Links, PaceWatch
+import pytest
+
+from ddrl.distribution.relay.pace import PaceWatch
+from ddrl.distribution.transport.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_rates
 
 
 def send(watch, clock, seconds, models):
@@ -47,8 +50,75 @@ def test_one_model_that_takes_several_times_as_long_is_enough_while_it_is_under_
     assert not patient.suspicious
 
 
+def test_while_several_are_under_way_none_that_ends_for_longer_than_usual_is_enough():
+    clock, sent = [0.0], 0
+    watch = PaceWatch(10.0, clock=lambda: clock[0])
+
+    def stream(gap, models):
+        nonlocal sent
+        for _ in range(models):
+            watch.began(sent)
+            clock[0] += gap
+            watch.ended(sent - 2)
+            sent += 1
+
+    watch.began(-2)
+    watch.began(-1)
+    stream(1.0, 15)  # a model a second, three seconds each
+    clock[0] += 4.4
+    assert not watch.suspicious
+    clock[0] += 0.2
+    assert watch.suspicious  # the older of the two under way began 6.6 s ago, less than three times as long as usual
+    stream(1.0, 2)
+    assert not watch.suspicious
+    watch.ended(sent - 2)
+    watch.ended(sent - 1)
+    clock[0] += 60
+    watch.began(sent)
+    clock[0] += 4.4
+    assert not watch.suspicious  # nothing was under way before
+
+
 def test_measured_costs_of_the_processor_are_used_and_count_more_on_a_shared_machine():
     measured = Links([1.0, 1.0], [1.0, 1.0], 0.0, 3e-5, 2, 2, 4e-9).network()
     assert (measured.send_cpu, measured.receive_cpu, measured.cpu_byte) == (1.5e-5, 1.5e-5, 2e-9)
     shared = Links([1.0, 1.0], [1.0, 1.0], 0.0, 3e-5, 1, 2, 4e-9).network()
     assert (shared.send_cpu, shared.cpu_byte) == (1.5e-5 * SHARED_CPU, 2e-9)
+
+
+@pytest.mark.parametrize("size", [4, 17, 40])
+@pytest.mark.parametrize("slow_way", ["up", "down", "both"])
+def test_one_slow_link_makes_neither_the_rounds_long_nor_its_partners_slow(size, slow_way):
+    slow, burst, rounds = size // 2, 50_000, []
+    up, down = [2.5e7] * size, [2.5e7] * size
+    if slow_way != "down":
+        up[slow] /= 10
+    if slow_way != "up":
+        down[slow] /= 10
+
+    def timed(shift, counts):
+        pairs = [min(up[rank], down[(rank + shift) % size]) for rank in range(size)]
+        seconds = [max(1e-4, pieces * PIECE - burst) / rate for pieces, rate in zip(counts, pairs, strict=True)]
+        rounds.append(max(seconds))
+        return seconds
+
+    rates, pieces = measure_rates(size, 0.0, timed)
+    assert rates.up == pytest.approx(up, rel=0.15)
+    assert rates.down == pytest.approx(down, rel=0.15)
+    if size > 4:  # with few hosts the middling link is a slow one's partner
+        assert max(rounds) < 0.5 * pieces * PIECE / 2.5e6  # what a middling link carries, the slow one need not
+        assert pieces * PIECE / 2.5e7 == pytest.approx(ROUND_SECONDS, rel=0.2)
+
+
+def test_links_of_very_unequal_rates_are_all_found():
+    up = [1e7 * (1 + rank % 7) for rank in range(12)]
+    down = [1e7 * (1 + rank % 5) for rank in range(12)]
+
+    def timed(shift, counts):
+        pairs = [min(up[rank], down[(rank + shift) % 12]) for rank in range(12)]
+        return [pieces * PIECE / rate for pieces, rate in zip(counts, pairs, strict=True)]
+
+    rates, _ = measure_rates(12, 0.0, timed)
+    fastest = max(down)  # nobody can show that it sends faster than anybody receives
+    assert rates.up == pytest.approx([min(rate, fastest) for rate in up], rel=0.05)
+    assert rates.down == pytest.approx(down, rel=0.05)

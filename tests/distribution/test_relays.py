@@ -254,3 +254,7 @@ def test_every_relay_measures_the_same_links_and_what_a_message_and_a_byte_cost_
         assert len(links["up"]) == len(links["down"]) == ranks
         assert links["message_seconds"] > 0
         assert links["byte_seconds"] > 0
+    first, _, anew = everyone[0]
+    same = ("message_seconds", "byte_seconds", "burst", "machines", "cores")
+    assert [first[name] for name in same] == [anew[name] for name in same]
+    assert first["up"] != anew["up"]

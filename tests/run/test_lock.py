@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
+from ddrl.run.directory import RunDirectory
 from ddrl.run.lock import RunLock
 from tests.run.launch import TINY, ddrl, mpirun, wait_for_checkpoint, wait_until
 from tests.sources import environment
@@ -42,6 +44,16 @@ def test_a_lock_is_held_by_one_and_free_after_its_release(tmp_path: Path) -> Non
         RunLock(tmp_path)
     lock.release()
     RunLock(tmp_path).release()
+
+
+def test_a_directory_that_is_released_can_be_taken_again_by_the_same_process(tmp_path: Path) -> None:
+    first = RunDirectory.create(Config(), "one", tmp_path / "run")
+    first.release()
+    second, _ = RunDirectory.open(tmp_path / "run", claim=True)
+    with pytest.raises(RunDirError, match="in use by"):
+        RunDirectory.open(tmp_path / "run", claim=True)
+    second.release()
+    RunDirectory.open(tmp_path / "run", claim=True)[0].release()
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:

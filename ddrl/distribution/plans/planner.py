@@ -18,7 +18,7 @@ from ddrl.distribution.plans.scheme import LAG_WEIGHT, Choice, Situation, candid
 from ddrl.distribution.plans.simulator import Network, simulate
 
 LAST_ROUND = 16  # proposals that are simulated, beside the best one of each scheme
-EVENTS = 50_000  # messages in one simulation, about
+EVENTS = 20_000  # messages in one simulation, about
 # of a model's time that a host with very many senders loses by TCP, which the simulator does not know; fitted to
 # benchmarks.distribution.tuned
 SENDERS_COST = 0.05

@@ -93,7 +93,7 @@ class Models(ABC):
         self._membership.exchange.barrier()  # who still withdraws would take what is sent next
         self.close()
         self.executor = None
-        self.links = measure_links(self._membership.data, self._membership)
+        self.links = measure_links(self._membership.data, self._membership, self.links)
 
     def _build(
         self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None

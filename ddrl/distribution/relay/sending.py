@@ -19,11 +19,11 @@ from ddrl.distribution.plans.scheme import Choice, load_scheme
 from ddrl.distribution.relay.control import Confirm, Measure, NewPlan, PlanInForce, Ready
 from ddrl.distribution.relay.membership import Membership
 from ddrl.distribution.relay.models import Models
+from ddrl.distribution.relay.pace import PaceWatch
 from ddrl.distribution.transport.codec import Codec
 from ddrl.distribution.transport.coding import SentVersions
 from ddrl.distribution.transport.executor import Executor
 from ddrl.distribution.transport.inbox import MailboxInbox
-from ddrl.distribution.transport.links import PaceWatch
 
 RETRIES = 3  # sends of a version that some host refused
 KEPT = 1 << 14  # confirmations to keep for readers
@@ -141,13 +141,15 @@ class ModelSender(Models):
 
     def _send_newest(self, executor: Executor) -> bool:
         newest = self.mailbox.newest
-        fresh = newest > self._sent_version
-        if self.stopping or not self.hosts or newest < 0 or not (fresh or self._refused):
+        if self.stopping or not self.hosts or newest < 0:
             return False
         if self._uses_links and (self._asked or self._watch.suspicious):
             self._asked = False
             self.measure()
             return True
+        fresh = newest > self._sent_version
+        if not (fresh or self._refused):
+            return False
         if self._asked:
             if self.settled:  # what is under way ends first
                 self._asked = False

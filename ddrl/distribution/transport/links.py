@@ -13,9 +13,8 @@ import os
 import statistics
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,11 +35,9 @@ WAKE_SECONDS = 2e-4  # from a message's arrival until its relay runs
 SHARED_CPU = 2.0
 MIN_PIECES, MAX_PIECES = 4, 1 << 11  # pieces in a round
 ROUNDS, LEAST_ROUNDS = 12, 3  # partners of each host: at most, and where a slow link makes rounds long
-ROUNDS_SECONDS = 1.0  # s, after which there are no more rounds
+ROUNDS_SECONDS, ANEW_SECONDS = 1.0, 0.5  # s, after which there are no more rounds; where models wait
 FRAME_BYTES = 40  # of TCP and IP, by packet
 PACKET_BYTES = 1448
-RECENT = 5  # models
-SLOWER, STUCK = 1.5, 3.0
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
 LEAST_BURST, MOST_BURST = 1 << 10, 1 << 18  # bytes
 BURST_TURNS, BURST_SECONDS = 4, 0.03  # trips of each size, and s: at least
@@ -88,43 +85,106 @@ class Links:
         )
 
 
-def measure_links(comm: MPI.Comm, guard: Guard | None = None) -> Links:
-    """Measure; every rank returns the same. `guard` raises where another relay fails meanwhile."""
+def measure_links(comm: MPI.Comm, guard: Guard | None = None, known: Links | None = None) -> Links:
+    """Measure; every rank returns the same. `guard` raises where another relay fails meanwhile. `known`: what was
+    measured before, the same at every rank: only rates and latency are measured anew, for a link that has changed
+    changes nothing else."""
     size = comm.size
     if size == 1:
         return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1, 0.0)
     guard = guard or Unguarded()
     probe = _Probe(comm, guard)
     latency = probe.latency()
-    pieces = MIN_PIECES
-    up, down = np.zeros(size), np.zeros(size)
-    shifts = list(range(1, size))
-    if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
-        few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
-        shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
-    probe.round(1, MIN_PIECES)  # opens connections and fills token buckets' debts
-    while True:  # how much fits into a round, roughly
-        seconds = float(np.median(probe.gather(probe.round(shifts[0], pieces))))
-        if seconds > 0.3 * ROUND_SECONDS or pieces >= MAX_PIECES:
-            break
-        pieces = min(MAX_PIECES, pieces * 4)
-    pieces = max(MIN_PIECES, min(MAX_PIECES, round(pieces * ROUND_SECONDS / max(seconds, 1e-6))))
-    begun = time.perf_counter()
-    for done, shift in enumerate(shifts):
-        if done >= LEAST_ROUNDS and max(probe.gather(time.perf_counter() - begun)) > ROUNDS_SECONDS:
-            break
-        seconds = probe.round(shift, pieces)
-        partner, rate = (comm.rank + shift) % size, pieces * PIECE / max(seconds - 2 * latency, 0.5 * seconds)
-        up[comm.rank], down[partner] = max(up[comm.rank], rate), max(down[partner], rate)
+    probe.round(1, [MIN_PIECES] * size)  # opens connections and fills token buckets' debts
+    limit = ROUNDS_SECONDS if known is None else ANEW_SECONDS
+    rates, pieces = measure_rates(size, latency, lambda shift, counts: probe.gather(probe.round(shift, counts)), limit)
     fan = probe.fan_out(pieces)
-    up, down = probe.reduce(up, np.maximum), probe.reduce(down, np.maximum)
+    up, down = rates.up, rates.down
     up[0] = max(up[0], fan)
+    if known is not None:
+        probe.close()
+        return replace(known, up=up, down=down, latency=latency)
     machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
     rate = float(np.median([up, down]))
     burst = probe.burst(rate, latency)
     message, byte = measure_processor(comm, rate, probe, guard)
     probe.close()
-    return Links(up.tolist(), down.tolist(), latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte, burst)
+    return Links(up, down, latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte, burst)
+
+
+def measure_rates(
+    size: int,
+    latency: float,
+    timed: Callable[[int, Sequence[int]], Sequence[float]],
+    limit: float = ROUNDS_SECONDS,
+) -> tuple[Rates, int]:
+    """Rates of all links, and the pieces that a middling one carries in a round. `timed`: plays a round (shift, pieces
+    of each rank) and gives every rank's seconds, the same at every rank. `limit` [s], about."""
+    pieces, rates = MIN_PIECES, Rates(size, latency)
+    shifts = list(range(1, size))
+    if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
+        few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
+        shifts = sorted({round(1 + index * (size - 2) / (few - 1)) for index in range(few)})
+    while True:  # how much fits into a round, roughly
+        seconds = timed(shifts[0], [pieces] * size)
+        middle = statistics.median(seconds)
+        if middle > 0.3 * ROUND_SECONDS or pieces >= MAX_PIECES:
+            break
+        pieces = min(MAX_PIECES, pieces * 4)
+    rates.add(shifts[0], [pieces] * size, seconds)
+    spent = 0.0
+    for done, shift in enumerate(shifts):
+        if done >= LEAST_ROUNDS and spent > limit:
+            break
+        counts = [max(pieces, _fitting(rate)) for rate in rates.pairs(shift)]
+        seconds = timed(shift, counts)
+        rates.add(shift, counts, seconds)
+        spent += max(seconds)
+    return rates, _fitting(pieces * PIECE / max(middle, 1e-6))
+
+
+def _fitting(rate: float) -> int:
+    """Pieces that a link carries in a round, at a rate [bytes/s]."""
+    return max(MIN_PIECES, min(MAX_PIECES, round(rate * ROUND_SECONDS / PIECE)))
+
+
+class Rates:
+    """What the rounds say of each host's link [bytes/s], the same at every rank.
+
+    A host's rate each way is the best of its rounds, for a slow partner shall not count against it. Rounds that carried
+    little count only where none carried more: in them the burst of an idle link makes it seem faster than it is."""
+
+    def __init__(self, size: int, latency: float) -> None:
+        self._size, self._latency = size, latency
+        self._up: list[list[tuple[int, float]]] = [[] for _ in range(size)]  # (pieces, rate) of each round
+        self._down: list[list[tuple[int, float]]] = [[] for _ in range(size)]
+
+    def add(self, shift: int, counts: Sequence[int], seconds: Sequence[float]) -> None:
+        """A round in which each rank sent its count of pieces to the one `shift` places on, in its seconds."""
+        for rank, (pieces, spent) in enumerate(zip(counts, seconds, strict=True)):
+            seen = (pieces, pieces * PIECE / max(spent - 2 * self._latency, 0.5 * spent, 1e-9))
+            self._up[rank].append(seen)
+            self._down[(rank + shift) % self._size].append(seen)
+
+    def pairs(self, shift: int) -> list[float]:
+        """The rate at which each rank may reach the one `shift` places on, by all its rounds."""
+        up, down = ([max(rate for _, rate in some) for some in seen] for seen in (self._up, self._down))
+        return [min(up[rank], down[(rank + shift) % self._size]) for rank in range(self._size)]
+
+    @property
+    def up(self) -> list[float]:
+        """Each rank's, of what it sends."""
+        return [_best(seen) for seen in self._up]
+
+    @property
+    def down(self) -> list[float]:
+        """Each rank's, of what it receives."""
+        return [_best(seen) for seen in self._down]
+
+
+def _best(seen: Sequence[tuple[int, float]]) -> float:
+    enough = 0.5 * max(pieces for pieces, _ in seen)
+    return max(rate for pieces, rate in seen if pieces >= enough)
 
 
 def _machine() -> str:
@@ -170,9 +230,9 @@ class _Probe(Exchange):
             found.append(min(times, default=0.0))
         return max(self.gather(max(found)))
 
-    def round(self, shift: int, pieces: int) -> float:
-        """Everybody sends `pieces` to the host `shift` places on; seconds until that host confirms that it has them
-        all.
+    def round(self, shift: int, counts: Sequence[int]) -> float:
+        """Everybody sends its count of pieces to the host `shift` places on; seconds until that host confirms that it
+        has them all.
 
         Timed by the sender, so that a process that is late can only make a link seem slower, never faster.
         """
@@ -182,10 +242,10 @@ class _Probe(Exchange):
         source, target = (rank - shift) % size, (rank + shift) % size
         done = np.zeros(1, np.uint8)
         self.barrier()
-        receives = [self.receive(self._in[index], source, TAG + 2) for index in range(pieces)]
+        receives = [self.receive(self._in[index], source, TAG + 2) for index in range(counts[source])]
         answer = self.receive(done, target, TAG + 4)
         begun = time.perf_counter()
-        sends = [self.send(self._out, target, TAG + 2) for _ in range(pieces)]
+        sends = [self.send(self._out, target, TAG + 2) for _ in range(counts[rank])]
         answered = False
         while not answer.Test():
             self.poll()
@@ -251,54 +311,3 @@ class _Probe(Exchange):
                     break
                 self.wait([self.send(answer, 0, TAG + 5)])
         return max(self.gather(found))
-
-
-class PaceWatch:
-    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the
-    machine is busy.
-
-    The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time. `stuck`: times the
-    usual time from which on one model under way is enough.
-    """
-
-    def __init__(
-        self, interval: float = 20.0, stuck: float = STUCK, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock, self._interval, self._stuck = clock, interval, stuck
-        self._begun: dict[int, float] = {}
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=RECENT)
-        self._rest_until = clock() + interval
-
-    def restart(self) -> None:
-        """A new plan: forget how long models took."""
-        if self.suspicious:
-            self._interval *= 2
-        self._begun.clear()
-        self._first.clear()
-        self._last.clear()
-        self._rest_until = self._clock() + self._interval
-
-    def began(self, sequence: int) -> None:
-        """A model has left."""
-        self._begun[sequence] = self._clock()
-
-    def ended(self, sequence: int) -> None:
-        """It has been confirmed everywhere."""
-        seconds = self._clock() - self._begun.pop(sequence, math.inf)
-        if len(self._first) < RECENT:
-            self._first.append(seconds)
-        else:
-            self._last.append(seconds)
-
-    @property
-    def suspicious(self) -> bool:
-        """Whether the last models took half as long again as the first, or one that is under way several times as
-        long, and the interval has passed."""
-        now = self._clock()
-        if len(self._first) < RECENT or now < self._rest_until:
-            return False
-        usual = statistics.median(self._first)
-        if any(now - begun > self._stuck * usual for begun in self._begun.values()):
-            return True
-        return len(self._last) == RECENT and statistics.median(self._last) > SLOWER * usual
