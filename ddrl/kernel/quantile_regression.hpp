@@ -15,12 +15,12 @@ namespace ddrl {
 struct QuantileBatch {
     std::size_t rows, actions;
     std::size_t count, count_t, count_selector;  // quantiles of an action
-    const float* value_tm1;                      // [rows, actions, count]
-    const float* fraction;                       // [count]
+    const float* value_tm1;  // [rows, actions, count]
+    const float* fraction;  // [count]
     const int64_t* action;
     const float* r_t;
     const float* discount_t;
-    const float* value_t;   // [rows, actions, count_t]
+    const float* value_t;  // [rows, actions, count_t]
     const float* selector;  // [rows, actions, count_selector], whose largest mean names the action of s_t
     const float* weight;
 };
@@ -31,8 +31,8 @@ inline float mean_of(const float* values, std::size_t count) {
     return sum / static_cast<float>(count);
 }
 
-// Adds to `loss` and `slope` [count] what one target gives: |tau_i - 1{d_i < 0}| L(d_i) with d_i = target - value_i, and
-// its derivative by d_i. L is the Huber loss over kappa; |d| where kappa is 0.
+// Adds to `loss` and `slope` [count] what one target gives: |tau_i - 1{d_i < 0}| L(d_i) with d_i = target - value_i,
+// and its derivative by d_i. L is the Huber loss over kappa; |d| where kappa is 0.
 inline void add_target(float target, const float* value, const float* fraction, std::size_t count, float kappa,
                        float* loss, float* slope) {
     for (std::size_t i = 0; i < count; ++i) {
@@ -47,7 +47,8 @@ inline void add_target(float target, const float* value, const float* fraction, 
 
 // Writes the loss [rows] = sum_i mean_j of what `add_target` says of the targets r_t + discount_t value_t_j(best), the
 // size [rows] of the mean target less the mean prediction, that mean [rows], and slope [rows, actions, count], the
-// derivative by value_tm1 of mean_b weight_b loss_b. False, with the outputs undefined, where an action is out of range.
+// derivative by value_tm1 of mean_b weight_b loss_b. False, with the outputs undefined, where an action is out of
+// range.
 inline bool quantile_slopes(const QuantileBatch& batch, float kappa, float* loss, float* size, float* taken,
                             float* slope) {
     const std::size_t n = batch.count, m = batch.count_t, k = batch.count_selector;

@@ -45,11 +45,19 @@ def quantile_slopes(
 
     On the processor one call of the kernel: in torch it is thirty."""
     if devices.has_kernel(value_tm1.device):
-        tensors = (value_tm1, fraction, action, r_t, discount_t, value_t, selector, weight)
-        given: Any = [tensor.detach().contiguous().numpy() for tensor in tensors]
+        value, following, chooser = (each.detach().contiguous().numpy() for each in (value_tm1, value_t, selector))
+        columns = (
+            fraction.numpy(),
+            action.numpy(),
+            r_t.numpy(),
+            discount_t.numpy(),
+            following,
+            chooser,
+            weight.numpy(),
+        )
         loss, size, taken = (np.empty(len(value_tm1), np.float32) for _ in range(3))
         slope = np.empty(value_tm1.shape, np.float32)
-        _kernel.quantile_slopes(*given, kappa, loss, size, taken, slope)
+        _kernel.quantile_slopes(value, *columns, kappa, loss, size, taken, slope)
         shared = torch.from_numpy
         return shared(loss), shared(size), shared(taken), shared(slope)
     following = distributions.taken(value_t, selector.mean(2).argmax(1))
