@@ -2,6 +2,7 @@
 #include "adam.hpp"
 #include "linear_layers.hpp"
 #include "q_learning.hpp"
+#include "quantile_regression.hpp"
 
 #include <limits>
 #include <random>
@@ -103,6 +104,21 @@ static void slopes_are_the_loss_s_derivative_at_the_action_taken() {
     }
 }
 
+static void slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quantiles() {
+    const float value[4] = {9, 9, 1, 3}, value_t[4] = {9, 9, 0, 4}, selector[2] = {1, 2};  // two actions each
+    const float fraction[2] = {0.25f, 0.75f}, r_t[1] = {1}, discount_t[1] = {0.5f}, weight[1] = {2};
+    const int64_t action[1] = {1}, wrong[1] = {2};
+    float loss[1], size[1], taken[1], slope[4];
+    ddrl::QuantileBatch batch{1, 2, 2, 2, 1, value, fraction, action, r_t, discount_t, value_t, selector, weight};
+    EXPECT(ddrl::quantile_slopes(batch, 1.0f, loss, size, taken, slope));  // targets 1 and 3
+    EXPECT(taken[0] == 2 && size[0] == 0);
+    EXPECT(near(loss[0], (0.25 * 1.5 + 0.25 * 1.5) / 2));  // errors 0 and 2, -2 and 0
+    EXPECT(slope[0] == 0 && slope[1] == 0 && near(slope[2], -0.25) && near(slope[3], 0.25));
+    EXPECT(ddrl::quantile_slopes(batch, 0.0f, loss, size, taken, slope) && near(loss[0], 0.5));
+    batch.action = wrong;
+    EXPECT(!ddrl::quantile_slopes(batch, 1.0f, loss, size, taken, slope));
+}
+
 static void a_value_that_is_not_a_number_is_the_largest() {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (size_t at = 0; at < 4; ++at) {
@@ -140,6 +156,7 @@ int main() {
     RUN(passes_of_two_layers_are_those_of_their_equations);
     RUN(relu_lets_what_is_not_a_number_through);
     RUN(slopes_are_the_loss_s_derivative_at_the_action_taken);
+    RUN(slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quantiles);
     RUN(a_value_that_is_not_a_number_is_the_largest);
     RUN(steps_of_adam_are_those_of_its_equations);
     return 0;
