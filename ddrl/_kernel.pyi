@@ -343,6 +343,11 @@ def q_slopes(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), o
     Write TD errors, their sizes, the values taken, and the loss's derivative by q_tm1 into the last four arrays.
     """
 
+def quantile_slopes(value_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], fraction: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], value_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kappa: float, loss: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+    """
+    Write the losses of quantile regression, the sizes of the mean errors, the means of the values taken, and the weighted mean loss's derivative by value_tm1 into the last four arrays.
+    """
+
 def adam_step(parameters: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], gradient: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], first: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], second: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], lr: float, beta1: float, beta2: float, epsilon: float, max_norm: float, count: int) -> float:
     """
     One step of Adam in place, along the gradient scaled down to the norm; the norm before that.

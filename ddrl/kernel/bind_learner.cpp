@@ -10,6 +10,7 @@
 #include "adam.hpp"
 #include "linear_layers.hpp"
 #include "q_learning.hpp"
+#include "quantile_regression.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,6 +21,8 @@ using Vector = nb::ndarray<float, nb::numpy, nb::c_contig, nb::device::cpu, nb::
 using Matrix = nb::ndarray<float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>>;
 using Floats = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<1>>;
 using Table = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>>;
+using Cube = nb::ndarray<float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<3>>;
+using Quantiles = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<3>>;
 using Integers = nb::ndarray<const int64_t, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<1>>;
 using Layer = std::tuple<std::optional<Vector>, Matrix, Matrix, Matrix, bool>;
 using Step = std::tuple<Matrix, std::optional<Matrix>, Matrix, std::optional<Matrix>, std::optional<Vector>,
@@ -107,6 +110,37 @@ void q_slopes(const Table& q_tm1, const Integers& action, const Floats& r_t, con
         throw nb::index_error("an action is not in [0, actions)");
 }
 
+void quantile_slopes(const Quantiles& value_tm1, const Floats& fraction, const Integers& action, const Floats& r_t,
+                     const Floats& discount_t, const Quantiles& value_t, const Quantiles& selector,
+                     const Floats& weight, float kappa, const Vector& loss, const Vector& size, const Vector& taken,
+                     const Cube& slope) {
+    const size_t rows = value_tm1.shape(0), actions = value_tm1.shape(1), count = value_tm1.shape(2);
+    for (const Quantiles* values : {&value_tm1, &value_t, &selector})
+        require(values->shape(0) == rows && values->shape(1) == actions && values->shape(2) > 0,
+                "quantiles are [rows, actions, some] each");
+    for (size_t each : {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), loss.shape(0),
+                        size.shape(0), taken.shape(0)})
+        require(each == rows, "everything but quantiles and fractions is [rows]");
+    require(fraction.shape(0) == count, "there is a fraction for each quantile of value_tm1");
+    require(slope.shape(0) == rows && slope.shape(1) == actions && slope.shape(2) == count && actions > 0,
+            "slope is as value_tm1, of one action at least");
+    const ddrl::QuantileBatch batch{rows,
+                                    actions,
+                                    count,
+                                    value_t.shape(2),
+                                    selector.shape(2),
+                                    value_tm1.data(),
+                                    fraction.data(),
+                                    action.data(),
+                                    r_t.data(),
+                                    discount_t.data(),
+                                    value_t.data(),
+                                    selector.data(),
+                                    weight.data()};
+    if (!ddrl::quantile_slopes(batch, kappa, loss.data(), size.data(), taken.data(), slope.data()))
+        throw nb::index_error("an action is not in [0, actions)");
+}
+
 float adam_step(const Vector& parameters, const Floats& gradient, const Vector& first, const Vector& second, double lr,
                 double beta1, double beta2, double epsilon, double max_norm, int count) {
     const size_t size = parameters.shape(0);
@@ -135,6 +169,11 @@ void bind_learner(nb::module_& module) {
                "slope"_a.noconvert(),
                "Write TD errors, their sizes, the values taken, and the loss's derivative by q_tm1 into the last four "
                "arrays.");
+    module.def("quantile_slopes", &quantile_slopes, "value_tm1"_a, "fraction"_a, "action"_a, "r_t"_a, "discount_t"_a,
+               "value_t"_a, "selector"_a, "weight"_a, "kappa"_a, "loss"_a.noconvert(), "size"_a.noconvert(),
+               "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "Write the losses of quantile regression, the sizes of the mean errors, the means of the values taken, "
+               "and the weighted mean loss's derivative by value_tm1 into the last four arrays.");
     module.def("adam_step", &adam_step, "parameters"_a.noconvert(), "gradient"_a.noconvert(), "first"_a.noconvert(),
                "second"_a.noconvert(), "lr"_a, "beta1"_a, "beta2"_a, "epsilon"_a, "max_norm"_a, "count"_a,
                "One step of Adam in place, along the gradient scaled down to the norm; the norm before that.");

@@ -37,7 +37,8 @@ class Loss(NamedTuple):
     priority: torch.Tensor | None = None  # [B], of the batch's draws
     figures: Mapping[str, torch.Tensor] = {}  # scalars by the names of metrics
     slopes: Mapping[str, torch.Tensor] = {}  # the loss's derivatives by all outputs that are differentiated, by name;
-    # none: autograd finds them. Given, they save the time of building and walking a graph.
+    # of an output that is a tuple, by its first. None: autograd finds them. Given, they save the time of building and
+    # walking a graph.
 
     def scalar(self) -> torch.Tensor:
         """The loss []."""

@@ -88,6 +88,11 @@ class ValueHead(nn.Module):
         """Whether q is a fixed linear map of the last layer's output."""
         return not self.stream_width and self.form in ("mean", "none")
 
+    @property
+    def last(self) -> nn.Linear:
+        """That layer, where q is such a map."""
+        return self.advantage if self.form == "none" else self.value_advantage
+
     def mixing(self) -> torch.Tensor:
         """That map: [num_actions, rows of the last layer]."""
         identity = torch.eye(self.num_actions)

@@ -95,7 +95,9 @@ class AutogradPasses:
         self._outputs, outputs = {}, self._outputs
         if loss.slopes:
             # A scalar with these derivatives: giving autograd the derivatives themselves imports sympy (0.4 s).
-            products = [torch.dot(outputs[name].reshape(-1), slope.reshape(-1)) for name, slope in loss.slopes.items()]
+            pairs = [(outputs[name], slope.reshape(-1)) for name, slope in loss.slopes.items()]
+            firsts = [(given[0] if isinstance(given, tuple) else given, slope) for given, slope in pairs]
+            products = [torch.dot(given.reshape(-1), slope) for given, slope in firsts]
             scalar = products[0] if len(products) == 1 else torch.stack(products).sum()
         else:
             scalar = loss.scalar()
@@ -103,8 +105,8 @@ class AutogradPasses:
         gradients = cast(Sequence[torch.Tensor | None], slopes)
         # Adam walks parameters and gradients as memory, so a gradient must lie as its parameter does: autograd may
         # return it transposed, expanded or with channels last, and None for a parameter that was not used.
-        pairs = zip(self._parameters, gradients, strict=True)
-        return [torch.zeros_like(parameter) if slope is None else slope.contiguous() for parameter, slope in pairs]
+        each = zip(self._parameters, gradients, strict=True)
+        return [torch.zeros_like(parameter) if slope is None else slope.contiguous() for parameter, slope in each]
 
     def learning(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """See `Passes`: one piece a parameter."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
+from ddrl import _kernel
+from ddrl.learner import devices, distributions
 from ddrl.learner.networks import CNN, MLP
 
 
@@ -25,6 +28,64 @@ def quantile_loss(value: torch.Tensor, fraction: torch.Tensor, target: torch.Ten
     return cast("torch.Tensor", _QuantileLoss.apply(value, fraction, target, kappa))
 
 
+def quantile_slopes(
+    value_tm1: torch.Tensor,
+    fraction: torch.Tensor,
+    action: torch.Tensor,
+    r_t: torch.Tensor,
+    discount_t: torch.Tensor,
+    value_t: torch.Tensor,
+    selector: torch.Tensor,
+    weight: torch.Tensor,
+    kappa: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`quantile_loss` [B] of the actions taken towards r_t + discount_t value_t(best), best by the selector's mean; the
+    sizes of the mean targets less the mean predictions [B]; these means [B]; and the derivative of mean_b weight_b
+    loss_b by value_tm1 [B, A, N]. From [B, A, N], [N], [B] three times, [B, A, M], [B, A, K], [B].
+
+    On the processor one call of the kernel: in torch it is thirty."""
+    if devices.has_kernel(value_tm1.device):
+        value, following, chooser = (each.detach().contiguous().numpy() for each in (value_tm1, value_t, selector))
+        columns = (
+            fraction.numpy(),
+            action.numpy(),
+            r_t.numpy(),
+            discount_t.numpy(),
+            following,
+            chooser,
+            weight.numpy(),
+        )
+        loss, size, taken = (np.empty(len(value_tm1), np.float32) for _ in range(3))
+        slope = np.empty(value_tm1.shape, np.float32)
+        _kernel.quantile_slopes(value, *columns, kappa, loss, size, taken, slope)
+        shared = torch.from_numpy
+        return shared(loss), shared(size), shared(taken), shared(slope)
+    following = distributions.taken(value_t, selector.mean(2).argmax(1))
+    target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * following  # [B, M]
+    value = distributions.taken(value_tm1.detach(), action)
+    each, slopes = _loss_and_slopes(value, fraction, target, kappa)
+    q_taken, share = value.mean(1), (weight / len(weight)).unsqueeze(1)
+    slope = distributions.at_taken(slopes * share, action, value_tm1.shape[1])
+    return each, (target.mean(1) - q_taken).abs(), q_taken, slope
+
+
+def _loss_and_slopes(
+    value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantile_loss` [B], and its derivative by the values [B, N]."""
+    error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, M]
+    tau = fraction.unsqueeze(-1)
+    weight = torch.where(error < 0, 1.0 - tau, tau)
+    if kappa:
+        slope = error.clamp(-kappa, kappa).div_(kappa)
+        size = error.sub_(slope, alpha=0.5 * kappa).mul_(slope)
+    else:
+        slope = error.sign()
+        size = error.mul_(slope)
+    slopes = slope.mul_(weight).mean(dim=2).neg_()
+    return size.mul_(weight).mean(dim=2).sum(dim=1), slopes
+
+
 class _QuantileLoss(torch.autograd.Function):
     """The loss and its slopes by the values in one go: autograd would keep and pass over each [B, N, M] again."""
 
@@ -32,17 +93,9 @@ class _QuantileLoss(torch.autograd.Function):
     def forward(
         ctx: Any, value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
     ) -> torch.Tensor:
-        error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, M]
-        tau = fraction.unsqueeze(-1)
-        weight = torch.where(error < 0, 1.0 - tau, tau)
-        if kappa:
-            slope = error.clamp(-kappa, kappa).div_(kappa)
-            size = error.sub_(slope, alpha=0.5 * kappa).mul_(slope)
-        else:
-            slope = error.sign()
-            size = error.mul_(slope)
-        ctx.save_for_backward(slope.mul_(weight).mean(dim=2).neg_())
-        return size.mul_(weight).mean(dim=2).sum(dim=1)
+        loss, slopes = _loss_and_slopes(value, fraction, target, kappa)
+        ctx.save_for_backward(slopes)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
@@ -66,21 +119,29 @@ class ImplicitQuantiles(nn.Module):
     """A network of the library, with its features multiplied by an embedding of the fraction before its head:
     Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
 
-    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions."""
+    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions; where all rows
+    share their fractions, the layer's weights are multiplied by the embedding in place of each row's features."""
 
     def __init__(self, network: MLP | CNN, cosines: int) -> None:
         super().__init__()
         self.network, self.cosines = network, cosines
         self.embedding = nn.Linear(cosines, network.head.features)
+        self._mixing = network.head.mixing() if network.head.linear else None
 
     def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantiles [B, A, N] at the fractions [B, N], and these fractions."""
+        """Quantiles [B, A, N] at the fractions [B, N], or at [N] for all rows, and these fractions."""
         features = self.network.features(observation)  # [B, F]
         steps = torch.arange(self.cosines, dtype=fraction.dtype, device=fraction.device) * math.pi
-        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(2) * steps)))  # [B, N, F]
+        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(-1) * steps)))  # [B, N, F] or [N, F]
+        if fraction.dim() == 1 and self._mixing is not None:
+            layer = self.network.head.last
+            mixing = self._mixing = self._mixing.to(features.device)  # a copy only where the network has moved
+            weight = (mixing @ layer.weight).unsqueeze(1) * embedded  # [A, N, F]
+            values = features @ weight.flatten(0, 1).t()  # [B, A N]
+            return values.unflatten(1, weight.shape[:2]) + (mixing @ layer.bias).unsqueeze(1), fraction
         mixed = (features.unsqueeze(1) * embedded).flatten(0, 1)  # [B N, F]
         values = self.network.head(mixed)  # [B N, A]
-        return values.unflatten(0, (-1, fraction.shape[1])).transpose(1, 2), fraction
+        return values.unflatten(0, (-1, fraction.shape[-1])).transpose(1, 2), fraction
 
 
 class MeanOfFractions(nn.Module):

@@ -9,9 +9,9 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import Learner, describe
+from ddrl.learner import Learner, describe, devices
 from ddrl.learner.passes import AutogradPasses, MLPPasses
-from ddrl.learner.quantiles import midpoints, quantile_loss
+from ddrl.learner.quantiles import midpoints, quantile_loss, quantile_slopes
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 TABLES = {
@@ -91,6 +91,56 @@ def test_the_minimum_stands_at_the_quantiles() -> None:
             assert quantile_loss(moved, fraction, target, 0.0) > least
 
 
+def slopes_batch(rows: int, actions: int, widths: tuple[int, int, int]) -> list[torch.Tensor]:
+    torch.manual_seed(rows)
+    value, value_t, selector = (2 * torch.randn(rows, actions, width) for width in widths)
+    columns = torch.randn(rows), torch.rand(rows)
+    return [
+        value,
+        torch.rand(widths[0]),
+        torch.randint(actions, (rows,)),
+        *columns,
+        value_t,
+        selector,
+        torch.rand(rows),
+    ]
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("rows", "actions", "widths"), [(1, 1, (1, 1, 1)), (64, 2, (16, 16, 16)), (9, 5, (7, 3, 4))])
+def test_the_kernel_and_torch_give_the_same_slopes_of_quantiles(
+    rows: int, actions: int, widths: tuple[int, int, int], kappa: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = slopes_batch(rows, actions, widths)
+    value, fraction, action, r_t, discount_t, value_t, selector, weight = given
+    ours = quantile_slopes(*given, kappa)
+    value.requires_grad_()
+    best = value_t[torch.arange(rows), selector.mean(2).argmax(1)]
+    target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * best
+    loss = quantile_loss(value[torch.arange(rows), action], fraction, target, kappa)
+    torch.testing.assert_close(ours[0], loss.detach())
+    torch.testing.assert_close(ours[3], torch.autograd.grad((weight * loss).mean(), value)[0], atol=1e-6, rtol=1e-5)
+    monkeypatch.setattr(devices, "has_kernel", lambda device: False)
+    for mine, torchs in zip(ours, quantile_slopes(*given, kappa), strict=True):
+        torch.testing.assert_close(mine, torchs, atol=1e-6, rtol=1e-5)
+    given[5][:] = float("nan")
+    monkeypatch.undo()
+    assert quantile_slopes(*given, kappa)[0].isnan().all()
+
+
+def test_the_kernel_of_quantiles_refuses_what_does_not_fit() -> None:
+    for action in (-1, 2, 2**62):
+        given = slopes_batch(4, 2, (5, 6, 7))
+        given[2][3] = action
+        with pytest.raises(IndexError, match="not in"):
+            quantile_slopes(*given, 1.0)
+    for place, words in ((1, "fraction"), (2, "rows"), (3, "rows"), (4, "rows"), (5, "rows"), (6, "rows"), (7, "rows")):
+        given = slopes_batch(4, 2, (5, 6, 7))
+        given[place] = given[place][:3]
+        with pytest.raises(ValueError, match=words):
+            quantile_slopes(*given, 1.0)
+
+
 @ALGORITHMS
 @pytest.mark.parametrize("double", [True, False])
 def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: bool) -> None:
@@ -107,8 +157,8 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
         evaluation = evaluations[name]
         with torch.no_grad():
             outputs = (part.target_module if evaluation.target else part.module)(*evaluation.inputs)
-        pair = outputs if isinstance(outputs, tuple) else (outputs, midpoints(9).expand(24, -1))
-        return pair[0].double().numpy(), pair[1].double().numpy()
+        values, fraction = outputs if isinstance(outputs, tuple) else (outputs, midpoints(9))
+        return values.double().numpy(), fraction.expand(24, -1).double().numpy()
 
     values_t = evaluated(f"{prefix}_t")[0]
     selector = evaluated(f"{prefix}_t_selector")[0] if f"{prefix}_t_selector" in evaluations else values_t
@@ -128,10 +178,12 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
         for name, evaluation in evaluations.items()
     }
     whole = module.loss(outputs, made, "value")
-    assert whole.loss.item() == pytest.approx(loss(), rel=1e-5)
+    assert whole.scalar().item() == pytest.approx(loss(), rel=1e-5)
     predicted = evaluated(f"{prefix}_tm1")[0][np.arange(24), batch.a_tm1].mean(1)
     np.testing.assert_allclose(whole.priority, np.abs(target.mean(1) - predicted), rtol=1e-4, atol=1e-6)
-    gradients = torch.autograd.grad(whole.loss, list(part.module.parameters()))
+    predictions = outputs[f"{prefix}_tm1"][0] if algorithm == "iqn" else outputs[f"{prefix}_tm1"]
+    slope = whole.slopes[f"{prefix}_tm1"]
+    gradients = torch.autograd.grad((predictions * slope).sum(), list(part.module.parameters()))
     for parameter, gradient in zip(part.module.parameters(), gradients, strict=True):
         place = int(gradient.abs().argmax())
         flat, middle = parameter.data.view(-1), parameter.data.view(-1)[place].item()
@@ -203,6 +255,19 @@ def test_rollouts_act_by_iqn_s_mean_at_fractions_of_the_step(spec: EnvSpec) -> N
     np.testing.assert_array_equal(learner.inspect(observation)["q"], q)  # nothing is drawn
 
 
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
+@pytest.mark.parametrize("dueling", ["mean", "none"])
+def test_fractions_that_all_rows_share_give_what_each_row_s_own_do(spec: EnvSpec, dueling: str) -> None:
+    network = learner_of("iqn", spec, dueling=dueling).parts["value"].module
+    observation, fraction = torch.from_numpy(random_batch(spec, 5, 2).s_t), torch.rand(4)
+    given: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+    for taken in (fraction, fraction.expand(5, -1)):
+        values, _ = network(observation, taken)
+        assert values.shape == (5, spec.num_actions, 4)
+        given.append((values, torch.autograd.grad(values.square().sum(), list(network.parameters()))))
+    torch.testing.assert_close(*given, rtol=1e-4, atol=1e-5)
+
+
 def test_iqn_s_fractions_are_independent_and_the_learner_s_own() -> None:
     one, same = learner_of("iqn"), learner_of("iqn")
     batch = random_batch(VECTOR, 16, 0)
@@ -213,7 +278,7 @@ def test_iqn_s_fractions_are_independent_and_the_learner_s_own() -> None:
     made = one.algorithm.evaluations(one._loader.load(batch), "value")
     drawn = {evaluation.name: evaluation.inputs[1] for evaluation in made}
     assert {name: tuple(fraction.shape) for name, fraction in drawn.items()} == {
-        "z_tm1": (16, 5), "z_t": (16, 6), "z_t_selector": (16, 7)
+        "z_tm1": (5,), "z_t": (6,), "z_t_selector": (7,)
     }  # fmt: skip
     everything = torch.cat([fraction.flatten() for fraction in drawn.values()])
     assert len(everything.unique()) == everything.numel()

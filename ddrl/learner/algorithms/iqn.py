@@ -1,8 +1,9 @@
 """Implicit quantile networks: the return's distribution as a function of the fraction (Dabney et al. 2018b, "IQN").
 
 An update and each step of acting draw their fractions anew. Works with double, dueling, n-step and priorities as DQN
-does. Departures from the paper: the features of an mlp go into its last layer right after they are multiplied by the
-fraction's embedding (`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the drawn fractions."""
+does. Departures from the paper: the rows of an update's batch share their fractions, so that few are embedded; the
+features of an mlp go into its last layer right after they are multiplied by the fraction's embedding
+(`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the drawn fractions."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 class IQNSettings:
     """How many fractions are drawn, and how they enter the network."""
 
-    fractions: int = setting(64, "fractions", "Drawn for the prediction, each transition (N).", ge=1)
-    target_fractions: int = setting(64, "fractions", "Drawn for the target, each transition (N').", ge=1)
+    fractions: int = setting(64, "fractions", "Drawn for the prediction in each update (N).", ge=1)
+    target_fractions: int = setting(64, "fractions", "Drawn for the target in each update (N').", ge=1)
     acting_fractions: int = setting(32, "fractions", "Drawn to choose an action by their mean (K).", ge=1)
     cosines: int = setting(64, "", "cos(pi k tau), k = 0 .. cosines - 1, that embed a fraction tau (n).", ge=1)
     kappa: float = setting(1.0, "return", "Errors up to this count by their square; 0: none do.", ge=0)
@@ -61,11 +62,11 @@ class IQN:
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import batches, distributions, quantiles
+        from ddrl.learner import quantiles
         from ddrl.learner.networks import make_network
 
         self._double, self._settings = config.learner.double, settings
-        self._rules, self._taken, self._draw_rows = quantiles, distributions.taken, batches.draw_rows
+        self._rules = quantiles
         network: Any = make_network(config.learner, spec)
         self.network = quantiles.ImplicitQuantiles(network, settings.cosines)
 
@@ -82,7 +83,7 @@ class IQN:
         settings = self._settings
 
         def drawn(count: int) -> torch.Tensor:
-            return self._draw_rows(batch, count, lambda empty: empty.uniform_())
+            return batch.r_t.new_empty(count).uniform_()
 
         return [
             Evaluation("z_tm1", part, (batch.s_tm1, drawn(settings.fractions)), gradient=True, training=True),
@@ -93,15 +94,12 @@ class IQN:
     def loss(self, outputs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], batch: Any, part: str) -> Loss:
         """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t Z'_j(s_t, best) - Z_i(s_tm1, a_tm1)), rho of
         `quantiles.quantile_loss` (eq. 2 and 3)."""
-        best = outputs["z_t_selector"][0].mean(2).argmax(1)
-        z_t = self._taken(outputs["z_t"][0], best)
-        target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * z_t  # [B, N']
         values, fraction = outputs["z_tm1"]
-        z = self._taken(values, batch.a_tm1)  # [B, N]
-        each = self._rules.quantile_loss(z, fraction, target, self._settings.kappa)
-        q_taken = z.detach().mean(1)
-        priority = (target.mean(1) - q_taken).abs()
-        return Loss((batch.weight * each).mean(), priority, {"td_error": priority, "q_mean": q_taken})
+        (z_t, _), (selector, _) = outputs["z_t"], outputs["z_t_selector"]
+        given = (values, fraction, batch.a_tm1, batch.r_t, batch.discount_t, z_t, selector, batch.weight)
+        each, priority, q_taken, slope = self._rules.quantile_slopes(*given, self._settings.kappa)
+        figures = {"td_error": priority, "q_mean": q_taken}
+        return Loss(lambda: (batch.weight * each).mean(), priority, figures, {"z_tm1": slope})
 
     def acting(self) -> Acting:
         """See `Algorithm`: the action values at the fractions of the step."""
@@ -111,5 +109,5 @@ class IQN:
         """See `Algorithm`: q [B, num_actions], and the quantiles [B, num_actions, K] at the middles of K equal shares,
         so that nothing is drawn."""
         middle = self._rules.midpoints(self._settings.acting_fractions).to(self.network.embedding.weight.device)
-        quantile, _ = self.network(observations, middle.expand(len(observations), -1))
+        quantile, _ = self.network(observations, middle)
         return {"q": quantile.mean(2), "quantile": quantile}

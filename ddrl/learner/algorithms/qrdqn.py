@@ -49,11 +49,11 @@ class QRDQN:
         return Declaration("qrdqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: QRDQNSettings) -> None:
-        from ddrl.learner import distributions, quantiles
+        from ddrl.learner import quantiles
         from ddrl.learner.networks import make_network
 
         self._double, self._kappa = config.learner.double, settings.kappa
-        self._rules, self._taken = quantiles, distributions.taken
+        self._rules = quantiles
         self.network = make_network(config.learner, spec, atoms=settings.quantiles)
         self._fractions = quantiles.midpoints(settings.quantiles)
 
@@ -78,15 +78,12 @@ class QRDQN:
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t theta'_j(s_t, best) - theta_i(s_tm1, a_tm1)),
         rho of `quantiles.quantile_loss`, best by the mean over the quantiles."""
-        selector = outputs["theta_t_selector" if self._double else "theta_t"]
-        theta_t = self._taken(outputs["theta_t"], selector.mean(2).argmax(1))
-        target = batch.r_t.unsqueeze(1) + batch.discount_t.unsqueeze(1) * theta_t  # [B, N]
-        theta = self._taken(outputs["theta_tm1"], batch.a_tm1)
-        self._fractions = self._fractions.to(theta.device)  # a copy only where the learner has moved
-        each = self._rules.quantile_loss(theta, self._fractions, target, self._kappa)
-        q_taken = theta.detach().mean(1)
-        priority = (target.mean(1) - q_taken).abs()
-        return Loss((batch.weight * each).mean(), priority, {"td_error": priority, "q_mean": q_taken})
+        selector, theta_tm1 = outputs["theta_t_selector" if self._double else "theta_t"], outputs["theta_tm1"]
+        self._fractions = self._fractions.to(theta_tm1.device)  # a copy only where the learner has moved
+        given = (theta_tm1, self._fractions, batch.a_tm1, batch.r_t, batch.discount_t, outputs["theta_t"], selector)
+        each, priority, q_taken, slope = self._rules.quantile_slopes(*given, batch.weight, self._kappa)
+        figures = {"td_error": priority, "q_mean": q_taken}
+        return Loss(lambda: (batch.weight * each).mean(), priority, figures, {"theta_tm1": slope})
 
     def acting(self) -> Acting:
         """See `Algorithm`: the action values."""
