@@ -64,9 +64,12 @@ def bcast(
     comm: MPI.Comm, model: NDArray[np.uint8], algorithm: int, segment: int, order: list[int] | None = None
 ) -> Callable[[], None]:
     """MPI_Bcast; `order`: all ranks, the root first, in the order that MPI shall have them (None: as they are)."""
-    set_variable("coll_tuned_bcast_algorithm", algorithm)
-    set_variable("coll_tuned_bcast_algorithm_segmentsize", segment)
+    names = ("coll_tuned_bcast_algorithm", "coll_tuned_bcast_algorithm_segmentsize")
+    for name, value in zip(names, (algorithm, segment), strict=True):
+        set_variable(name, value)
     comm = comm.Split(0, order.index(comm.rank) if order else comm.rank)
+    for name in names:  # ranks that take no part must agree with these on every other communicator
+        set_variable(name, 0)
     return lambda: comm.Bcast(model, 0)
 
 

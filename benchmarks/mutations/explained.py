@@ -25,6 +25,9 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/learner/algorithms/pqn.py", "constant", "state.reshape(-2,"): (
         "numpy takes any negative size for the one that it finds"
     ),
+    ("ddrl/distribution/relay/membership.py", "dropped call", 12 * " " + "pass"): (  # in `abandon`
+        "a relay that abandons its job ends with it, and MPI frees what is left"
+    ),
     ("ddrl/run/modes/serial.py", "constant", "board_name(topology.run_id, 1)"): (
         "where all is one process, nobody looks for the board by its name"
     ),

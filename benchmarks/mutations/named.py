@@ -266,7 +266,11 @@ _NAMED = {
         ("burn-in is learned from", "there = (here + batch.ahead).clamp(max=q.shape[1] - 1)", "there = here"),
     ),
     "learner/quantiles.py": (
-        ("quantiles are weighed from the wrong side", "(error.detach() < 0)", "(error.detach() > 0)"),
+        (
+            "quantiles are weighed from the wrong side",
+            "torch.where(error < 0, 1.0 - tau, tau)",
+            "torch.where(error < 0, tau, 1.0 - tau)",
+        ),
     ),
     "replay/rate_limiter.py": (
         ("the ratio is not kept", "return min(count, band) - self.samples_behind <= band", "return True"),
