@@ -261,6 +261,12 @@ def test_a_device_without_room_is_told_in_a_line_and_the_learner_stays_where_it_
     learn(case, learner)
 
 
+def test_what_leaves_the_device_is_page_locked_on_the_host_where_the_device_is_cuda() -> None:
+    (vector,) = move([torch.arange(8, dtype=torch.uint8).to(DEVICE)], torch.device("cpu"))
+    assert vector.tolist() == list(range(8))
+    assert FAKE or vector.is_pinned()
+
+
 def test_a_network_s_recurrent_layers_stay_in_the_flat_vector() -> None:
     class Recurrent(torch.nn.Module):
         def __init__(self) -> None:

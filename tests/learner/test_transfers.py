@@ -1,0 +1,74 @@
+"""What copies to and from a device ask of CUDA, where there is none; `device_cases.py` looks at a real one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra [train]")
+
+from ddrl.learner import transfers  # noqa: E402
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+class Vector:
+    """Bytes on a device that is not there."""
+
+    def __init__(self, asked: list[Any], nbytes: int, device: torch.device) -> None:
+        self.asked, self.nbytes, self.device = asked, nbytes, device
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def copy_(self, of: Any, non_blocking: bool = False) -> None:
+        self.asked.append(("copy", of.device.type, self.device.type, non_blocking))
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[Any]:
+    """What is asked of torch, in order."""
+    calls: list[Any] = []
+
+    def empty(nbytes: int, *, dtype: torch.dtype, pin_memory: bool) -> Vector:
+        assert dtype == torch.uint8
+        calls.append(("host memory", nbytes, pin_memory))
+        return Vector(calls, nbytes, CPU)
+
+    def stream(device: torch.device) -> Any:
+        return SimpleNamespace(synchronize=lambda: calls.append(("wait", device.type)))
+
+    def event() -> Any:
+        return SimpleNamespace(record=lambda stream: calls.append(("mark", stream)))
+
+    like = {"empty_like": lambda vector, device: Vector(calls, len(vector), device)}
+    cuda = SimpleNamespace(current_stream=stream, Event=event)
+    monkeypatch.setattr(transfers, "torch", SimpleNamespace(empty=empty, uint8=torch.uint8, cuda=cuda, **like))
+    return calls
+
+
+def test_memory_for_copies_is_page_locked_for_cuda_alone(asked):
+    transfers.host_memory(8, CUDA)
+    transfers.host_memory(9, CPU)
+    transfers.host_memory(10, torch.device("meta"))
+    assert asked == [("host memory", 8, True), ("host memory", 9, False), ("host memory", 10, False)]
+
+
+def test_a_move_to_the_host_is_page_locked_there_and_one_wait_ends_copies_that_block_nobody(asked):
+    transfers.move([Vector(asked, nbytes, CUDA) for nbytes in (3, 4)], CPU)
+    copy = ("copy", "cuda", "cpu", True)
+    assert asked == [("host memory", 3, True), ("host memory", 4, True), copy, copy, ("wait", "cuda")]
+
+
+def test_a_move_to_the_device_blocks_nobody_until_one_wait(asked):
+    transfers.move([Vector(asked, nbytes, CPU) for nbytes in (3, 4)], CUDA)
+    copy = ("copy", "cpu", "cuda", True)
+    assert asked == [copy, copy, ("wait", "cuda")]
+
+
+def test_a_mark_stands_behind_the_copies_of_its_device(asked):
+    assert transfers.mark(CPU) is None
+    assert transfers.mark(CUDA) is not None
+    assert [name for name, *_ in asked] == ["mark"]
