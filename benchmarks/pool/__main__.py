@@ -96,7 +96,7 @@ def started(chosen: Namespace) -> dict[str, Any]:
 
 def spread(chosen: Namespace) -> dict[str, Any]:
     """Real collectors of two hosts: cold, alive, predicted."""
-    rows = hosts.compare(*((8, 0.3, 0.8, 2) if chosen.short else (52, 1.0, 3.4, 9)))
+    rows = hosts.compare(*((8, 0.3, 0.8, 20) if chosen.short else (52, 1.0, 3.4, 80)))
     show("Real collectors of two hosts", rows)
     return {"simulated": False, "hosts": hosts.HOSTS, "collectors": rows}
 

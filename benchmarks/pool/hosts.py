@@ -35,7 +35,8 @@ def compare(rounds: int, startup: float, collecting: float, updates: int) -> lis
                 mode,
                 seed=index + 1,
                 rounds=HOSTS * (int(rounds / (1 + startup / (1.5 * collecting))) if mode == "cold" else rounds),
-                updates=updates,
+                updates=updates,  # many and short: an update more or less must not count
+                width=128,
                 startup=startup,
                 step=collecting / 20,
                 steps=20,

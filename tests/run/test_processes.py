@@ -150,6 +150,7 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
         text=True,
         start_new_session=True,
         env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where the tests run under nohup
     )
     wait_for_checkpoint(run)
     process.send_signal(number)

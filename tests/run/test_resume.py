@@ -1,6 +1,7 @@
 """Resume is whole: the best policy, the ratio of samples to inserts, live settings and totals all go on."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,17 @@ from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, summary
 
 
+def run_id(folder: Path) -> str:
+    """Of this process alone: other processes run other tests at the same time."""
+    return f"r{os.getpid()}{folder.name}"
+
+
 def start(folder: Path, *more: str) -> SerialRun:
-    return SerialRun(Preparation(parse(["--serial", *TINY, "--set", f"run.dir={folder}", *more]), f"r{folder.name}"))
+    return SerialRun(Preparation(parse(["--serial", *TINY, "--set", f"run.dir={folder}", *more]), run_id(folder)))
 
 
 def resume(folder: Path, *more: str) -> SerialRun:
-    return SerialRun(Preparation(parse(["--serial", "--resume", str(folder), *more]), f"r{folder.name}"))
+    return SerialRun(Preparation(parse(["--serial", "--resume", str(folder), *more]), run_id(folder)))
 
 
 def go_on(run: SerialRun, env_steps: int) -> None:
