@@ -1,4 +1,4 @@
-"""One whole run of ddrl as a user starts it, or of Stable-Baselines3's DQN, timed from outside, and its policy judged
+"""One whole run of ddrl as a user starts it, or of a peer's algorithm, timed from outside, and its policy judged
 anew. Used by the benchmarks of single tasks."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ddrl.telemetry import Run
 
-PEER = Path(__file__).parents[1] / "peers" / "sb3_dqn.py"
+PEER = Path(__file__).parents[1] / "peers" / "sb3_solve.py"
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
 
 
