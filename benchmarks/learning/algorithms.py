@@ -1,5 +1,6 @@
 """The algorithms on one task: whole processes, seed by seed in turn, each saved policy judged by 100 further episodes;
-with --peer-python in turn with those of Stable-Baselines3 and sb3-contrib, by the settings of their own zoo.
+with --peer-python in turn with those of Stable-Baselines3 and sb3-contrib by the settings of their own zoo, and with
+--tianshou-python with Tianshou's C51 by the task's settings.
 
 The settings are those of the file TASK_ALGORITHM.toml of ddrl/tasks, or of TASK.toml with `learner.algorithm`. Runs are
 serial, so the same for the same seed, but for CartPole's, whose seconds count. A result of the same settings that was
@@ -28,12 +29,12 @@ class Goal:
     solved: float  # mean return of 100 episodes
     target: float  # what a run's own evaluations must reach to end it, so that 100 others confirm `solved`
     how: tuple[str, ...] = ("--serial",)
-    peers: tuple[str, ...] = ()  # algorithms of `benchmarks/peers/sb3_solve.py` on this task
+    peers: tuple[str, ...] = ()  # tasks of `benchmarks/peers/sb3_solve.py` are TASK_PEER
 
 
 GOALS = {
     "cartpole": Goal(("dqn", "c51", "qrdqn", "iqn", "pqn"), 475.0, 490.0, how=()),
-    "lunarlander": Goal(("qrdqn", "c51", "iqn"), 200.0, 230.0, peers=("qrdqn",)),
+    "lunarlander": Goal(("qrdqn", "c51", "iqn"), 200.0, 230.0, peers=("qrdqn", "c51")),
     "lunarlander_continuous": Goal(("td3", "d4pg"), 200.0, 230.0, peers=("td3", "tqc")),
     "pendulum": Goal(("d4pg", "td3"), -160.0, 0.0, peers=("td3",)),
 }
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("task", choices=GOALS, help="what is learned")
     parser.add_argument("--algorithms", nargs="*", metavar="NAME", help="which of them (all of the task)")
     parser.add_argument("--peer-python", help="interpreter of an environment with stable-baselines3 and sb3-contrib")
+    parser.add_argument("--tianshou-python", help="interpreter of an environment with tianshou, for c51")
     parser.add_argument("--peers", nargs="*", metavar="NAME", help="which of their algorithms (all of the task)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], metavar="SEED", help="(--short: 1)")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
@@ -57,9 +59,13 @@ def main() -> None:
             settings = [f"learner.algorithm={algorithm}", *options.overrides]
             run = partial(run_ddrl, file, seed, goal.target, [*goal.how, *settings], curve=True)
             once(path, algorithm, seed, goal, settings, run)
-        for algorithm in (goal.peers if options.peers is None else options.peers) if options.peer_python else ():
-            run = partial(run_peer, options.peer_python, f"{options.task}_{algorithm}", seed)
-            once(path, f"peer_{algorithm}", seed, goal, [], run)
+        for algorithm in goal.peers if options.peers is None else options.peers:
+            python, program = options.peer_python, "sb3_solve.py"
+            if algorithm == "c51":
+                python, program = options.tianshou_python, "tianshou_c51.py"
+            if python:
+                run = partial(run_peer, python, f"{options.task}_{algorithm}", seed, program)
+                once(path, f"peer_{algorithm}", seed, goal, [], run)
     columns = ["seed", "solved", "reached", "confirmed_mean", "env_steps", "seconds"]
     for algorithm, runs in saved(path).items():
         seconds = Timing.of([run["seconds"] for run in runs])

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddrl.telemetry import Run
 
-PEER = Path(__file__).parents[1] / "peers" / "sb3_solve.py"
+PEERS = Path(__file__).parents[1] / "peers"
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
 
 
@@ -90,13 +90,15 @@ def run_ddrl(
     return {**result, "evaluations": evaluations} if curve else result
 
 
-def run_peer(python: str, task: str, seed: int) -> dict[str, Any]:
-    """One whole run of the peer, by the settings of its own zoo: as run_ddrl's result; `seconds` without its evaluation
+def run_peer(python: str, task: str, seed: int, program: str = "sb3_solve.py") -> dict[str, Any]:
+    """One whole run of a peer's `program` (of benchmarks/peers): as run_ddrl's result; `seconds` without its evaluation
     and confirmation episodes."""
     begin = time.perf_counter()
-    done = subprocess.run([python, "-W", "ignore", str(PEER), str(seed), task], capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-W", "ignore", str(PEERS / program), str(seed), task], capture_output=True, text=True
+    )
     wall = time.perf_counter() - begin
     if done.returncode:
-        sys.exit(f"{PEER} failed under {python}:\n{done.stderr}")
+        sys.exit(f"{program} failed under {python}:\n{done.stderr}")
     result = json.loads(done.stdout.splitlines()[-1])
     return result | {"seed": seed, "seconds": wall - result["evaluation_seconds"] - result["confirmation_seconds"]}
