@@ -199,12 +199,15 @@ def test_a_click_downloads_all_series_of_a_run(tmp_path, dashboard, browser):
         file = tmp_path / "downloads" / "alpha.csv"
 
         def downloaded():
-            """Open the part where it is closed, and click; what is being redrawn takes no click."""
+            """Open the part where it is closed, and click; what is being redrawn takes no click, and a second click
+            on what still opens would close it."""
+            button = "details[open] [data-testid=stDownloadButton] button"
             with contextlib.suppress(AssertionError, IndexError):
-                if not browser.find("details[open] [data-testid=stDownloadButton] button"):
+                if not browser.find(button):
                     browser.click(browser.find("[data-testid=stExpander] summary")[-1])
-                browser.click(browser.find("details[open] [data-testid=stDownloadButton] button")[-1])
-                until(file.exists, "the file", timeout=5)
+                    until(lambda: browser.find(button), "the button", timeout=20)
+                browser.click(browser.find(button)[-1])
+                until(file.exists, "the file", timeout=20)
             return file.exists()
 
         until(downloaded, "the file")

@@ -1,5 +1,6 @@
 """The job as processes: local and under mpirun, its bytes, its end, and what happens when a part of it fails."""
 
+import contextlib
 import json
 import os
 import signal
@@ -183,29 +184,57 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
 
 
 @pytest.mark.parametrize("threads", [1, 2])  # parallel kernels leave threads that no copy of the process has
-def test_a_job_that_mpirun_kills_still_saves_what_the_trainer_had(threads, tmp_path):
+def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy(threads, tmp_path):
+    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made."""
     run = tmp_path / "run"
     process = start_mpirun(
         4,
         *TINY,
-        "--set",
-        "run.max_env_steps=100000000",
-        "--set",
-        "run.checkpoint_period=1000",
-        *("--set", f"learner.threads={threads}", "--set", "learner.hidden=[256, 256]"),
-        "--set",
-        f"run.dir={run}",
+        *settings(
+            "run.max_env_steps=100000000",
+            f"learner.threads={threads}",
+            "learner.hidden=[256, 256]",
+            f"run.dir={run}",
+        ),
     )
     wait_for_checkpoint(run)
-    process.send_signal(signal.SIGINT)  # as Ctrl-C does; mpirun leaves its ranks a quarter of a second
+    trainer = json.loads((run / "live.json").read_text())["pid"]
+    os.kill(trainer, signal.SIGTERM)
+    wait_until(lambda: has_a_copy(trainer) or (run / "summary.json").exists(), "the trainer made no copy")
+    with contextlib.suppress(ProcessLookupError):  # the copy was quick
+        os.kill(trainer, signal.SIGKILL)
     process.wait(timeout=60)
-    wait_until((run / "summary.json").exists, "nothing was saved", 30)
+    wait_until((run / "summary.json").exists, "nothing was saved")
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
+
+
+def has_a_copy(process: int) -> bool:
+    """Whether a child of `process` leads a session of its own."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return any(os.getsid(int(child)) == int(child) for child in children)
+    except OSError:  # one of them has ended
+        return False
+
+
+def test_ctrl_c_of_mpirun_loses_no_more_than_what_came_after_the_last_checkpoint(tmp_path):
+    """Whether the trainer saves within the quarter of a second that mpirun leaves it is a matter of speed."""
+    run = tmp_path / "run"
+    process = start_mpirun(4, *TINY, *settings("run.max_env_steps=100000000", f"run.dir={run}"))
+    wait_for_checkpoint(run)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    wait_until(lambda: not ranks_of(run), "ranks stay behind")
+    saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
+    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={saved + 500}")
+    assert done.returncode == 0, done.stderr
+    assert summary(run)["env_steps"] >= saved
+    assert segments_of(run) == []
 
 
 def test_when_mpirun_is_killed_the_trainer_saves_and_nobody_stays(tmp_path):
