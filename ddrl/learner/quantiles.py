@@ -152,5 +152,12 @@ class MeanOfFractions(nn.Module):
         self.network = network
 
     def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
-        """q [B, A]."""
-        return self.network(observation, fraction)[0].mean(dim=2)
+        """q [B, A], by one fraction [B, N] of each of N equal shares."""
+        return self.network(observation, one_of_each_share(fraction))[0].mean(dim=2)
+
+
+def one_of_each_share(uniform: torch.Tensor) -> torch.Tensor:
+    """Fractions (i + u_i) / N of numbers u [..., N] drawn uniformly from [0, 1): any mean over them expects what it
+    expects over fractions drawn freely, and varies less."""
+    count = uniform.shape[-1]
+    return (uniform + torch.arange(count, dtype=uniform.dtype, device=uniform.device)) / count

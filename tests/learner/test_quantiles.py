@@ -11,7 +11,7 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe, devices
 from ddrl.learner.passes import AutogradPasses, MLPPasses
-from ddrl.learner.quantiles import midpoints, quantile_loss, quantile_slopes
+from ddrl.learner.quantiles import MeanOfFractions, midpoints, quantile_loss, quantile_slopes
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 TABLES = {
@@ -282,8 +282,15 @@ def test_iqn_s_fractions_are_independent_and_the_learner_s_own() -> None:
     }  # fmt: skip
     everything = torch.cat([fraction.flatten() for fraction in drawn.values()])
     assert len(everything.unique()) == everything.numel()
-    assert everything.min() >= 0
-    assert everything.max() < 1
+    for fraction in drawn.values():  # one of each of as many equal shares of [0, 1)
+        assert (fraction * len(fraction)).floor().tolist() == list(range(len(fraction)))
+
+
+def test_iqn_acts_by_one_fraction_of_each_equal_share() -> None:
+    network = learner_of("iqn").parts["value"].module
+    observation, uniform = torch.from_numpy(random_batch(VECTOR, 3, 2).s_t), torch.rand(3, 4)
+    expected = network(observation, (torch.arange(4) + uniform) / 4)[0].mean(2)
+    torch.testing.assert_close(MeanOfFractions(network)(observation, uniform), expected)
 
 
 @ALGORITHMS

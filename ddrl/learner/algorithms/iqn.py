@@ -1,9 +1,10 @@
 """Implicit quantile networks: the return's distribution as a function of the fraction (Dabney et al. 2018b, "IQN").
 
 An update and each step of acting draw their fractions anew. Works with double, dueling, n-step and priorities as DQN
-does. Departures from the paper: the rows of an update's batch share their fractions, so that few are embedded; the
-features of an mlp go into its last layer right after they are multiplied by the fraction's embedding
-(`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the drawn fractions."""
+does. Departures from the paper: N fractions are one of each of N equal shares of [0, 1), not N free ones; the rows of
+an update's batch share them, so that few are embedded; the features of an mlp go into its last layer right after they
+are multiplied by the fraction's embedding (`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the
+drawn fractions."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class IQNSettings:
 
 class IQN:
     """The network gives Z_tau(s, a) [B, num_actions, N] at fractions tau [B, N]; Q(s, a) is the mean of Z_tau over tau
-    drawn uniformly from [0, 1)."""
+    drawn from [0, 1), one of each of N equal shares."""
 
     name = "iqn"
     Settings = IQNSettings
@@ -83,7 +84,7 @@ class IQN:
         settings = self._settings
 
         def drawn(count: int) -> torch.Tensor:
-            return batch.r_t.new_empty(count).uniform_()
+            return self._rules.one_of_each_share(batch.r_t.new_empty(count).uniform_())
 
         return [
             Evaluation("z_tm1", part, (batch.s_tm1, drawn(settings.fractions)), gradient=True, training=True),
