@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,16 @@ def row(directory: Path, summary: dict[str, Any], devices: int, *, exponential: 
     duties: list[float] = []
     for name, own in by_task.items():
         arrivals = {one["round"]: one["parameters"] for one in collectors if one["task"] == name}
-        waits = {lease["round"]: lease["granted"] - lease["asked"] for lease in own}
-        works = {lease["round"]: lease["busy"] for lease in own}
+        waits, works = defaultdict[int, float](float), defaultdict[int, float](float)
+        for lease in own:  # one a round, or several where gradients release the device
+            waits[lease["round"]] += lease["granted"] - lease["asked"]
+            works[lease["round"]] += lease["busy"]
         cycles = [
             (arrivals[k + 1] - arrivals[k] - waits[k], works[k]) for k in works if k in arrivals and k + 1 in arrivals
         ]
         duties.append(sum(work for _, work in cycles) / sum(cycle for cycle, _ in cycles))
     tasks = list(summary["tasks"].values())
-    rounds = len(leases)
+    rounds = len({(lease["task"], lease["round"]) for lease in leases})
     share = min(1.0, sum(duties) / devices)
     bound = repairman_share(len(tasks), devices, statistics.mean(duties)) if exponential else share
     first = min(one["parameters"] for one in collectors)
@@ -123,7 +126,7 @@ def row(directory: Path, summary: dict[str, Any], devices: int, *, exponential: 
         "policy": summary["policy"],
         "tasks": len(tasks),
         "rounds": rounds,
-        "steady_seconds": end - begin,
+        "steady_seconds": max(0.0, end - begin),  # in which all tasks run
         "busy_per_wall": busy / devices / (end - begin) if end > begin else None,
         "bound": bound,
         "of_bound": busy / devices / (end - begin) / bound if end > begin else None,
