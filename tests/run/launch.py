@@ -107,12 +107,13 @@ def segments_of(run: Path) -> list[str]:
     return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))
 
 
-def wait_until(holds: Callable[[], Any], trouble: str, seconds: float = 120.0) -> Any:
-    """What `holds` returns once that is true; AssertionError with `trouble` where it does not come to be."""
+def wait_until(holds: Callable[[], Any], trouble: str, seconds: float = 120.0, pause: float = 0.05) -> Any:
+    """What `holds` returns once that is true, looked at every `pause` [s]; AssertionError with `trouble` where it does
+    not come to be."""
     end = time.monotonic() + seconds
     while not (value := holds()):
         assert time.monotonic() < end, f"{trouble} within {seconds:.0f} s"
-        time.sleep(0.05)
+        time.sleep(pause)
     return value
 
 
