@@ -66,14 +66,14 @@ def main() -> None:
             if python:
                 run = partial(run_peer, python, f"{options.task}_{algorithm}", seed, program)
                 once(path, f"peer_{algorithm}", seed, goal, [], run)
-    columns = ["seed", "solved", "reached", "confirmed_mean", "env_steps", "seconds"]
+    columns = ["seed", "solved", "reached", "confirmed_mean", "env_steps", "seconds", "processor_seconds"]
     for algorithm, runs in saved(path).items():
         seconds = Timing.of([run["seconds"] for run in runs])
         print(
             f"\n== {algorithm}: solved {sum(run['solved'] for run in runs)} of {len(runs)}, median "
             f"{seconds.median:.1f} s ({seconds.low:.1f} to {seconds.high:.1f})"
         )
-        print_table(columns, [[run[column] for column in columns] for run in runs])
+        print_table(columns, [[run.get(column, "") for column in columns] for run in runs])
 
 
 def once(path: Path, name: str, seed: int, goal: Goal, settings: list[str], run: Callable[[], dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ anew. Used by the benchmarks of single tasks."""
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,9 @@ def run_ddrl(
     """Run `task` with `overrides` (settings, or options such as --serial) until its evaluation reaches `target`, then
     judge the saved policy by `episodes` episodes (not timed).
 
-    Returns seconds of the whole process, env_steps, updates, whether the target was `reached`, the `confirmed_mean`,
-    whether both hold (`solved`), the trainer's shares of wall time, and with `curve` the evaluations."""
+    Returns seconds of the whole process, those of processors that it and its children took, env_steps, updates,
+    whether the target was `reached`, the `confirmed_mean`, whether both hold (`solved`), the trainer's shares of wall
+    time, and with `curve` the evaluations."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         settings = [f"run.seed={seed}", f"run.dir={run}", f"run.target_return={target}", *overrides]
@@ -44,9 +46,9 @@ def run_ddrl(
             task,
             *(word for setting in settings for word in ([setting] if setting.startswith("--") else ["--set", setting])),
         ]
-        begin = time.perf_counter()
+        begin, processor = time.perf_counter(), _processor_seconds()
         done = subprocess.run(command, capture_output=True, text=True)
-        seconds = time.perf_counter() - begin
+        seconds, processor = time.perf_counter() - begin, _processor_seconds() - processor
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
         summary = json.loads((run / "summary.json").read_text())
@@ -78,6 +80,7 @@ def run_ddrl(
     result = {
         "seed": seed,
         "seconds": seconds,
+        "processor_seconds": processor,
         "env_steps": summary["env_steps"],
         "updates": summary["updates"],
         "reached": reached,
@@ -91,8 +94,8 @@ def run_ddrl(
 
 
 def run_peer(python: str, task: str, seed: int, program: str = "sb3_solve.py") -> dict[str, Any]:
-    """One whole run of a peer's `program` (of benchmarks/peers): as run_ddrl's result; `seconds` without its evaluation
-    and confirmation episodes."""
+    """One whole run of a peer's `program` (of benchmarks/peers): as run_ddrl's result; both kinds of seconds without
+    its evaluation and confirmation episodes."""
     begin = time.perf_counter()
     done = subprocess.run(
         [python, "-W", "ignore", str(PEERS / program), str(seed), task], capture_output=True, text=True
@@ -102,3 +105,9 @@ def run_peer(python: str, task: str, seed: int, program: str = "sb3_solve.py") -
         sys.exit(f"{program} failed under {python}:\n{done.stderr}")
     result = json.loads(done.stdout.splitlines()[-1])
     return result | {"seed": seed, "seconds": wall - result["evaluation_seconds"] - result["confirmation_seconds"]}
+
+
+def _processor_seconds() -> float:
+    """What the children that have ended took of processors, in user and kernel mode."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
