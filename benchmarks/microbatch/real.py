@@ -70,6 +70,8 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
     equal_time = float((overhead + total / nodes / speed).max())
     best_time = float((overhead + best / speed).max())
     equal, affine, ddqn = (of_phase(trace, name) for name in ("equal", "affine, jitter known", "ddqn, jitter known"))
+    phases = sorted({row["phase"] for row in trace if row["phase"].startswith("fixed")})
+    fixed = {phase: Timing.of(of_phase(trace, phase)) for phase in phases}
     simulated = simulate(overhead, speed, jitter, best, total)
     speed_up, allowed = statistics.median(equal) / statistics.median(affine), equal_time / best_time
     switched = [row["sizes"] for row in trace if row["phase"] == "switched"]
@@ -92,6 +94,8 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
         "speed_up_allowed": allowed,
         "share_of_allowed": speed_up / allowed,
         "share_of_allowed_with_jitter": speed_up * simulated["affine"] / simulated["equal"],
+        "fixed_s": fixed,  # the slow node's size the filter's times this
+        "affine_over_best_fixed": statistics.median(affine) / min(one.median for one in fixed.values()),
         "ddqn_over_affine": statistics.median(ddqn) / statistics.median(affine),
         "speed_up_over_ddp": statistics.median(others) / statistics.median(affine),
         "simulated_s": simulated,

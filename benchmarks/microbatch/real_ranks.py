@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, fit
 from ddrl.balance import Balancer
+from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
 from ddrl.distribution.transport.waits import wait
@@ -29,6 +30,7 @@ from ddrl.pool.slots import CpuController, QuotaGroup
 from ddrl.run.nodes.leader import Leader
 from ddrl.run.nodes.worker import serve
 
+FIXED = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # sizes of the slow node beside the filter's
 WORLD = MPI.COMM_WORLD
 NODES = WORLD.size - 1
 
@@ -69,7 +71,7 @@ def iterate(leader: Leader, learner: Learner, batch: Transitions, sizes: NDArray
 
 
 def unequal(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Calibration by random sizes; equal and balanced blocks in turn; then another node becomes the slow one."""
+    """Calibration by random sizes; equal, balanced and fixed sizes in blocks, in turn; then another node is slow."""
     rows, draw = config.learner.batch_size, np.random.default_rng(1)
     batch = batch_of(SPEC, rows)
     trace: list[dict[str, Any]] = []
@@ -96,15 +98,26 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
     for name in list(sizers)[1:]:
         for _ in range(8):
             step("settling", sizers[name])
+    found = sizers["affine, jitter known"].sizes
     for _ in range(options["blocks"]):
         for name, balancer in sizers.items():
             for _ in range(options["length"]):
                 step(name, balancer)
+        for factor in FIXED:
+            for _ in range(options["length"]):
+                step(f"fixed {factor}", None, with_last(found, factor))
     if options["switch"]:
         set_shares(groups, [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]])
         for _ in range(30):
             step("switched", sizers["affine, jitter known"])
     return trace
+
+
+def with_last(sizes: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+    """These sizes with the last node's times `factor`; the others share the rest as before."""
+    lower, upper = np.ones_like(sizes), np.full_like(sizes, sizes.sum())
+    lower[-1] = upper[-1] = round(factor * int(sizes[-1]))
+    return proportional_sizes(sizes.sum(), sizes.astype(float), lower, upper)
 
 
 def set_shares(groups: list[QuotaGroup], shares: list[float]) -> None:

@@ -28,6 +28,7 @@ from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part
 from ddrl.learner.stacks import Stack
 
+MAX_PROGRAMS = 8  # sizes of which buffers are kept: a node's part may have another size in each update
 PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)  # draw nothing
 
 
@@ -182,6 +183,8 @@ class MLPPasses:
         if program is None:
             if len(sizes) != 1 or not self._fits(key):
                 return self._autograd.forward(evaluations)
+            if len(self._programs) == MAX_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
             program = self._programs[whole] = self._compile(key, *sizes)
         for slot, tensor in zip(program.inputs, inputs, strict=True):
             slot.copy_(self._convert(tensor))

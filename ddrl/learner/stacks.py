@@ -13,6 +13,8 @@ import torch
 
 from ddrl._kernel import LinearLayers
 
+MAX_SIZES = 8  # of which programs are kept: a node's part may have another size in each update
+
 
 @dataclass(frozen=True)
 class Program:
@@ -55,12 +57,15 @@ class Stack:
 
     def take(self, nets: int, rows: int) -> Program:
         """A program that nobody uses: two evaluations of one graph have one each."""
-        free = self._free.setdefault((nets, rows), [])
+        size = nets, rows
+        if size not in self._free and len(self._free) == MAX_SIZES:
+            del self._free[next(iter(self._free))]
+        free = self._free.setdefault(size, [])
         return free.pop() if free else self._compile(nets, rows)
 
     def give_back(self, program: Program) -> None:
         """What it holds is valid until it is taken again."""
-        self._free[len(program.out), len(program.x)].append(program)
+        self._free.get((len(program.out), len(program.x)), []).append(program)
 
     def _compile(self, nets: int, rows: int) -> Program:
         first, last = self._layers[0][0], self._layers[-1][0]

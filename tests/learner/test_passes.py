@@ -1,5 +1,6 @@
 """The written-out passes of the mlp against autograd's."""
 
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,7 @@ from ddrl.learner import devices, make_network
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.layers import gemm_of_torch
 from ddrl.learner.part import Part
-from ddrl.learner.passes import AutogradPasses, MLPPasses, make_passes
+from ddrl.learner.passes import MAX_PROGRAMS, AutogradPasses, MLPPasses, make_passes
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch, values
 from tests.learner.learner_user_networks import Normalized, Plain
 
@@ -157,3 +158,22 @@ def test_evaluations_of_no_rows_go_through_torch() -> None:
     empty = torch.zeros((0, 4))
     given = make_passes(part, {"value": part}).forward(evaluations_of(empty, empty, True))
     assert all(tensor.shape == (0, VECTOR.num_actions) for tensor in given.values())
+
+
+def test_buffers_of_sizes_that_are_not_met_again_are_given_back() -> None:
+    """A gradient node's part of a batch may have another size in each update."""
+    spec = EnvSpec("Any-v0", ArraySpec((3,), "float32"), 2)
+    part = part_of(make_network(LearnerConfig(hidden=[4]), spec, seed=1))
+    passes = make_passes(part, {"value": part})
+    assert isinstance(passes, MLPPasses)
+
+    def output_of(size: int) -> torch.Tensor:
+        inputs = torch.from_numpy(random_batch(spec, size, 0).s_tm1)
+        return passes.forward([Evaluation("q_tm1", "value", (inputs,), gradient=True, training=True)])["q_tm1"]
+
+    first = weakref.ref(output_of(1))
+    assert first() is not None, "the buffers stay while the size comes back"
+    for size in range(2, 2 * MAX_PROGRAMS):
+        output_of(size)
+    assert first() is None
+    assert len(output_of(1)) == 1

@@ -1,6 +1,7 @@
 """Layers that the kernel computes, against the same by torch's own operations."""
 
 import itertools
+import weakref
 from unittest import mock
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from ddrl.learner import devices
 from ddrl.learner.layers import gemm_of_torch
-from ddrl.learner.stacks import Stack
+from ddrl.learner.stacks import MAX_SIZES, Stack
 from tests.learner.continuous_cases import BOX, learner_of, random_batch
 
 
@@ -49,6 +50,20 @@ def test_two_evaluations_of_one_graph_do_not_share_memory() -> None:
     expected = torch.autograd.grad((by_torch(layers, one, 1) * by_torch(layers, other, 1)).sum(), inputs)
     for mine, autograds in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, autograds, rtol=1e-4, atol=1e-5)
+
+
+def test_programs_of_sizes_that_are_not_met_again_are_given_back() -> None:
+    stack = Stack(layers_of(1), gemm_of_torch(), learn=False)
+    used, free = stack.take(1, 1), stack.take(1, 1)
+    places = [weakref.ref(used), weakref.ref(free)]
+    stack.give_back(free)
+    del free
+    assert places[1]() is not None, "the buffers stay while the size comes back"
+    for rows in range(2, 2 * MAX_SIZES):
+        stack.give_back(stack.take(1, rows))
+    stack.give_back(used)  # its size is forgotten
+    del used
+    assert [place() for place in places] == [None, None]
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "d4pg"])
