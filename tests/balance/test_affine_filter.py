@@ -35,13 +35,36 @@ def test_a_jump_scales_overhead_and_seconds_a_sample_at_once(factor):
     np.testing.assert_allclose(track.speed[0], before[1][0] / factor, rtol=1e-3)
 
 
-def test_drift_is_learned_where_it_is_and_unlearned_where_it_is_not():
-    track, rng = AffineFilter(CLUSTER, FilterSettings()), np.random.default_rng(2)
+def follow(noise, amplitude, **settings):
+    """A filter after 200 iterations of 100 nodes whose times have this much noise; the later 50 of them swing."""
+    cluster, sizes, rng = Cluster.of(10_000, np.full(100, 100.0)), np.full(100, 100), np.random.default_rng(2)
+    track = AffineFilter(cluster, FilterSettings(**settings))
+    swing = np.where(np.arange(100) < 50, 0.0, amplitude)
     for iteration in range(200):
-        speed = np.array([100.0, 100.0, 100.0 * np.exp(0.5 * np.sin(iteration / 6))])
-        feed(track, np.array([100, 100, 100]), 0.1, speed, rng)
-    assert track.drift[2] > 3 * track.drift[:2].max()
-    assert track.drift[:2].max() < 0.02
+        seconds = 0.1 + np.exp(-swing * np.sin(iteration / 6))
+        track.update(Observation.of(cluster, sizes, seconds * rng.lognormal(0.0, noise, 100)))
+    return track
+
+
+def test_drift_is_learned_where_it_is_and_unlearned_where_it_is_not():
+    drift = follow(0.05, 0.5).drift
+    assert drift[50:].min() > 3 * np.median(drift[:50])
+    assert np.median(drift[:50]) < 0.01
+
+
+@pytest.mark.parametrize("jitter", [0.02, 0.2, 0.5])
+def test_jitter_is_learned(jitter):
+    assert np.median(follow(jitter, 0.0).jitter) == pytest.approx(jitter, rel=0.15)
+
+
+def test_jitter_that_is_not_to_be_learned_stays_and_nodes_that_are_not_heard_keep_theirs():
+    assert (follow(0.2, 0.0, jitter=0.005, jitter_learning=0.0).jitter == 0.005).all()
+    track = AffineFilter(CLUSTER, FilterSettings())
+    for seconds in (1.0, 2.0, 1.0, 2.0):
+        received = np.array([True, True, False])
+        track.update(Observation.of(CLUSTER, np.full(3, 100), np.full(3, seconds), received=received))
+    assert track.jitter[0] == track.jitter[1] > 0.1
+    assert track.jitter[2] == 0.05
 
 
 def test_samples_never_cost_nothing_also_where_sizes_answer_to_times():

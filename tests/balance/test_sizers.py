@@ -58,6 +58,15 @@ def test_the_affine_filter_stays_within_four_percent_of_the_causal_oracle(kind):
     assert regret(run("affine", scenario), run("causal", scenario), 20).mean() < 0.04
 
 
+@pytest.mark.parametrize(("jitter", "worst"), [(0.15, 0.015), (0.35, 0.04)])
+def test_sizes_do_not_follow_noise_that_nobody_told_the_affine_filter_of(jitter, worst):
+    scenario = make_scenario("static", 20, 16, 150, 4, jitter=jitter)
+    causal = run("causal", scenario)
+    assert regret(run("affine", scenario), causal, 20).mean() < worst
+    told_wrongly = make_sizer("affine", scenario.cluster, {"jitter_learning": 0.0})
+    assert regret(simulate(scenario, told_wrongly), causal, 20).mean() > 3 * worst
+
+
 def test_the_clairvoyant_is_earlier_than_the_causal_oracle_where_speeds_change():
     scenario = make_scenario("bursty", 20, 8, 150, 5)
     assert regret(run("clairvoyant", scenario), run("causal", scenario)).mean() < -0.02
