@@ -18,7 +18,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, fit
+from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times
 from ddrl.balance import Balancer
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
@@ -85,20 +85,17 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
 
     for _ in range(4):
         step("warm-up", Balancer(rows, NODES, "equal"))
-    calibration = len(trace)
     for _ in range(options["calibration"]):
         share = draw.dirichlet(np.full(NODES, 3.0) * (1.0 if draw.random() < 0.5 else np.array(options["shares"]) * 3))
         sizes = np.maximum(4, np.floor(share * (rows - 4 * NODES))).astype(np.int64)
         sizes[0] += rows - sizes.sum()
         step("calibration", None, sizes)
-    jitter = {"jitter": min(1.0, fit(trace[calibration:])[2])}
     sizers = {name: Balancer(rows, NODES, name) for name in ("equal", "affine", "ddqn")}
-    sizers["affine, jitter known"] = Balancer(rows, NODES, "affine", settings=jitter)
-    sizers["ddqn, jitter known"] = Balancer(rows, NODES, "ddqn", settings=jitter)
+    sizers["affine, jitter kept"] = Balancer(rows, NODES, "affine", settings={"jitter_learning": 0.0})
     for name in list(sizers)[1:]:
         for _ in range(8):
             step("settling", sizers[name])
-    found = sizers["affine, jitter known"].sizes
+    found = sizers["affine"].sizes
     for _ in range(options["blocks"]):
         for name, balancer in sizers.items():
             for _ in range(options["length"]):
@@ -109,7 +106,7 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
     if options["switch"]:
         set_shares(groups, [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]])
         for _ in range(30):
-            step("switched", sizers["affine, jitter known"])
+            step("switched", sizers["affine"])
     return trace
 
 
@@ -132,8 +129,7 @@ def rhythm(leader: Leader, learner: Learner, config: Config, groups: list[QuotaG
     unbroken."""
     rows, usual = config.learner.batch_size, options["shares"]
     batch, slow = batch_of(SPEC, rows), [*usual[:-1], options["slowed"]]
-    jitter = {"jitter": options["jitter"]}
-    sizers = {name: Balancer(rows, NODES, name, settings=jitter) for name in ("affine", "ddqn")}
+    sizers = {name: Balancer(rows, NODES, name) for name in ("affine", "ddqn")}
     found: dict[str, list[float]] = {name: [] for name in sizers}
     for block in range(1 + options["blocks"]):
         for name, balancer in sizers.items():
