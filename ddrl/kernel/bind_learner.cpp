@@ -55,18 +55,17 @@ ddrl::LinearBackward backward_of(const Step& step) {
     const auto& [slope, below, weight, weight_gradient, bias_gradient, slope_below] = step;
     const size_t rows = slope.shape(0), width = weight.shape(0), in = weight.shape(1);
     bool fits = rows > 0 && slope.shape(1) == width && (!slope_below || has_shape(*slope_below, rows, in));
-    if (below)
-        fits = fits && weight_gradient && bias_gradient && has_shape(*below, rows, in) &&
-               has_shape(*weight_gradient, width, in) && bias_gradient->shape(0) == width;
-    require(
-        fits,
-        "a step is (slope [rows, width], below [rows, in] or None, weight [width, in], weight_gradient [width, in], "
-        "bias_gradient [width], slope_below [rows, in] or None)");
+    fits = fits && (!below || has_shape(*below, rows, in)) && bool(weight_gradient) == bool(bias_gradient);
+    if (weight_gradient)
+        fits = fits && below && has_shape(*weight_gradient, width, in) && bias_gradient->shape(0) == width;
+    require(fits,
+            "a step is (slope [rows, width], below [rows, in] or None, weight [width, in], weight_gradient [width, in] "
+            "and bias_gradient [width], or neither, slope_below [rows, in] or None)");
     return {slope.data(),
             below ? below->data() : nullptr,
             weight.data(),
-            below ? weight_gradient->data() : nullptr,
-            below ? bias_gradient->data() : nullptr,
+            weight_gradient ? weight_gradient->data() : nullptr,
+            weight_gradient ? bias_gradient->data() : nullptr,
             slope_below ? slope_below->data() : nullptr,
             static_cast<int64_t>(rows),
             static_cast<int64_t>(in),

@@ -31,7 +31,7 @@ struct LinearBackward {
     const float* slope;  // [rows, width]
     const float* below;  // null: a fixed map, without gradients and with no relu below it
     const float* weight;
-    float* weight_gradient;  // with `below` alone, as bias_gradient
+    float* weight_gradient;  // with `below` alone; null: neither this nor bias_gradient is asked for
     float* bias_gradient;
     float* slope_below;  // null: the first layer
     int64_t rows, in, width;
@@ -57,7 +57,7 @@ public:
 
     void backward() const {
         for (const LinearBackward& layer : backward_) {
-            if (layer.below) {
+            if (layer.weight_gradient) {
                 product('N', 'T', layer.in, layer.width, layer.rows, layer.below, layer.in, layer.slope, layer.width,
                         0.0f, layer.weight_gradient);
                 for (int64_t i = 0; i < layer.width; ++i) layer.bias_gradient[i] = layer.slope[i];

@@ -24,7 +24,7 @@ class Program:
     out: torch.Tensor  # [nets, rows, outputs]
     slope: torch.Tensor  # the loss's, by `out`
     slope_x: torch.Tensor  # [nets, rows, inputs], by `x` through each net
-    gradients: list[torch.Tensor]  # as the parameters, which they are of
+    gradients: list[torch.Tensor]  # as the parameters that learn, which they are of
     layers: LinearLayers
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,6 @@ class Stack:
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], gemm: int, *, learn: bool) -> None:
         self._gemm = gemm
         self._parameters = [tensor for layer in layers for tensor in layer] if learn else []
-        self._shapes = [(weight.shape, bias.shape) for weight, bias in layers]
         self._layers = [_by_net(weight.detach(), bias.detach()) for weight, bias in layers]
         self._free: dict[tuple[int, int], list[Program]] = {}
 
@@ -71,7 +70,7 @@ class Stack:
         first, last = self._layers[0][0], self._layers[-1][0]
         x, slope_x = torch.empty(rows, first.shape[2]), torch.empty(nets, rows, first.shape[2])
         out, slope = torch.empty(nets, rows, last.shape[1]), torch.empty(nets, rows, last.shape[1])
-        gradients = [torch.empty(shape) for shapes in self._shapes for shape in shapes]
+        gradients = [torch.empty_like(parameter) for parameter in self._parameters]
         of_layers = [_by_net(*pair) for pair in zip(gradients[::2], gradients[1::2], strict=True)]
         forward: list[tuple[Any, ...]] = []
         backward: list[tuple[Any, ...]] = []
@@ -86,8 +85,8 @@ class Stack:
             for place in range(len(self._layers) - 1, -1, -1):
                 _, below, weight, _, _ = forward[end + place]
                 slope_below = torch.empty(rows, weight.shape[1]) if place else None
-                weights, biases = of_layers[place]
-                backward.append((above, below, weight, weights[net], biases[net], slope_below))
+                of_layer = [every[net] for every in of_layers[place]] if gradients else [None, None]
+                backward.append((above, below, weight, *of_layer, slope_below))
                 if slope_below is None:  # what is below the first layer is no relu's output
                     backward.append((above, None, weight, None, None, slope_x[net]))
                 else:
@@ -99,7 +98,7 @@ class Stack:
 class _Evaluation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: Stack, nets: int, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.stack, ctx.program, ctx.learn = stack, stack.take(nets, len(x)), len(parameters)
+        ctx.stack, ctx.program = stack, stack.take(nets, len(x))
         return ctx.program.run(x)
 
     @staticmethod
@@ -109,7 +108,7 @@ class _Evaluation(torch.autograd.Function):
         program.layers.backward()
         ctx.stack.give_back(program)
         slope_x = program.slope_x.sum(0) if ctx.needs_input_grad[2] else None
-        return None, None, slope_x, *(program.gradients if ctx.learn else ())
+        return None, None, slope_x, *program.gradients
 
 
 def _by_net(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

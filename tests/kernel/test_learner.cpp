@@ -76,6 +76,18 @@ static void passes_of_two_layers_are_those_of_their_equations() {
     }
 }
 
+static void gradients_that_nobody_asks_for_are_left_out() {
+    const Floats slope = random_floats(10, 1), below = random_floats(20, 2), weight = random_floats(8, 3);
+    Floats weight_slope(8), bias_slope(2), with_them(20), without(20);
+    ddrl::LinearBackward step{
+        slope.data(), below.data(), weight.data(), weight_slope.data(), bias_slope.data(), with_them.data(), 5, 4, 2};
+    ddrl::LinearLayers(plain_gemm, {}, {step}).backward();
+    step.weight_gradient = step.bias_gradient = nullptr;
+    step.slope_below = without.data();
+    ddrl::LinearLayers(plain_gemm, {}, {step}).backward();
+    EXPECT(with_them == without);
+}
+
 static void relu_lets_what_is_not_a_number_through() {
     const float x[1] = {std::numeric_limits<float>::quiet_NaN()}, w[1] = {1}, b[1] = {0};
     float y[1];
@@ -154,6 +166,7 @@ static void steps_of_adam_are_those_of_its_equations() {
 
 int main() {
     RUN(passes_of_two_layers_are_those_of_their_equations);
+    RUN(gradients_that_nobody_asks_for_are_left_out);
     RUN(relu_lets_what_is_not_a_number_through);
     RUN(slopes_are_the_loss_s_derivative_at_the_action_taken);
     RUN(slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quantiles);

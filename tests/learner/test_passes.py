@@ -139,7 +139,7 @@ def test_the_kernel_refuses_layers_that_do_not_fit_each_other() -> None:
 
     layer = (zeros(4), zeros(5, 3), zeros(4, 3), zeros(5, 4), True)
     step = (zeros(5, 4), zeros(5, 3), zeros(4, 3), zeros(4, 3), zeros(4), zeros(5, 3))
-    assert LinearLayers(gemm_of_torch(), [layer], [step])
+    assert LinearLayers(gemm_of_torch(), [layer], [step, (*step[:3], None, None, step[5])])
     wrong = [zeros(1), zeros(5, 2), zeros(4, 2), zeros(6, 4), zeros(0, 4), np.zeros((5, 3), np.float64)]
     for place in range(4):
         for other in wrong:
