@@ -40,7 +40,8 @@ def weighted_loss(td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> to
 
 
 def value_slope(td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """The derivative of `weighted_loss` by the values [B], their targets held constant."""
+    """The derivative of `weighted_loss` by the values [B], their targets held constant; or of several such losses by
+    theirs [B, N], with weights [B, 1]."""
     slope = td_error.clamp(-1.0, 1.0) if kind == "huber" else td_error
     return slope * weight * (-1.0 / len(weight))
 

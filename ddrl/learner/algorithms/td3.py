@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
@@ -99,13 +100,16 @@ class TD3:
         """See `Algorithm`. Critics: the sum of both mean losses of y - Q_i(s_tm1, a_tm1), with y = r_t + discount_t
         min_i Q_i'(s_t, mu'(s_t) + noise); actor: -mean Q_1(s_tm1, mu(s_tm1))."""
         if part == "actor":
-            return Loss(-outputs["q"][:, 0, 0].mean())
-        q_tm1 = outputs["q_tm1"].squeeze(2)  # [B, 2]
+            q = outputs["q"]  # [B, 1, 1]
+            return Loss(lambda: -q.mean(), slopes={"q": q.new_full(q.shape, -1.0 / len(q))})
+        q_tm1 = outputs["q_tm1"].detach().squeeze(2)  # [B, 2]
         target = batch.r_t + batch.discount_t * outputs["q_t"].squeeze(2).amin(dim=1)
         td_error = target.unsqueeze(1) - q_tm1
-        each = [self._rules.weighted_loss(errors, batch.weight, self._loss) for errors in td_error.unbind(dim=1)]
-        size = td_error.detach().abs().mean(dim=1)
-        return Loss(each[0] + each[1], size, {"td_error": size, "q_mean": q_tm1})
+        size = td_error.abs().mean(dim=1)
+        slope = self._rules.value_slope(td_error, batch.weight.unsqueeze(1), self._loss)
+        each = partial(self._rules.weighted_loss, weight=batch.weight, kind=self._loss)
+        figures = {"td_error": size, "q_mean": q_tm1}
+        return Loss(lambda: each(td_error[:, 0]) + each(td_error[:, 1]), size, figures, {"q_tm1": slope})
 
     def acting(self) -> Acting:
         """See `Algorithm`: the mean of the actions."""
