@@ -258,7 +258,7 @@ def train_agents(updates: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = arguments("microbatch", __doc__.splitlines()[0])
     parser.add_argument("--train", action="store_true", help="train the agents that have no file yet")
-    parser.add_argument("--updates", type=int, default=8_000, help="of one training (%(default)s)")
+    parser.add_argument("--updates", type=int, default=24_000, help="of one training (%(default)s)")
     parser.add_argument("--ablations", action="store_true", help="measure these alone, into a file of their own")
     parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
     parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")

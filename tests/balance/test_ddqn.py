@@ -184,6 +184,19 @@ def favor_some_nodes():
     return values
 
 
+def test_what_the_agent_earns_is_counted_in_seconds_not_by_iterations():
+    """Its sizes lose a quarter of seven iterations of eight, and win a quarter of one that takes ten times as long."""
+    cluster = Cluster.of(32, np.full(2, 16.0))
+    sizer, filters, agents = make_sizer("ddqn", cluster), np.array([16, 16]), np.array([12, 20])
+    for turn in range(400):
+        sizer._agent, sizer._filter = agents, filters
+        slow = 10.0 if turn % 8 == 7 else 1.0
+        observation = Observation.of(cluster, filters, np.array([slow, 1.0]))
+        sizer._state.update(observation)
+        sizer._judge(observation)
+    assert sizer.used
+
+
 def test_the_agent_beats_the_filter_where_slow_downs_are_periodic_and_costs_nothing_where_nothing_changes():
     for kind, seed, bound in (("periodic", 21, -0.05), ("static", 22, 0.005), ("capped", 23, 0.005)):
         scenario = make_scenario(kind, 10, 20, 150, seed)

@@ -32,8 +32,9 @@ class DdqnSettings(FilterSettings):
     weights: list[float] = setting(
         [1.0, 0.0, 0.0, 0.0], "", "Weights of time, statistical efficiency, dropped share and imbalance; they sum to 1."
     )
-    margin: float = setting(
-        0.002, "iterations", "What an action must promise, and the agent must earn, above the filter's own sizes.", ge=0
+    margin: float = setting(0.002, "iterations", "What an action must promise above the filter's own size.", ge=0)
+    least_gain: float = setting(
+        0.01, "iterations", "What the agent must earn on average above the filter's sizes for its own to be used.", ge=0
     )
     trust: float = setting(
         0.02, "", "Share of the newest iteration in what the agent earned; 0: its sizes are always used.", ge=0, le=1
@@ -61,14 +62,15 @@ class Ddqn:
         shape, nodes = cluster.speed.shape[:-1], cluster.nodes
         self._first = np.full(shape, nodes) if settings.choose_first else None
         self._earned = np.zeros(cluster.speed.shape[:-1])  # average of what the agent's sizes gain beside the filter's
+        self._usual = np.zeros(cluster.speed.shape[:-1])  # average seconds of an iteration by the filter's sizes
         self._agent = self._filter = np.zeros(cluster.speed.shape, np.int64)  # the last sizes of both
         self.actions = np.zeros(cluster.speed.shape, np.int64)
 
     @property
     def used(self) -> NDArray[np.bool_]:
         """In which clusters [...] the agent's sizes are used now."""
-        trust, margin = self._settings.trust, self._settings.margin
-        return self._earned > margin if trust else np.ones(self._earned.shape, np.bool_)
+        trust, least_gain = self._settings.trust, self._settings.least_gain
+        return self._earned > least_gain if trust else np.ones(self._earned.shape, np.bool_)
 
     def propose(self, observation: Observation) -> Sizes:
         """The sizes of the best actions, or the filter's."""
@@ -96,7 +98,9 @@ class Ddqn:
         finish = np.where(received, alike * (track.overhead + both / track.speed), 0.0)
         seconds = finish.max(-1)
         total, phi = self._cluster.total.astype(np.float64), observation.noise_scale
-        earned = rewards(seconds, np.maximum(seconds[1], 1e-12), finish, both, total, phi) @ self._weights
+        # Time saved counts in seconds, not by its share of each iteration: slow iterations are what there is to gain.
+        self._usual += np.where(self._usual > 0, self._settings.trust, 1.0) * (seconds[1] - self._usual)
+        earned = rewards(seconds, np.maximum(self._usual, 1e-12), finish, both, total, phi) @ self._weights
         self._earned += self._settings.trust * (earned[0] - earned[1] - self._earned)
 
     def first(self) -> NDArray[np.int64] | None:
