@@ -166,6 +166,24 @@ def information(clusters: int) -> dict[str, Any]:
     return {name: {label: interval(np.concatenate(one)) for label, one in row.items()} for name, row in found.items()}
 
 
+def noisy(clusters: int, iterations: int) -> dict[str, Any]:
+    """Regret where times vary by more than the filter was told: its jitter kept at that, learned, and known."""
+    found: dict[str, Any] = {}
+    for kind, jitter in itertools.product(("static", "drifting", "bursty", "lasting", "transient"), (0.05, 0.15, 0.35)):
+        cases = {"ema": {}, "last_value": {}, "affine": {}, "affine, kept": {"jitter_learning": 0.0}}
+        cases["affine, known"] = {"jitter_learning": 0.0, "jitter": jitter}
+        values: dict[str, list[np.ndarray]] = {}
+        for nodes in NODES:
+            scenario = make_scenario(kind, clusters // len(NODES), nodes, iterations, 77, jitter=jitter)
+            causal = run("causal", scenario)
+            for name, settings in cases.items():
+                course = run(name.partition(",")[0], scenario, **settings)
+                values.setdefault(name, []).append(regret(course, causal, SKIP))
+        row = {name: interval(np.concatenate(each)) for name, each in values.items()}
+        found.setdefault(kind, {})[str(jitter)] = row
+    return found
+
+
 def recovery(clusters: int, agents: list[Path]) -> dict[str, Any]:
     """Iterations after one of 8 nodes became four times slower until its size is within 5 % (and one sample) of the
     causal oracle's settled one; quartiles over clusters."""
@@ -287,6 +305,7 @@ def main() -> None:
         "nodes": NODES,
         "training_seeds": len(trained),
         "regret": table_of_regrets(clusters, iterations, agents, options.processes),
+        "jitter": noisy(clusters, iterations),
         "recovery": recovery(20 if options.short else 100, trained),
         "milliseconds_64_nodes": cost(50 if options.short else 300),
         "pareto": pareto(4 if options.short else 12, iterations, trained[0]),
@@ -308,6 +327,12 @@ def show(found: Mapping[str, Any]) -> None:
             [kind, *(percent(row["regret"][name]) for name in names), row["rival"], percent(row["ddqn_less_rival"])]
             for kind, row in found["regret"].items()
         ],
+    )
+    print()
+    rows = [(kind, jitter, row) for kind, rows in found["jitter"].items() for jitter, row in rows.items()]
+    print_table(
+        ["regret [%]", "jitter", *rows[0][2]],
+        [[kind, jitter, *(percent(value) for value in row.values())] for kind, jitter, row in rows],
     )
     print()
     print_table(
