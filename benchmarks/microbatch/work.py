@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.nodes import BalanceConfig
@@ -45,13 +46,18 @@ def exponential_times(iterations: int, nodes: int, mean: float, seed: int = 0) -
 
 
 def fit(trace: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Overhead [s] and speed [samples/s] of each node, by least squares of its times (`nodes`) on its `sizes`, and the
-    standard deviation of the logarithm of what they leave."""
+    """Overhead [s] and speed [samples/s] of each node, by the median of the slopes between all pairs of its times
+    (`nodes`) over its `sizes`, which one late iteration does not move (Theil 1950, Sen 1968); and the spread of the
+    logarithm of what they leave: 1.48 times the median of its size, which is a normal law's standard deviation."""
     sizes, seconds = (np.array([row[name] for row in trace], float) for name in ("sizes", "nodes"))
-    lines = [np.polyfit(*columns, 1) for columns in zip(sizes.T, seconds.T, strict=True)]
-    overhead = np.maximum([start for _, start in lines], 0.0)
-    speed = 1.0 / np.array([slope for slope, _ in lines])
-    return overhead, speed, float(np.log(seconds / (overhead + sizes / speed)).std())
+    overhead, speed = np.zeros((2, sizes.shape[1]))
+    for node, (b, t) in enumerate(zip(sizes.T, seconds.T, strict=True)):
+        slope, start = stats.theilslopes(t, b)[:2]
+        if start < 0 or slope <= 0:
+            slope, start = np.median(t / b), 0.0
+        overhead[node], speed[node] = start, 1.0 / slope
+    off = np.log(seconds / (overhead + sizes / speed))
+    return overhead, speed, float(1.4826 * np.median(np.abs(off - np.median(off))))
 
 
 def config_of(rows: int, hidden: list[int], nodes: int = 0, **balance: Any) -> Config:
