@@ -40,7 +40,8 @@ class RunConfig:
         300.0,
         "s",
         "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
-        "saved (mpirun); words come at a tenth of it. More where one environment step takes longer.",
+        "saved (mpirun; a silent relay or gradient node too); words come at a tenth of it. More where one environment "
+        "step or gradient takes longer.",
         gt=0,
     )
     keep_checkpoints: int = setting(3, "checkpoints", "How many of the newest checkpoints stay.", ge=1)

@@ -5,6 +5,8 @@ The only member that speaks MPI while the job runs. `Membership` reports the fai
 
 from __future__ import annotations
 
+import sys
+
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import forbid_torch
 from ddrl.channels.board import Command
@@ -15,6 +17,7 @@ from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay,
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
+from ddrl.run.modes.agreement import abort
 from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.topology import Topology
 from ddrl.telemetry import HostSampler
@@ -28,7 +31,7 @@ def relay_process(membership: Membership, topology: Topology, mine: Assignment, 
         relay = _make_relay(membership, topology, mine, channels, starter)
         if relay is not None:
             forbid_torch()
-            sampler = HostSampler(channels.counters)
+            sampler = HostSampler(channels.counters, on_death=lambda row: _note_death(topology, mine, channels, row))
             sampler.start()
             try:
                 relay.run()
@@ -41,6 +44,23 @@ def relay_process(membership: Membership, topology: Topology, mine: Assignment, 
     channels.counters_row(mine)["ended"].set(1.0)
     channels.board.trainer_bell.ring()
     return 1 if channels.board.command == Command.FAIL else 0
+
+
+def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, row: int) -> None:
+    """A process of this host was killed, and mpirun, told so (--enable-recovery), has let the job go on. Without a
+    gradient node it does; without its trainer it does not. Others are missed by their silence."""
+    dead = topology.on_host(mine.host)[row]
+    if dead.role is Role.NODE:
+        channels.counters.row(row)["ended"].set(1.0)
+    elif dead.role is Role.TRAINER:
+        from mpi4py import MPI
+
+        print(
+            "ddrl: the trainer's process was killed: the job ends; go on from its last checkpoint with --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        abort(MPI.COMM_WORLD, topology.run_id)
 
 
 def _make_relay(

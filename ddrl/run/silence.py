@@ -1,4 +1,4 @@
-"""Silence: a rollout or evaluator that shows no sign of life, because its environment hangs, or its host does.
+"""Silence: a rollout, evaluator or relay that shows no sign of life, because its environment hangs, or its host does.
 
 Seen by the trainer in the heartbeats of all processes' counters, whichever host they are on. Only changes of a
 heartbeat count, measured by this process's clock: clocks of hosts differ. After WORDS_AFTER of run.silence_limit (of
@@ -22,7 +22,7 @@ WORDS_AFTER = 0.1  # of the limit
 MAX_RESTARTS = 3  # of one process; then the run ends
 START_LIMIT = 600.0  # [s] before a process's first sign of life: hundreds that start at once take minutes
 RANK, ROLE, HOST, HEARTBEAT, ENDED = map(COLUMNS.index, ("rank", "role", "host", "heartbeat", "ended"))
-MEMBERS = [list(Role).index(role) for role in (Role.ROLLOUT, Role.EVALUATOR)]
+MEMBERS = [list(Role).index(role) for role in (Role.ROLLOUT, Role.EVALUATOR, Role.RELAY)]
 
 
 class Silence:
@@ -69,18 +69,17 @@ class Silence:
 
     def _act(self, row: int, values: NDArray[np.float64], seconds: float) -> None:
         rank, role, host = int(values[RANK]), list(Role)[int(values[ROLE])], int(values[HOST])
+        what = "it" if role is Role.RELAY else "its environment"
         words = f"rank {rank} ({role.value} of host {host}) has shown no sign of life for {seconds:.0f} s"
         if seconds < self._limits[row]:
             if row not in self._noted:
                 self._noted.add(row)
-                self._say(
-                    f"{words}: does its environment hang? Something is done at {self._limits[row]:g} s", rank=rank
-                )
+                self._say(f"{words}: does {what} hang? Something is done at {self._limits[row]:g} s", rank=rank)
             return
         self._restarts[row] = self._restarts.get(row, 0) + 1
         if self._restarts[row] > MAX_RESTARTS or not self._restart(rank):
             raise JobFailed(
-                f"{words} (run.silence_limit): its environment hangs, or its host; what was learned is saved. Longer "
+                f"{words} (run.silence_limit): {what} hangs, or its host; what was learned is saved. Longer "
                 "environment steps need a higher limit"
             )
         self._say(f"{words}: it was started again ({self._restarts[row]} of {MAX_RESTARTS} times)", rank=rank)

@@ -46,15 +46,18 @@ class ProcessUse(NamedTuple):
 
 
 def process_use(pid: int) -> ProcessUse | None:
-    """Processor time and private resident memory of a process of this machine; None where it is gone."""
+    """Processor time and private resident memory of a process of this machine, nothing for one that may not be asked;
+    None where it is gone."""
     import psutil  # needed by the one process of a host that samples
 
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times, memory = process.cpu_times(), process.memory_info()
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return None
+    except psutil.Error:
+        return ProcessUse(math.nan, math.nan)
     return ProcessUse(times.user + times.system, float(memory.rss - getattr(memory, "shared", 0)))
 
 
@@ -115,9 +118,16 @@ class HostSampler:
     """Samples this host every `period` seconds in a thread of its own (`start`), or when told (`sample`)."""
 
     def __init__(
-        self, counters: Counters, *, period: float = SAMPLE_PERIOD, report: Callable[[str], None] | None = None
+        self,
+        counters: Counters,
+        *,
+        period: float = SAMPLE_PERIOD,
+        report: Callable[[str], None] | None = None,
+        on_death: Callable[[int], object] = lambda row: None,
     ) -> None:
+        """`on_death` is told the row of a process that is gone and has not said that it ended, once."""
         self._report = report or partial(print, file=sys.stderr, flush=True)
+        self._on_death, self._dead = on_death, set[int]()
         self._reported: set[str] = set()
         self._counters = counters
         self._period = period
@@ -150,6 +160,9 @@ class HostSampler:
                 row = self._counters.row(int(index))
                 row["cpu_seconds"].set(use.cpu_seconds)
                 row["memory_bytes"].set(use.memory_bytes)
+            elif index not in self._dead and table[index, COLUMN["ended"]] != 1.0:
+                self._dead.add(int(index))
+                self._on_death(int(index))
 
     def _sample_gpus(self, table: NDArray[np.float64]) -> None:
         gpus = self._gpus.use()

@@ -135,6 +135,10 @@ def test_a_node_with_another_network_is_refused_by_what_differs(cases):
     assert "nodes must hold the same networks" in cases["foreign"]["found"]
 
 
+def test_a_node_that_hangs_ends_the_job_at_the_limit(cases):
+    assert cases["silent"]["found"].startswith("node 2 has not answered for 0.5 s (run.silence_limit): does it hang")
+
+
 def test_without_a_node_left_the_job_fails_with_the_last_reason(cases):
     assert "no gradient node is left" in cases["nobody"]["found"]
     assert "no memory left" in cases["nobody"]["found"]

@@ -61,6 +61,15 @@ def test_silence_is_said_once_and_then_ended_by_a_restart() -> None:
     assert watched.restarted == [4]
 
 
+def test_a_silent_relay_ends_the_run() -> None:
+    watched = Watched(restarts=False)
+    watched.after(0, slice(None))
+    for _ in range(9):
+        watched.after(10, [0, 2, 3, 4])
+    with pytest.raises(JobFailed, match=r"rank 1 \(relay of host 0\).*it hangs, or its host"):
+        watched.after(20, [0, 2, 3, 4])
+
+
 def test_clocks_of_other_hosts_do_not_matter_nor_does_who_has_ended() -> None:
     watched = Watched()
     for beat in range(30):

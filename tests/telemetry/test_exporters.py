@@ -126,8 +126,12 @@ def test_the_host_sampler_fills_in_what_each_process_used():
     cells = Cells(3)
     cells.values[0, COLUMNS.index("pid")] = os.getpid()
     cells.values[1, COLUMNS.index("pid")] = 4_194_305  # no such process
-    with HostSampler(cells, period=1000.0) as sampler:
+    cells.values[2, [COLUMNS.index("pid"), COLUMNS.index("ended")]] = 4_194_305, 1.0
+    dead = []
+    with HostSampler(cells, period=1000.0, on_death=dead.append) as sampler:
         sampler.sample()
+        sampler.sample()
+    assert dead == [1]  # once, and not the one that has said that it ended
     cpu, memory = COLUMNS.index("cpu_seconds"), COLUMNS.index("memory_bytes")
     assert cells.values[0, cpu] > 0
     assert 5e6 < cells.values[0, memory] < 1e10

@@ -7,9 +7,12 @@ rank that failed takes part all the same, so that nobody waits for it; the lowes
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +26,7 @@ from ddrl.run.messages import LONGEST, SHARE, barrier
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+RECOVERY = b"--enable-recovery"  # of Open MPI's mpirun
 END_TIMEOUT = 10.0  # [s] after a failure for a rank inside a long environment step to end; then the job is aborted
 
 
@@ -49,17 +53,28 @@ class Agreement:
         raise JobFailed("")
 
 
+def abort(world: MPI.Intracomm, run_id: str = "") -> None:
+    """End the whole job, and remove the channels that the run already has on this machine.
+
+    An mpirun that was told to go on without ranks that die takes MPI's abort for such a death: it is asked to end
+    itself, and its ranks end with it."""
+    if run_id:
+        unlink_run(run_id)
+    launcher = os.getppid()
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        if RECOVERY in Path(f"/proc/{launcher}/cmdline").read_bytes().split(b"\0"):
+            os.kill(launcher, signal.SIGTERM)
+    world.Abort(1)
+
+
 @contextlib.contextmanager
 def abort_on_error(world: MPI.Intracomm, run_id: str = "") -> Generator[None]:
-    """Abort the whole job where this rank fails while no message can reach the others. Channels that the run already
-    has on this machine are removed."""
+    """Abort the whole job where this rank fails while no message can reach the others."""
     try:
         yield
     except BaseException as error:
         print(f"ddrl: {describe(error, f'rank {world.Get_rank()}')}", file=sys.stderr, flush=True)
-        if run_id:
-            unlink_run(run_id)
-        world.Abort(1)
+        abort(world, run_id)
 
 
 def part(
@@ -80,7 +95,6 @@ def part(
         if error is not None and time.monotonic() > deadline:
             if str(error):
                 print(f"ddrl: {error}", file=sys.stderr, flush=True)
-            unlink_run(run_id)
-            world.Abort(1)
+            abort(world, run_id)
 
     barrier(world, "nobody needs any host's channels", look)

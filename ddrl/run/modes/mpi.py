@@ -89,7 +89,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     board: Board | None = None
     channels: HostChannels | None = None
     trouble: BaseException | None = None
-    status = 1
+    status, meeting = 1, world
     try:
         topology = Topology.from_bytes(message)
         mine = topology.ranks[world.Get_rank()]
@@ -105,6 +105,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
         with abort_on_error(world, topology.run_id):  # other relays are inside collective calls that nothing interrupts
             membership = _join_relays(world, topology)
             nodes = join_nodes(world, topology)
+            meeting = join_others(world, topology)
         with membership or contextlib.nullcontext():
             status = _play(topology, topology.ranks[world.Get_rank()], channels, membership, nodes)
     except JobFailed as error:
@@ -112,7 +113,8 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     except BaseException as error:
         _report(world, topology, describe(error, _where(world.Get_rank(), topology)))
     finally:
-        part(world)
+        if meeting is not None:
+            part(meeting)
         if channels is not None:
             channels.close()
         elif board is not None:
@@ -154,6 +156,15 @@ def join_nodes(world: MPI.Intracomm, topology: Topology) -> MPI.Intracomm | None
     if len(group) == 1 or world.Get_rank() not in group:
         return None
     return world.Create_group(world.Get_group().Incl(group))
+
+
+def join_others(world: MPI.Intracomm, topology: Topology) -> MPI.Intracomm | None:
+    """Those who meet at the end of the job: all but the gradient nodes, which may have died meanwhile and hold no
+    channel that others need; None for a node."""
+    nodes = [member.rank for member in topology.ranks if member.role is Role.NODE]
+    if not nodes:
+        return world
+    return None if world.Get_rank() in nodes else world.Create_group(world.Get_group().Excl(nodes))
 
 
 def _play(

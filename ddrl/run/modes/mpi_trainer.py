@@ -12,12 +12,14 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Role
 from ddrl.run.failure import read_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.leftovers import sweep_open_mpi
 from ddrl.run.modes.agreement import Agreement, part
 from ddrl.run.modes.driver import drive
-from ddrl.run.modes.mpi import join_nodes
+from ddrl.run.modes.mpi import join_nodes, join_others
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
 from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
+RANK, ENDED = COLUMNS.index("rank"), COLUMNS.index("ended")
 
 
 def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     starter: StarterProcess | None = None
     collectors: Collectors | None = None
     trouble: BaseException | None = None
+    meeting = world
     try:
         sweep_dead()
         sweep_open_mpi()
@@ -54,7 +58,10 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
-                leader = _lead_nodes(world, task, channels)
+                comm, others = join_nodes(world, topology), join_others(world, topology)
+                assert others is not None
+                meeting = others
+                leader = None if comm is None else _lead_nodes(comm, task, channels)
                 if starter is not None:
                     starters = HostStarters(channels, starter, launcher)
                     collectors = go_in_rounds(task, starters, starters.lanes)
@@ -77,7 +84,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             collectors.close()
         elif starter is not None:
             starter.stop(0.0)
-        part(world, lambda: _discard(channels, launcher), topology.run_id, trouble)
+        part(meeting, lambda: _discard(channels, launcher), topology.run_id, trouble)
         late = trouble is None and board is not None and board.command == Command.FAIL
         failure = read_failure(topology.run_id, 0) if late else ""  # of a relay, after the task had ended
         if channels is not None:
@@ -89,11 +96,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     return summary
 
 
-def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader | None:
-    """Let gradient nodes compute the task's gradients, where there are any."""
-    comm = join_nodes(world, task.topology)
-    if comm is None:
-        return None
+def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader:
+    """Let gradient nodes compute the task's gradients."""
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
     from ddrl.run.nodes.replays import NodeReplays
@@ -101,6 +105,12 @@ def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Lea
     def look() -> None:
         if task.board.command == Command.FAIL:
             raise JobFailed(read_failure(task.topology.run_id, 0))
+
+    ranks = [member.rank for member in task.topology.ranks if member.role is Role.NODE]
+
+    def ended() -> list[int]:
+        table = task.observers.tables()
+        return [ranks.index(int(rank)) for rank in table[table[:, ENDED] == 1.0, RANK] if rank in ranks]
 
     training = task.training
     replays = training.source if isinstance(training.source, NodeReplays) else None
@@ -114,6 +124,7 @@ def _lead_nodes(world: MPI.Intracomm, task: Task, channels: HostChannels) -> Lea
         note=task.note,
         replays=replays,
         make_segment=channels.create_segment,
+        ended=ended,
     )
     return leader
 

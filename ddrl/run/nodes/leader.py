@@ -8,7 +8,7 @@ last, so they hold no optimizer, and equal bits wherever they run."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,13 +48,15 @@ if TYPE_CHECKING:
 
 LONGEST = 0.01  # [s] between two looks for messages, and at what ends the job
 MOST_UNDER_WAY = 64  # messages: rows are not sent faster than nodes take them
+LOOK_PERIOD = 1.0  # [s] between two looks at which nodes live
 END_TIMEOUT = 30.0  # [s] for gradients under way when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no node needs them
 
 
 class Leader:
     """See the module. `look` is called while the leader waits, and raises what ends the job; `note` is told of what the
-    user should know; `make_segment` makes the memory that the nodes of this host map: without it all is sent."""
+    user should know; `make_segment` makes the memory that the nodes of this host map: without it all is sent; `ended`
+    gives the nodes whose processes have ended, said or not."""
 
     def __init__(
         self,
@@ -68,14 +70,17 @@ class Leader:
         clock: Callable[[], float] = time.perf_counter,
         replays: NodeReplays | None = None,
         make_segment: MakeSegment | None = None,
+        ended: Callable[[], Collection[int]] = tuple,
     ) -> None:
+        self._ended, self._next_look = ended, 0.0
         self._comm, self._exchange, self._config = comm, exchange, config
         self._look, self._note, self._clock = look, note, clock
         self._counters = counters
         self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
-        self._sending: list[tuple[MPI.Request, Any]] = []
+        self._sending: list[tuple[MPI.Request, Any, int]] = []  # with what is being sent, and to whom
+        self._for_nobody: list[tuple[MPI.Request, Any]] = []  # messages that died with a node, and their memory
         self._bells: Bells | None = None
         self._shared: SharedVectors | None = None
         if make_segment is not None:
@@ -196,7 +201,7 @@ class Leader:
         if len(self._sending) > MOST_UNDER_WAY:
             from mpi4py import MPI
 
-            self._wait(lambda: MPI.Request.Testall([request for request, _ in self._sending]))
+            self._wait(lambda: MPI.Request.Testall([request for request, _, _ in self._sending]))
 
     def answers(self, count: int) -> Sequence[Reply]:
         """See `replays.Carrier`. JobFailed where a node has left."""
@@ -214,8 +219,8 @@ class Leader:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def _send(self, node: int, data: NDArray[np.uint8], tag: int) -> None:
-        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
-        self._sending.append((self._comm.Isend(data, node + 1, tag), data))
+        self._forget_sent()
+        self._sending.append((self._comm.Isend(data, node + 1, tag), data, node))
         if self._bells is not None:
             self._bells[node + 1].ring()
         self._count("bytes_sent", data)
@@ -233,13 +238,49 @@ class Leader:
                 begun = time.perf_counter()
                 continue
             self._look()
+            if self._miss():
+                continue
             longest = max(0.0, min(LONGEST, left()))
-            self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+            self._forget_sent()
             # MPI moves what is under way only while somebody looks; nodes of other hosts do not ring.
             if self._bells is None or self._sending or not all(state.rings for state in self.nodes.values()):
                 rest(begun, longest=longest)
             else:
                 self._bells[0].wait(rung, longest)
+
+    def _forget_sent(self) -> None:
+        self._sending = [message for message in self._sending if not message[0].Test()]
+
+    def _miss(self) -> bool:
+        """Once in LOOK_PERIOD: whether nodes are gone that had not said good-bye. JobFailed for one that lives and does
+        not answer."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_PERIOD
+        gone = [node for node in self._ended() if node in self.nodes]
+        for node in gone:
+            self._lose(node, "its process was killed")
+        limit = self._config.run.silence_limit
+        for node, state in self.nodes.items():
+            if state.part and self._clock() - state.dealt_at > limit:
+                raise JobFailed(
+                    f"node {node} has not answered for {limit:g} s (run.silence_limit): does it hang, or its host? "
+                    "What was learned is saved"
+                )
+        return bool(gone)
+
+    def _take(self, node: int, vector: Vector) -> bool:
+        """Receive the vector that follows a gradient's message; whether it came before its node died."""
+        request = self._comm.Irecv(vector, node + 1, VECTOR)
+        while not request.Test():
+            self._look()
+            self._miss()
+            if node not in self.nodes:
+                self._for_nobody.append((request, vector))
+                return False
+        self._count("bytes_received", vector)
+        return True
 
     def _receive(self) -> bool:
         """Take one message, if there is one."""
@@ -251,6 +292,8 @@ class Leader:
         node, data = received[0] - 1, received[1]
         self._count("bytes_received", data)
         reply, arrays = unpack(data, Reply)
+        if node not in self.nodes:  # it has died meanwhile, and what it had is dealt again
+            return True
         if reply.failure:
             self._lose(node, reply.failure)
         elif reply.signature:
@@ -287,8 +330,8 @@ class Leader:
             vector = self._shared.gradients[node][state.part]
         else:
             vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
-            self._comm.Recv(vector, node + 1, VECTOR)
-            self._count("bytes_received", vector)
+            if not self._take(node, vector):
+                return
         now = self._clock()
         state.samples, state.seconds, state.part, state.rows = rows_of(rows), now - state.dealt_at, "", None
         age, requeued = mine.collection.version - version, mine.collection.counts.requeued
@@ -309,6 +352,8 @@ class Leader:
         replay."""
         state = self.nodes.pop(node)
         self._absent.discard(node)
+        self._for_nobody += [(request, data) for request, data, whom in self._sending if whom == node]
+        self._sending = [message for message in self._sending if message[2] != node]
         if self._replays is not None:
             self._lost = (
                 f"node {node} has left with its replay: {failure}; go on from the last checkpoint with --resume"

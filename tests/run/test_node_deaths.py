@@ -1,0 +1,111 @@
+"""Processes of a job with gradient nodes that are killed: mpirun is told to let the others go on."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from ddrl.core.roles import Role
+from ddrl.telemetry import Run
+from tests.run.launch import (
+    MPI_ENVIRONMENT,
+    TINY,
+    mpirun_command,
+    segments_of,
+    settings,
+    summary,
+    wait_for_checkpoint,
+    wait_until,
+)
+from tests.sources import environment
+
+pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+ENDLESS = settings("run.max_env_steps=100000000", "run.max_seconds=150", "evaluation.period=0")
+
+
+def start(run, *assignments):
+    """A run with three nodes, under an mpirun that does not end the job where one of them dies."""
+    launcher, *words = mpirun_command(7, *TINY, *ENDLESS, *settings("learner.nodes=3", f"run.dir={run}", *assignments))
+    return subprocess.Popen(
+        [launcher, "--enable-recovery", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(**MPI_ENVIRONMENT),
+    )
+
+
+def newest(run, name):
+    """The newest value of a column for each rank, and their roles."""
+    with Run(run) as records:
+        processes = records.processes()
+    return processes.column("role")[-1], processes.column(name)[-1]
+
+
+def pids(run, role):
+    """Processes of a role."""
+    roles, found = newest(run, "pid")
+    return [int(pid) for pid in found[roles == list(Role).index(role)]]
+
+
+def notes(run):
+    """What the run has told its user."""
+    with Run(run) as records:
+        return list(records.events(kinds=["note"])["text"])
+
+
+def updates(run):
+    """Updates so far, as the trainer has recorded them."""
+    roles, found = newest(run, "updates")
+    return float(found[roles == list(Role).index(Role.TRAINER)][0])
+
+
+def end_of(job, limit=100):
+    """The exit status and what was printed; the job is killed where it does not end."""
+    try:
+        text, _ = job.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        raise AssertionError(f"the job went on: {job.communicate()[0][-3000:]}") from None
+    return job.returncode, text
+
+
+@pytest.fixture
+def job_of(tmp_path):
+    """Starts a job; whatever the test comes to, nothing of it is left."""
+    jobs = []
+
+    def begin(*assignments):
+        jobs.append(start(tmp_path / "run", *assignments))
+        return jobs[0]
+
+    yield begin
+    jobs[0].kill()
+
+
+@pytest.mark.parametrize("how", ["in shared memory", "by messages"])
+def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path, job_of, how):
+    run, job = tmp_path / "run", job_of(*(["balance.first=2"] if how == "by messages" else []))
+    wait_for_checkpoint(run)
+    os.kill(pids(run, Role.NODE)[1], signal.SIGKILL)
+    wait_until(lambda: any("node 1 has left" in text for text in notes(run)), "nobody missed the node")
+    before = updates(run)
+    wait_until(lambda: updates(run) > before + 100, "nothing was learned any more")
+    os.kill(pids(run, Role.TRAINER)[0], signal.SIGUSR1)  # a clean stop
+    status, text = end_of(job)
+    assert status == 130, text  # that of an interrupted run
+    assert "node 1 has left: its process was killed; 2 go on" in text
+    assert summary(run)["reason"] == "interrupted"
+    assert segments_of(run) == []
+
+
+def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
+    run, job = tmp_path / "run", job_of()
+    wait_for_checkpoint(run)
+    os.kill(pids(run, Role.TRAINER)[0], signal.SIGKILL)
+    status, text = end_of(job)
+    assert status != 0
+    assert text.count("the trainer's process was killed") == 1, text
+    assert "--resume" in text
+    wait_until(lambda: segments_of(run) == [], "segments stayed", seconds=20)
