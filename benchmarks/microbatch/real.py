@@ -28,6 +28,7 @@ from ddrl.balance.sizes import balanced_sizes
 ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 SHARES = [0.4, 0.4, 0.4, 0.1]
 HIDDEN = [512, 512]
+LOSS = 0.03  # of `target_loss`, a tenth of the first one
 MEAN = 0.4  # [s] of the exponential times
 PORT = 29517
 
@@ -42,9 +43,10 @@ def ranks(count: int, case: str, **options: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ddp(rows: int, iterations: int) -> list[float]:
+def ddp(rows: int, iterations: int, **further: Any) -> list[float]:
     """Seconds an update by DistributedDataParallel, the same network and shares."""
-    options = json.dumps({"rows": rows, "hidden": HIDDEN, "shares": SHARES, "iterations": iterations, "port": PORT})
+    plan = {"rows": rows, "hidden": HIDDEN, "shares": SHARES, "iterations": iterations, "port": PORT}
+    options = json.dumps({**plan, **further})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "benchmarks.microbatch.ddp_ranks"]
     started = [
@@ -105,6 +107,27 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
         },
         "sizes": [row["sizes"] for row in trace if row["phase"] == "affine"][-1],
         "switched": {"seconds": seconds, "sizes": switched, "iterations_until_within_5_percent": back},
+    }
+
+
+def target_loss(short: bool) -> dict[str, Any]:
+    """Seconds from fresh parameters, and sizes that know nothing, to a loss, by each sizer and by
+    DistributedDataParallel, in turn."""
+    rows, wanted = 2048, {"loss": LOSS, "most": 400}
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(1 if short else 4):
+        for sizer in ("equal", "affine", "ddqn"):
+            options = {"rows": rows, "hidden": HIDDEN, "shares": SHARES, "balance": {"sizer": sizer}, **wanted}
+            found.setdefault(sizer, []).append(ranks(5, "target", **options))
+        seconds = ddp(rows, wanted["most"], loss=LOSS)
+        found.setdefault("ddp", []).append({"seconds": sum(seconds), "updates": len(seconds)})
+    times = {name: [one["seconds"] for one in runs] for name, runs in found.items()}
+    return {
+        **{f"{name}_s": Timing.of(values) for name, values in times.items()},
+        **{f"{name}_updates": [one["updates"] for one in runs] for name, runs in found.items()},
+        "speed_up": ratios(times["equal"], times["affine"]),
+        "speed_up_ddqn": ratios(times["equal"], times["ddqn"]),
+        "speed_up_over_ddp": ratios(times["ddp"], times["affine"]),
     }
 
 
@@ -201,6 +224,7 @@ def reduce(short: bool) -> list[dict[str, Any]]:
 PARTS = {
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
+    "target_loss": target_loss,
     "rhythm": rhythm,
     "weak_two_cores": partial(weak, 2, 1024, None),
     "weak_four_halves": partial(weak, 4, 512, 0.5),

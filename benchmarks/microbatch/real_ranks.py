@@ -18,7 +18,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times
+from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, lessons_of
 from ddrl.balance import Balancer
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
@@ -149,6 +149,21 @@ def rate(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGro
     return [iterate(leader, learner, batch, None)["seconds"] for _ in range(options["iterations"])][5:]
 
 
+def target(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
+    """Seconds and updates from fresh parameters and sizes to a loss of `loss`, by the leader's own sizer."""
+    batches = lessons_of(SPEC, config.learner.batch_size)
+    leader._wait(lambda: not leader._absent)
+    begin = time.perf_counter()
+    for update in range(1, options["most"] + 1):
+        gradient = leader.gradient(batches[update % len(batches)], "value")
+        assert gradient is not None
+        learner.apply(gradient)
+        loss = float(gradient.figures["loss"])
+        if loss <= options["loss"]:
+            break
+    return {"seconds": time.perf_counter() - begin, "updates": update, "loss": loss}
+
+
 def alone(config: Config, rows: int, iterations: int) -> list[list[float]]:
     """Seconds of each gradient at each node where nodes exchange nothing and wait for nobody: what cores that they
     share leave them."""
@@ -264,7 +279,7 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     return found
 
 
-CASES = {"unequal": unequal, "rhythm": rhythm, "rate": rate, "waits": waits}
+CASES = {"unequal": unequal, "rhythm": rhythm, "rate": rate, "waits": waits, "target": target}
 
 
 def sleeper(learner: Learner, times: list[float]) -> None:

@@ -35,6 +35,18 @@ def batch_of(spec: EnvSpec, rows: int, seed: int = 0) -> Transitions:
     return Transitions(one, draw.integers(0, 4, rows), draw.standard_normal(rows).astype(np.float32), ones, two, ones)
 
 
+def lessons_of(spec: EnvSpec, rows: int, count: int = 8) -> list[Transitions]:
+    """Batches that can be learned from: the reward is a fixed function of state and action, and nothing follows it."""
+    draw = np.random.default_rng(17)
+    directions = draw.standard_normal((spec.num_actions, spec.observation.size)) / spec.observation.size**0.5
+    found: list[Transitions] = []
+    for seed in range(count):
+        batch = batch_of(spec, rows, seed)
+        reward = np.tanh(2.0 * (batch.s_tm1 * directions[batch.a_tm1]).sum(1)).astype(np.float32)
+        found.append(batch._replace(r_t=reward, discount_t=np.zeros(rows, np.float32)))
+    return found
+
+
 def exponential_times(iterations: int, nodes: int, mean: float, seed: int = 0) -> NDArray[np.float64]:
     """Exponential times [iterations, nodes] of that mean. The k-th shortest of N is a sum of independent exponential
     spacings of means mean / N, mean / (N - 1), ... (Renyi 1953), in any order of the nodes. Each spacing is drawn once
