@@ -121,7 +121,7 @@ def exact(leader, learner, config, gate):
 
 def rung(leader, gradients):
     """For each node whether it has the bells; then whether the leader's was rung for each gradient but the first."""
-    bells = leader._bells
+    bells = leader._post.bells
     return [*(node.rings for node in leader.nodes.values()), bells is not None and bells[0].value >= gradients * NODES]
 
 

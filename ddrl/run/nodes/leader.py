@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.balance.collection import Verdict
 from ddrl.channels.counters import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
-from ddrl.distribution.transport.waits import nothing, rest
+from ddrl.distribution.transport.waits import nothing
 from ddrl.run.nodes.bells import Bells, MakeSegment
 from ddrl.run.nodes.messages import (
     MESSAGE,
@@ -32,10 +31,10 @@ from ddrl.run.nodes.messages import (
     cut,
     join,
     pack,
-    receive,
     rows_of,
     unpack,
 )
+from ddrl.run.nodes.post import Post
 from ddrl.run.nodes.shared import SharedVectors
 from ddrl.run.nodes.sharing import Answer, NodeState, Sharing, mean_figures
 
@@ -73,19 +72,15 @@ class Leader:
         ended: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._ended, self._next_look = ended, 0.0
-        self._comm, self._exchange, self._config = comm, exchange, config
+        self._post, self._exchange, self._config = Post(comm, counters), exchange, config
         self._look, self._note, self._clock = look, note, clock
-        self._counters = counters
         self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
-        self._sending: list[tuple[MPI.Request, Any, int]] = []  # with what is being sent, and to whom
-        self._for_nobody: list[tuple[MPI.Request, Any]] = []  # messages that died with a node, and their memory
-        self._bells: Bells | None = None
         self._shared: SharedVectors | None = None
         if make_segment is not None:
             try:
-                self._bells = Bells.create(make_segment, comm.Get_size())
+                self._post.bells = Bells.create(make_segment, comm.Get_size())
                 if all(mine.awaits_all for mine in self.parts.values()):
                     self._shared = SharedVectors.create(make_segment, exchange, len(self.nodes))
             except ChannelError as error:
@@ -144,7 +139,7 @@ class Leader:
             task.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
             task.place, task.late, task.dropped = (start, whole), state.late, state.dropped
             task.samples, task.seconds = state.samples, state.seconds
-            task.bells = self._bells.name if self._bells is not None and not state.asked else ""
+            task.bells = self._post.bells.name if self._post.bells is not None and not state.asked else ""
             task.segment = self._shared.name if self._shared is not None and not state.asked else ""
             task.mapped, state.asked = state.mapped, True
             state.versions, state.part = versions, part
@@ -155,12 +150,12 @@ class Leader:
             sent = {name: array for name, array in arrays.items() if name not in BOOKKEEPING}
             if task.mapped and self._shared is not None:
                 self._shared.publish({name: versions[name] for name in task.vectors})
-            self._send(node, pack(task, sent), MESSAGE)
+            self._post.send(node, pack(task, sent), MESSAGE)
             for name in () if task.mapped else task.vectors:
                 if name not in vectors:
                     vector = self._exchange.vector(name)
                     vectors[name] = vector.copy() if copies else vector
-                self._send(node, vectors[name], VECTOR)
+                self._post.send(node, vectors[name], VECTOR)
             start += size
         if self._replays is not None:
             self._drawn = (rows, sizes)
@@ -197,11 +192,9 @@ class Leader:
     def send(self, node: int, header: Order | Record, arrays: Fields) -> None:
         """See `replays.Carrier`."""
         if node in self.nodes:
-            self._send(node, pack(header, arrays), MESSAGE)
-        if len(self._sending) > MOST_UNDER_WAY:
-            from mpi4py import MPI
-
-            self._wait(lambda: MPI.Request.Testall([request for request, _, _ in self._sending]))
+            self._post.send(node, pack(header, arrays), MESSAGE)
+        if self._post.under_way() > MOST_UNDER_WAY:
+            self._wait(lambda: not self._post.under_way())
 
     def answers(self, count: int) -> Sequence[Reply]:
         """See `replays.Carrier`. JobFailed where a node has left."""
@@ -218,22 +211,11 @@ class Leader:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def _send(self, node: int, data: NDArray[np.uint8], tag: int) -> None:
-        self._forget_sent()
-        self._sending.append((self._comm.Isend(data, node + 1, tag), data, node))
-        if self._bells is not None:
-            self._bells[node + 1].ring()
-        self._count("bytes_sent", data)
-
-    def _count(self, name: str, data: NDArray[np.uint8]) -> None:
-        if self._counters is not None:
-            self._counters[name].add(data.nbytes)
-
     def _wait(self, holds: Callable[[], bool], left: Callable[[], float] = lambda: LONGEST) -> None:
         """`left` [s]: until `holds` may become true by the clock alone."""
         begun = time.perf_counter()
         while not holds():
-            rung = self._bells[0].value if self._bells is not None else 0
+            rung = self._post.rung()
             if self._receive():
                 begun = time.perf_counter()
                 continue
@@ -241,15 +223,7 @@ class Leader:
             if self._miss():
                 continue
             longest = max(0.0, min(LONGEST, left()))
-            self._forget_sent()
-            # MPI moves what is under way only while somebody looks; nodes of other hosts do not ring.
-            if self._bells is None or self._sending or not all(state.rings for state in self.nodes.values()):
-                rest(begun, longest=longest)
-            else:
-                self._bells[0].wait(rung, longest)
-
-    def _forget_sent(self) -> None:
-        self._sending = [message for message in self._sending if not message[0].Test()]
+            self._post.sleep(rung, begun, longest, all(state.rings for state in self.nodes.values()))
 
     def _miss(self) -> bool:
         """Once in LOOK_PERIOD: whether nodes are gone that had not said good-bye. JobFailed for one that lives and does
@@ -270,27 +244,17 @@ class Leader:
                 )
         return bool(gone)
 
-    def _take(self, node: int, vector: Vector) -> bool:
-        """Receive the vector that follows a gradient's message; whether it came before its node died."""
-        request = self._comm.Irecv(vector, node + 1, VECTOR)
-        while not request.Test():
-            self._look()
-            self._miss()
-            if node not in self.nodes:
-                self._for_nobody.append((request, vector))
-                return False
-        self._count("bytes_received", vector)
-        return True
+    def _lives(self, node: int) -> bool:
+        self._look()
+        self._miss()
+        return node in self.nodes
 
     def _receive(self) -> bool:
         """Take one message, if there is one."""
-        from mpi4py import MPI
-
-        received = receive(self._comm, MPI.ANY_SOURCE)
+        received = self._post.receive()
         if received is None:
             return False
-        node, data = received[0] - 1, received[1]
-        self._count("bytes_received", data)
+        node, data = received
         reply, arrays = unpack(data, Reply)
         if node not in self.nodes:  # it has died meanwhile, and what it had is dealt again
             return True
@@ -330,7 +294,7 @@ class Leader:
             vector = self._shared.gradients[node][state.part]
         else:
             vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
-            if not self._take(node, vector):
+            if not self._post.take(node, vector, lambda: self._lives(node)):
                 return
         now = self._clock()
         state.samples, state.seconds, state.part, state.rows = rows_of(rows), now - state.dealt_at, "", None
@@ -352,8 +316,7 @@ class Leader:
         replay."""
         state = self.nodes.pop(node)
         self._absent.discard(node)
-        self._for_nobody += [(request, data) for request, data, whom in self._sending if whom == node]
-        self._sending = [message for message in self._sending if message[2] != node]
+        self._post.forget(node)
         if self._replays is not None:
             self._lost = (
                 f"node {node} has left with its replay: {failure}; go on from the last checkpoint with --resume"
@@ -384,4 +347,4 @@ class Leader:
         self._look = look_at_the_clock
         self._wait(lambda: not self._absent and len(self._free()) == len(self.nodes))
         for node in self.nodes:
-            self._send(node, pack(Task(), {}), MESSAGE)
+            self._post.send(node, pack(Task(), {}), MESSAGE)
