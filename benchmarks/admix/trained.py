@@ -1,10 +1,12 @@
 """A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
 
     python -m benchmarks.admix.trained [--short] [--train cell|billed] [--seeds N] [--cell TEXT] [--days N] [--first N]
+    python -m benchmarks.admix.trained --forecast --train billed --seeds N --json FILE
 
 Days of 4000 requests and 12 contracts, own counts known. The task admix is trained as it stands (`python -m ddrl.run
 admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay of 5 % once for certain and once for
-uncertain billed rates, with each of --seeds seeds. The policies that the runs export are frozen. They play the same
+uncertain billed rates, with each of --seeds seeds. With --forecast the cells are errors of the inventory forecast, at
+drift 0.3, a delay of 5 % and uncertain billed rates. The policies that the runs export are frozen. They play the same
 held-out days as the baselines, which are tuned in each cell on days of their own and decide anew every 20 requests;
 policies, and beside them their prior, adaptive pacing with the task's own step, every 40.
 Differences are paired by days, the mean over the seeds of each day, with Student's 95 % interval; the worst seed's
@@ -21,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ from ddrl.run.cli import tasks
 
 RUNS = Path("build/admix")
 PERIOD = 20  # requests between decisions of baselines
+KNOBS = ("drift", "billed", "billed_spread", "billed_drift", "forecast_error")  # of the market, where cells differ
 ORACLE = "hindsight"
 PRIOR = "adaptive_pacing"
 
@@ -50,7 +54,7 @@ def train(name: str, market: MarketConfig, delay: float, seed: int, further: lis
     if finished.exists():
         return run, float(json.loads(finished.read_text())["seconds"])
     shutil.rmtree(run, ignore_errors=True)  # of a run that was cut
-    changed = {item: getattr(market, item) for item in ("drift", "billed", "billed_spread", "billed_drift")}
+    changed = {item: getattr(market, item) for item in KNOBS}
     settings = [f"env.kwargs.{item}={value}" for item, value in (changed | {"delay": delay}).items()]
     settings.append(f"run.seed={seed}")
     words = [word for each in [*settings, f"run.dir={run}", *further] for word in ("--set", each)]
@@ -61,6 +65,17 @@ def train(name: str, market: MarketConfig, delay: float, seed: int, further: lis
     seconds = time.perf_counter() - begin
     finished.write_text(json.dumps({"seconds": seconds}))
     return run, seconds
+
+
+def cells(forecast: bool) -> Iterator[tuple[str, MarketConfig, float]]:
+    """Name, market and feedback delay of each."""
+    if forecast:
+        for error in (0.0, 0.1, 0.3, 0.6):
+            yield f"forecast error {error}", replace(SMALL, drift=0.3, forecast_error=error, **UNCERTAIN), 0.05
+        return
+    for drift, billed, delay in itertools.product(DRIFTS, ("certain", "uncertain"), DELAYS):
+        market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
+        yield f"drift {drift} delay {delay} billed {billed}", market, delay
 
 
 def compare(scores: dict[str, list[float]], policies: list[list[float]], prior: list[float]) -> dict[str, Any]:
@@ -96,6 +111,7 @@ def main() -> None:
     parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
     parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
     parser.add_argument("--seeds", type=int, default=1, help="trainings for each policy (default %(default)s)")
+    parser.add_argument("--forecast", action="store_true", help="errors of the inventory forecast in place of the grid")
     options = parser.parse_args()
     task = load_config(tasks()["admix"], []).env.kwargs
     further = ["run.max_env_steps=1000"] if options.short else []
@@ -110,15 +126,15 @@ def main() -> None:
         if known.get("setup") == setup:
             figures["cells"] = known["cells"]
     ready: tuple[MarketConfig, Case | None, list[Case]] | None = None
-    for drift, billed, delay in itertools.product(DRIFTS, ("certain", "uncertain"), DELAYS):
-        name = f"drift {drift} delay {delay} billed {billed}"
+    for name, market, delay in cells(options.forecast):
         if options.cell not in name:
             continue
-        market = replace(SMALL, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
+        billed = "certain" if market.billed == SMALL.billed else "uncertain"
+        usual = replace(market, drift=0.3, forecast_error=SMALL.forecast_error)
         runs = [
             train(name, market, delay, seed, further)
             if options.train == "cell"
-            else train(f"billed {billed}", replace(market, drift=0.3), 0.05, seed, further)
+            else train(f"billed {billed}", usual, 0.05, seed, further)
             for seed in range(options.seeds)
         ]
         policies = [hashlib.sha256((run / "policy.safetensors").read_bytes()).hexdigest() for run, _ in runs]

@@ -1,13 +1,18 @@
 """Training by windows: every window the policy is retrained on the last window and served on the next.
 
     python -m benchmarks.admix.windows [--short] [--days N] [--json FILE]
+    python -m benchmarks.admix.windows --cells --days 24 --json benchmarks/results/admix_windows_cells.json
 
 A sequence of days that drift (0.6, correlation time 5 days; 4000 requests, 12 contracts, delay 5 %); the policy departs
 from yesterday's duals, which stay all day, so that there is something to learn. For a window of L days, the policy of
 day t has learned from the days of the last whole window alone, going on from the parameters before; each length gets
 the same updates a day. The first eight days are not reported: every length begins with the same policy, trained on
 them. Reported: the return of the served days, relative to bids, less that of yesterday's duals served unchanged, of
-adaptive pacing, of the first policy never retrained (window 0), and of the length 4; with 95 % intervals over days."""
+adaptive pacing, of the first policy never retrained (window 0), and of the length 4; with 95 % intervals over days.
+
+With --cells the task admix as it stands, which departs from adaptive pacing, in three cells of the grid of `trained`
+(uncertain billing, delay 5 %, three drifts): normalised scores of the served days, of policies retrained every 4 days
+and never, beside rules that are tuned as the grid's are."""
 
 from __future__ import annotations
 
@@ -19,21 +24,27 @@ import numpy as np
 import torch
 from scipy import stats
 
+from benchmarks.admix.__main__ import DRIFTS, TUNING_SEED, UNCERTAIN, cases
 from benchmarks.admix.inside import Explorer, Inside, days_env, days_settings
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core.config import Config
 from ddrl.core.settings import load_config
+from ddrl.envs.admix import Market, MarketConfig
+from ddrl.envs.admix.scoring import Case, load, tune
 from ddrl.run.cli import tasks
 
 LENGTHS = (0, 1, 2, 4, 8)  # 0: never retrained
 FIRST = 8  # days before the first that is reported
+ALWAYS = ["env.num_envs=8", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200", "run.seed=0"]
+RULES = ("adaptive_pacing", "pid", "dual_descent", "yesterday_duals")
+PERIOD = 20  # requests between decisions of rules
+DELAY = 0.05  # of a day
 
 
 def settings(sequence: int) -> Config:
     """The task admix on a sequence of days that drift."""
-    wanted = ["env.num_envs=8", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200"]
-    wanted += ["learner.d4pg.actor_start=100", "rollout.epsilon_start=1.0", "rollout.epsilon_end=0.5", "run.seed=0"]
-    return days_settings(sequence, {"drift": 0.6}, {"pace_step": 0.0, "repeat": 100}, wanted)
+    wanted = ["learner.d4pg.actor_start=100", "rollout.epsilon_start=1.0", "rollout.epsilon_end=0.5"]
+    return days_settings(sequence, {"drift": 0.6}, {"pace_step": 0.0, "repeat": 100}, [*ALWAYS, *wanted])
 
 
 def trained(config: Config, learner: Any, first_day: int, days: int, updates: int) -> Inside:
@@ -46,9 +57,9 @@ def trained(config: Config, learner: Any, first_day: int, days: int, updates: in
     return run
 
 
-def served(length: int, days: int, updates: int, first_updates: int, sequence: int) -> dict[str, Any]:
+def served(config: Config, length: int, days: int, updates: int, first_updates: int) -> dict[str, Any]:
     """Serve and retrain in turn; the return of each reported day. Length 0: the first policy serves every day."""
-    config, begin = settings(sequence), time.perf_counter()
+    begin = time.perf_counter()
     run = trained(config, None, 1, FIRST, first_updates)
     returns, step = [], length or FIRST
     for first in range(1 + FIRST, 1 + FIRST + days, step):
@@ -77,16 +88,83 @@ def prior(env: Any) -> np.ndarray:
     return total
 
 
+def in_cell(drift: float, days: int, updates: int, first_updates: int, sequence: int) -> dict[str, Any]:
+    """Normalised scores of the served days in one cell, and paired differences to the best rule."""
+    market = {"drift": drift, **UNCERTAIN}
+    config = days_settings(sequence, market, {"delay": DELAY}, [*ALWAYS, "learner.d4pg.actor_start=100"])
+    drawn = MarketConfig(**config.env.kwargs["market"])
+    feed, numbers = Market(drawn), range(1 + FIRST, 1 + FIRST + days)
+    days_of = [[feed.day(sequence, number - back) for number in numbers] for back in (0, 1)]
+    case = Case.of(*days_of, drawn.click_value)
+    gained = np.array([best.lower - best.bid_only for best in case.optima])
+    unpaid = float(
+        (case.contracts.penalty * case.contracts.demand).sum()
+    )  # what bids alone are fined, relative to bids
+
+    def normalised(returns: list[float]) -> list[float]:
+        return ((np.array(returns) + unpaid) / gained).tolist()
+
+    scores = {
+        f"retrained, {length} days" if length else "never retrained": normalised(
+            served(config, length, days, updates, first_updates)["returns"]
+        )
+        for length in (0, 4)
+    }
+    kwargs = config.env.kwargs
+    prior_env = days_env(days, sequence, 1 + FIRST, days, kwargs["market"], kwargs["play"])
+    scores["its prior"] = normalised(np.roll(prior(prior_env), 1).tolist())
+    (tuning,) = cases(drawn, TUNING_SEED, 5)
+    rules = {
+        name: case.normalised(
+            case.play(load(name), tune(load(name), tuning, DELAY, True, PERIOD), DELAY, True, PERIOD)
+        ).tolist()
+        for name in RULES
+    }
+    best = max(rules, key=lambda name: float(np.mean(rules[name])))
+    retrained = scores["retrained, 4 days"]
+    others = {"best rule": rules[best], **{name: row for name, row in scores.items() if row is not retrained}}
+    return {
+        "scores": scores | rules,
+        "means": {name: float(np.mean(row)) for name, row in (scores | rules).items()},
+        "best_rule": best,
+        "retrained_less": {name: gain(retrained, row) for name, row in others.items()},
+    }
+
+
+def main_cells(options: Any, setup: dict[str, Any]) -> None:
+    """All cells, each saved as it comes."""
+    figures: dict[str, Any] = {"setup": setup, "cells": {}}
+    if options.json.exists():
+        known = json.loads(options.json.read_text())
+        if known.get("setup") == setup:
+            figures["cells"] = known["cells"]
+    for drift in DRIFTS:
+        name = f"drift {drift} delay {DELAY} billed uncertain"
+        if name not in figures["cells"]:
+            plan = setup["days"], setup["updates_a_day"], setup["first_updates"], setup["sequence"]
+            figures["cells"][name] = in_cell(drift, *plan)
+            save(options.json, figures)
+        cell = figures["cells"][name]
+        print(f"\n{name}; best rule: {cell['best_rule']}")
+        print_table(["policy or rule", "score"], list(cell["means"].items()))
+        rows = [(other, mean, half) for other, (mean, half) in cell["retrained_less"].items()]
+        print_table(["retrained, 4 days, less", "mean", "+-"], rows)
+
+
 def main() -> None:
     parser = arguments("admix_windows", __doc__ or "")
     parser.add_argument("--days", type=int, default=48, help="days reported (default %(default)s)")
     parser.add_argument("--first-updates", type=int, default=800, help="of the first policy (default %(default)s)")
     parser.add_argument("--updates", type=int, default=40, help="updates a day (default %(default)s)")
     parser.add_argument("--sequence", type=int, default=0)
+    parser.add_argument("--cells", action="store_true", help="three cells of the grid, in normalised scores")
     options = parser.parse_args()
     days, updates, first = (8, 20, 40) if options.short else (options.days, options.updates, options.first_updates)
     torch.set_num_threads(1)
     setup = {"days": days, "updates_a_day": updates, "first_updates": first, "sequence": options.sequence}
+    if options.cells:
+        main_cells(options, setup)
+        return
     figures: dict[str, Any] = {"setup": setup, "windows": {}}
     if options.json.exists():
         known = json.loads(options.json.read_text())
@@ -94,7 +172,7 @@ def main() -> None:
             figures["windows"] = known["windows"]
     for length in LENGTHS:
         if str(length) not in figures["windows"]:
-            figures["windows"][str(length)] = served(length, days, updates, first, options.sequence)
+            figures["windows"][str(length)] = served(settings(options.sequence), length, days, updates, first)
             save(options.json, figures)
     figures["priors"] = {
         "yesterdays_duals": pacing(days, options.sequence),

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.mark.skipif(
     importlib.util.find_spec("rlax") is None,
-    reason="projections and losses were NOT compared with rlax, which is not installed: pip install 'ddrl[reference]'",
+    reason="projections and losses were NOT compared with rlax: needs the extra [test]",
 )
 def test_projections_and_losses_agree_with_rlax() -> None:
     comparison = Path(__file__).with_name("rlax_comparison.py")
