@@ -1,7 +1,7 @@
 """A policy trained in each cell of a grid beside every baseline: drift x feedback delay x billed rate.
 
     python -m benchmarks.admix.trained [--short] [--train cell|billed] [--seeds N] [--cell TEXT] [--days N] [--first N]
-    python -m benchmarks.admix.trained --forecast --train billed --seeds N --json FILE
+    python -m benchmarks.admix.trained --forecast --train billed --seeds N
 
 Days of 4000 requests and 12 contracts, own counts known. The task admix is trained as it stands (`python -m ddrl.run
 admix --serial`) in each cell, or, with --train billed, at drift 0.3 and a delay of 5 % once for certain and once for
@@ -113,6 +113,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="trainings for each policy (default %(default)s)")
     parser.add_argument("--forecast", action="store_true", help="errors of the inventory forecast in place of the grid")
     options = parser.parse_args()
+    if options.forecast and options.json.name == "admix_grid.json":
+        options.json = options.json.with_name("admix_forecast.json")
     task = load_config(tasks()["admix"], []).env.kwargs
     further = ["run.max_env_steps=1000"] if options.short else []
     setup = {

@@ -1,7 +1,7 @@
 """Training by windows: every window the policy is retrained on the last window and served on the next.
 
     python -m benchmarks.admix.windows [--short] [--days N] [--json FILE]
-    python -m benchmarks.admix.windows --cells --days 24 --json benchmarks/results/admix_windows_cells.json
+    python -m benchmarks.admix.windows --cells --days 24
 
 A sequence of days that drift (0.6, correlation time 5 days; 4000 requests, 12 contracts, delay 5 %); the policy departs
 from yesterday's duals, which stay all day, so that there is something to learn. For a window of L days, the policy of
@@ -133,6 +133,8 @@ def in_cell(drift: float, days: int, updates: int, first_updates: int, sequence:
 
 def main_cells(options: Any, setup: dict[str, Any]) -> None:
     """All cells, each saved as it comes."""
+    if options.json.name == "admix_windows.json":
+        options.json = options.json.with_name("admix_windows_cells.json")
     figures: dict[str, Any] = {"setup": setup, "cells": {}}
     if options.json.exists():
         known = json.loads(options.json.read_text())
