@@ -158,8 +158,12 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
     browser.wait_for("ended", "After ")
 
 
+@pytest.mark.timeout(900)
 def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, browser):
-    settings = {"run.max_seconds": 250.0, "run.max_env_steps": 10**9, "run.target_return": 1e9, "telemetry.period": 0.5}
+    # A slow environment: the run leaves the cores to the browser, and lasts until it is stopped.
+    settings = {"env.id": "tests.run.environments:walk", "env.kwargs.pause": 0.004, "env.num_envs": 1}
+    settings |= {"run.max_env_steps": 10**9, "run.target_return": 1e9, "telemetry.period": 0.5}
+    settings |= {"replay.min_size": 100, "rollout.warmup_steps": 100}
     run = ddrl.start(settings, root=tmp_path / "runs", wait=120)
     try:
         browser.open(dashboard)

@@ -145,7 +145,7 @@ def test_an_id_gives_its_vector_and_its_spec(
         (EnvConfig(id="CartPol-v1"), "did you mean 'CartPole-v1'?"),
         (EnvConfig(id="cartpole"), "did you mean 'CartPole-v1'?"),
         (EnvConfig(kwargs={"gravty": 1}), "unexpected keyword argument 'gravty'"),
-        (EnvConfig(id="phys2d/CartPole-v1"), "needs the package 'jax'"),
+        (EnvConfig(id="phys2d/CartPole-v1"), "which is not installed: install it"),  # jax, or flax
         (EnvConfig(id="no_such_module:factory"), "there is no module 'no_such_module'"),
         (EnvConfig(id="ALE/Pong-v5", kwargs={"frameskip": 4}), "set env.frame_skip instead"),
         (EnvConfig(id="ALE/Pong-v5", kwargs={"continuous": True}), "continuous actions"),

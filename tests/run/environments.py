@@ -9,14 +9,16 @@ import numpy as np
 
 
 class Walk(gymnasium.Env):
-    """A corridor of five cells; the last pays 1. May fail at a given step."""
+    """A corridor of five cells; the last pays 1. May fail at a given step, and sleep `pause` [s] in each."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (5,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "") -> None:
+    def __init__(
+        self, fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "", pause: float = 0.0
+    ) -> None:
         self.fail_at, self.die_at, self.steps, self.cell = fail_at, die_at, 0, 0
-        self.hang_at, self.hung = hang_at, hung
+        self.hang_at, self.hung, self.pause = hang_at, hung, pause
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -25,6 +27,8 @@ class Walk(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
+        if self.pause:
+            time.sleep(self.pause)
         if self.steps == self.fail_at:
             raise RuntimeError("the corridor collapsed")
         if self.steps == self.hang_at and not (self.hung and Path(self.hung).exists()):
@@ -40,8 +44,8 @@ class Walk(gymnasium.Env):
         return np.eye(5, dtype=np.float32)[self.cell]
 
 
-def walk(fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "") -> Walk:
-    return Walk(fail_at, die_at, hang_at, hung)
+def walk(fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "", pause: float = 0.0) -> Walk:
+    return Walk(fail_at, die_at, hang_at, hung, pause)
 
 
 class Chain(gymnasium.Env):
