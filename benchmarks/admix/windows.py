@@ -26,6 +26,7 @@ from scipy import stats
 
 from benchmarks.admix.__main__ import DRIFTS, TUNING_SEED, UNCERTAIN, cases
 from benchmarks.admix.inside import Explorer, Inside, days_env, days_settings
+from benchmarks.admix.trained import PERIOD, play
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core.config import Config
 from ddrl.core.settings import load_config
@@ -37,7 +38,6 @@ LENGTHS = (0, 1, 2, 4, 8)  # 0: never retrained
 FIRST = 8  # days before the first that is reported
 ALWAYS = ["env.num_envs=8", "areas.block=200", "areas.min_fill=0.25", "replay.min_size=200", "run.seed=0"]
 RULES = ("adaptive_pacing", "pid", "dual_descent", "yesterday_duals")
-PERIOD = 20  # requests between decisions of rules
 DELAY = 0.05  # of a day
 
 
@@ -97,9 +97,8 @@ def in_cell(drift: float, days: int, updates: int, first_updates: int, sequence:
     days_of = [[feed.day(sequence, number - back) for number in numbers] for back in (0, 1)]
     case = Case.of(*days_of, drawn.click_value)
     gained = np.array([best.lower - best.bid_only for best in case.optima])
-    unpaid = float(
-        (case.contracts.penalty * case.contracts.demand).sum()
-    )  # what bids alone are fined, relative to bids
+    # A return is relative to bids: that of bids alone is the penalty for every impression due.
+    unpaid = float((case.contracts.penalty * case.contracts.demand).sum())
 
     def normalised(returns: list[float]) -> list[float]:
         return ((np.array(returns) + unpaid) / gained).tolist()
@@ -114,12 +113,7 @@ def in_cell(drift: float, days: int, updates: int, first_updates: int, sequence:
     prior_env = days_env(days, sequence, 1 + FIRST, days, kwargs["market"], kwargs["play"])
     scores["its prior"] = normalised(np.roll(prior(prior_env), 1).tolist())
     (tuning,) = cases(drawn, TUNING_SEED, 5)
-    rules = {
-        name: case.normalised(
-            case.play(load(name), tune(load(name), tuning, DELAY, True, PERIOD), DELAY, True, PERIOD)
-        ).tolist()
-        for name in RULES
-    }
+    rules = {name: play(load(name), tune(load(name), tuning, DELAY, True, PERIOD), [case], DELAY) for name in RULES}
     best = max(rules, key=lambda name: float(np.mean(rules[name])))
     retrained = scores["retrained, 4 days"]
     others = {"best rule": rules[best], **{name: row for name, row in scores.items() if row is not retrained}}
@@ -131,15 +125,17 @@ def in_cell(drift: float, days: int, updates: int, first_updates: int, sequence:
     }
 
 
+def resumed(options: Any, setup: dict[str, Any], part: str) -> dict[str, Any]:
+    """The figures, with what the JSON already holds of a part measured with this setup."""
+    known = json.loads(options.json.read_text()) if options.json.exists() else {}
+    return {"setup": setup, part: known.get(part, {}) if known.get("setup") == setup else {}}
+
+
 def main_cells(options: Any, setup: dict[str, Any]) -> None:
     """All cells, each saved as it comes."""
     if options.json.name == "admix_windows.json":
         options.json = options.json.with_name("admix_windows_cells.json")
-    figures: dict[str, Any] = {"setup": setup, "cells": {}}
-    if options.json.exists():
-        known = json.loads(options.json.read_text())
-        if known.get("setup") == setup:
-            figures["cells"] = known["cells"]
+    figures = resumed(options, setup, "cells")
     for drift in DRIFTS:
         name = f"drift {drift} delay {DELAY} billed uncertain"
         if name not in figures["cells"]:
@@ -167,11 +163,7 @@ def main() -> None:
     if options.cells:
         main_cells(options, setup)
         return
-    figures: dict[str, Any] = {"setup": setup, "windows": {}}
-    if options.json.exists():
-        known = json.loads(options.json.read_text())
-        if known.get("setup") == setup:
-            figures["windows"] = known["windows"]
+    figures = resumed(options, setup, "windows")
     for length in LENGTHS:
         if str(length) not in figures["windows"]:
             figures["windows"][str(length)] = served(settings(options.sequence), length, days, updates, first)

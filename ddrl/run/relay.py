@@ -47,8 +47,9 @@ def relay_process(membership: Membership, topology: Topology, mine: Assignment, 
 
 
 def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, row: int) -> None:
-    """A process of this host was killed, and mpirun, told so (--enable-recovery), has let the job go on. Without a
-    gradient node it does; without its trainer it does not. Others are missed by their silence."""
+    """A process of this host has died, and mpirun (with --enable-recovery) has not ended the job. A gradient node is
+    marked as ended, and the trainer goes on without it; without the trainer the job is ended. The death of any other
+    process is seen by its silence."""
     dead = topology.on_host(mine.host)[row]
     if dead.role is Role.NODE:
         channels.counters.row(row)["ended"].set(1.0)
@@ -56,7 +57,7 @@ def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, ro
         from mpi4py import MPI
 
         print(
-            "ddrl: the trainer's process was killed: the job ends; go on from its last checkpoint with --resume",
+            "ddrl: the trainer's process has died: the job ends; go on from its last checkpoint with --resume",
             file=sys.stderr,
             flush=True,
         )

@@ -8,7 +8,6 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -158,8 +157,7 @@ class Task:
 
     def note(self, text: str) -> None:
         """Tell the user, on the terminal and in the records."""
-        print(f"ddrl: {text}", file=sys.stderr, flush=True)
-        self._record_event("note", text)
+        self._record_event("note", text)  # which the progress line prints
 
     def end(self, reason: Reason) -> None:
         """End after the update that is under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ddrl.envs.loop import LoopVectorEnv
 from ddrl.envs.native import NativeVectorEnv
 
 HERE = __name__
+FIRST_MISSING = "flax" if importlib.util.find_spec("jax") else "jax"  # of what gymnasium's phys2d imports
 
 
 class Counting(gymnasium.Env):
@@ -145,7 +147,7 @@ def test_an_id_gives_its_vector_and_its_spec(
         (EnvConfig(id="CartPol-v1"), "did you mean 'CartPole-v1'?"),
         (EnvConfig(id="cartpole"), "did you mean 'CartPole-v1'?"),
         (EnvConfig(kwargs={"gravty": 1}), "unexpected keyword argument 'gravty'"),
-        (EnvConfig(id="phys2d/CartPole-v1"), "which is not installed: install it"),  # jax, or flax
+        (EnvConfig(id="phys2d/CartPole-v1"), f"needs the package '{FIRST_MISSING}', which is not installed"),
         (EnvConfig(id="no_such_module:factory"), "there is no module 'no_such_module'"),
         (EnvConfig(id="ALE/Pong-v5", kwargs={"frameskip": 4}), "set env.frame_skip instead"),
         (EnvConfig(id="ALE/Pong-v5", kwargs={"continuous": True}), "continuous actions"),

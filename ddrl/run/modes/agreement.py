@@ -56,8 +56,9 @@ class Agreement:
 def abort(world: MPI.Intracomm, run_id: str = "") -> None:
     """End the whole job, and remove the channels that the run already has on this machine.
 
-    An mpirun that was told to go on without ranks that die takes MPI's abort for such a death: it is asked to end
-    itself, and its ranks end with it."""
+    An mpirun with --enable-recovery treats MPI's abort as the death of one rank. So where this rank's parent is such an
+    mpirun it is told to end, and its ranks end with it; on other hosts the parent is a daemon that does not show the
+    option."""
     if run_id:
         unlink_run(run_id)
     launcher = os.getppid()

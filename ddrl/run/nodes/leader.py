@@ -55,7 +55,7 @@ BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no
 class Leader:
     """See the module. `look` is called while the leader waits, and raises what ends the job; `note` is told of what the
     user should know; `make_segment` makes the memory that the nodes of this host map: without it all is sent; `ended`
-    gives the nodes whose processes have ended, said or not."""
+    gives the nodes whose processes have ended, in whatever way."""
 
     def __init__(
         self,
@@ -220,21 +220,21 @@ class Leader:
                 begun = time.perf_counter()
                 continue
             self._look()
-            if self._miss():
+            if self._check_nodes():
                 continue
             longest = max(0.0, min(LONGEST, left()))
             self._post.sleep(rung, begun, longest, all(state.rings for state in self.nodes.values()))
 
-    def _miss(self) -> bool:
-        """Once in LOOK_PERIOD: whether nodes are gone that had not said good-bye. JobFailed for one that lives and does
-        not answer."""
+    def _check_nodes(self) -> bool:
+        """Once in LOOK_PERIOD: take out nodes whose processes have died; whether there were any. JobFailed for a node
+        that does not answer."""
         now = time.monotonic()
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_PERIOD
-        gone = [node for node in self._ended() if node in self.nodes]
-        for node in gone:
-            self._lose(node, "its process was killed")
+        dead = [node for node in self._ended() if node in self.nodes]
+        for node in dead:
+            self._lose(node, "its process has died")
         limit = self._config.run.silence_limit
         for node, state in self.nodes.items():
             if state.part and self._clock() - state.dealt_at > limit:
@@ -242,11 +242,11 @@ class Leader:
                     f"node {node} has not answered for {limit:g} s (run.silence_limit): does it hang, or its host? "
                     "What was learned is saved"
                 )
-        return bool(gone)
+        return bool(dead)
 
-    def _lives(self, node: int) -> bool:
+    def _is_alive(self, node: int) -> bool:
         self._look()
-        self._miss()
+        self._check_nodes()
         return node in self.nodes
 
     def _receive(self) -> bool:
@@ -294,7 +294,7 @@ class Leader:
             vector = self._shared.gradients[node][state.part]
         else:
             vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
-            if not self._post.take(node, vector, lambda: self._lives(node)):
+            if not self._post.take(node, vector, lambda: self._is_alive(node)):
                 return
         now = self._clock()
         state.samples, state.seconds, state.part, state.rows = rows_of(rows), now - state.dealt_at, "", None

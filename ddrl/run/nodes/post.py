@@ -1,4 +1,4 @@
-"""The leader's messages to and from its nodes: what is under way is kept until it has arrived, or its node is lost."""
+"""The leader's messages to and from its nodes: what is under way is kept until it has arrived, or its node is dead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Post:
         self._comm, self._counters = comm, counters
         self.bells: Bells | None = None
         self._sending: list[tuple[MPI.Request, Any, int]] = []  # with what is being sent, and to whom
-        self._for_nobody: list[tuple[MPI.Request, Any]] = []  # messages that died with a node, and their memory
+        self._abandoned: list[tuple[MPI.Request, Any]] = []  # messages of dead nodes, and their memory
 
     def send(self, node: int, data: NDArray[np.uint8], tag: int) -> None:
         """Begin to send; `data` must not change until it has arrived."""
@@ -49,19 +49,19 @@ class Post:
         self._count("bytes_received", received[1])
         return received[0] - 1, received[1]
 
-    def take(self, node: int, vector: NDArray[np.uint8], lives: Callable[[], bool]) -> bool:
-        """Wait for the vector that follows a gradient's message; whether it came before its node died."""
+    def take(self, node: int, vector: NDArray[np.uint8], alive: Callable[[], bool]) -> bool:
+        """Wait for the vector that follows a gradient's message; False where the node died before it came."""
         request = self._comm.Irecv(vector, node + 1, VECTOR)
         while not request.Test():
-            if not lives():
-                self._for_nobody.append((request, vector))
+            if not alive():
+                self._abandoned.append((request, vector))
                 return False
         self._count("bytes_received", vector)
         return True
 
     def forget(self, node: int) -> None:
-        """Nobody takes this node's messages any more."""
-        self._for_nobody += [(request, data) for request, data, whom in self._sending if whom == node]
+        """The node is dead: stop to wait for messages to it. Their memory stays, for MPI may still read it."""
+        self._abandoned += [(request, data) for request, data, whom in self._sending if whom == node]
         self._sending = [message for message in self._sending if message[2] != node]
 
     def rung(self) -> int:
