@@ -19,6 +19,7 @@ from ddrl.core.settings import apply_overrides, config_to_toml
 from ddrl.run.banner import announce
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
+from ddrl.run.process import end
 
 if TYPE_CHECKING:
     from ddrl.run.preparation import Preparation
@@ -175,4 +176,4 @@ def _complain(error: DdrlError, show_traceback: bool) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, _end_at_once)
-    sys.exit(main())
+    end(main())

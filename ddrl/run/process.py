@@ -11,14 +11,16 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_PDEATHSIG = 1
+_skip_finalize = threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -109,6 +111,24 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
 def is_orphan(parent: int) -> bool:
     """Whether `parent`, which started this process, has ended."""
     return os.getppid() != parent
+
+
+def skip_finalize() -> None:
+    """Let `end` leave out MPI_Finalize."""
+    _skip_finalize.set()
+
+
+def end(status: int) -> NoReturn:
+    """End this process, by sys.exit unless told to `skip_finalize`.
+
+    mpi4py calls MPI_Finalize as the interpreter ends, and Open MPI waits there for every rank. Where one has died and
+    mpirun let the others go on, that wait at times never ends.
+    """
+    if not _skip_finalize.is_set():
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def flush_denormals() -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +110,18 @@ def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
     assert text.count("the trainer's process has died") == 1, text
     assert "--resume" in text
     wait_until(lambda: segments_of(run) == [], "segments stayed", seconds=20)
+
+
+@pytest.mark.parametrize(("options", "finalized"), [([], 3), (["--enable-recovery"], 0)])
+def test_where_ranks_may_die_nobody_waits_for_them_in_mpi_finalize(options, finalized):
+    launcher, *words = mpirun_command(3)
+    words = [*words[: words.index("-m")], str(Path(__file__).with_name("agreement_ranks.py"))]
+    ended = subprocess.run(
+        [launcher, *options, *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(**MPI_ENVIRONMENT),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("the interpreter ends") == finalized

@@ -2,6 +2,9 @@
 
 Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A
 rank that failed takes part all the same, so that nobody waits for it; the lowest one that failed prints why, once.
+
+An mpirun with --enable-recovery goes on without ranks that die: `abort` and the end of a process (`process.end`) then
+differ.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from ddrl.core.errors import JobFailed
 from ddrl.distribution.transport.waits import wait
 from ddrl.run.failure import describe
 from ddrl.run.messages import LONGEST, SHARE, barrier
+from ddrl.run.process import skip_finalize
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,8 +40,9 @@ class Agreement:
     def __init__(self, world: MPI.Intracomm, error: BaseException | None = None) -> None:
         self._world, self._error = world, error
         rank = world.Get_rank()
-        self._mine = np.array([rank if error is not None else world.Get_size()], np.int64)
-        self._lowest = np.zeros(1, np.int64)
+        lowest = rank if error is not None else world.Get_size()
+        self._mine = np.array([lowest, 0 if _recovers(os.getppid()) else 1], np.int64)
+        self._lowest = np.zeros(2, np.int64)
         from mpi4py import MPI
 
         self._request = world.Iallreduce(self._mine, self._lowest, MPI.MIN)
@@ -45,6 +50,8 @@ class Agreement:
     def wait(self) -> None:
         """Return when every rank is here. JobFailed where one came with an error, which the lowest such rank prints."""
         wait([self._request], share=SHARE, longest=LONGEST)
+        if self._lowest[1] == 0:  # ranks of mpirun's own host see it, and everybody hears of it
+            skip_finalize()
         rank, lowest = self._world.Get_rank(), int(self._lowest[0])
         if lowest == self._world.Get_size():
             return
@@ -53,17 +60,25 @@ class Agreement:
         raise JobFailed("")
 
 
+def _recovers(launcher: int) -> bool:
+    """Whether a rank's parent is an mpirun with --enable-recovery. On other hosts it is a daemon, which does not show
+    that."""
+    try:
+        return RECOVERY in Path(f"/proc/{launcher}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
+
+
 def abort(world: MPI.Intracomm, run_id: str = "") -> None:
     """End the whole job, and remove the channels that the run already has on this machine.
 
-    An mpirun with --enable-recovery treats MPI's abort as the death of one rank. So where this rank's parent is such an
-    mpirun it is told to end, and its ranks end with it; on other hosts the parent is a daemon that does not show the
-    option."""
+    An mpirun with --enable-recovery treats MPI's abort as the death of one rank. So it is told to end, and its ranks
+    end with it."""
     if run_id:
         unlink_run(run_id)
     launcher = os.getppid()
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        if RECOVERY in Path(f"/proc/{launcher}/cmdline").read_bytes().split(b"\0"):
+    if _recovers(launcher):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
             os.kill(launcher, signal.SIGTERM)
     world.Abort(1)
 
