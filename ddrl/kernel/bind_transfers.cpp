@@ -32,7 +32,7 @@ using Arrived = std::optional<std::function<int64_t(int)>>;
 template <class Handle>
 std::unique_ptr<TransfersBase> made(const std::vector<uint64_t>& calls, uint64_t comm, ddrl::HostPlan plan,
                                     std::vector<int64_t> bytes, int64_t window, int64_t share, int tags, int posted,
-                                    bool asks_all, bool noted) {
+                                    bool noted) {
     ddrl::MpiCalls<Handle> mpi;
     mpi.isend = reinterpret_cast<decltype(mpi.isend)>(calls.at(0));
     mpi.issend = reinterpret_cast<decltype(mpi.issend)>(calls.at(1));
@@ -43,7 +43,7 @@ std::unique_ptr<TransfersBase> made(const std::vector<uint64_t>& calls, uint64_t
     mpi.comm = (Handle)(comm);
     mpi.ignored = reinterpret_cast<void*>(sizeof(Handle) == sizeof(int) ? uintptr_t{1} : uintptr_t{0});
     return std::make_unique<ddrl::Transfers<Handle>>(mpi, std::move(plan), std::move(bytes), window, share, tags,
-                                                     posted, asks_all, noted);
+                                                     posted, noted);
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ void bind_transfers(nb::module_& module) {
             [](const std::vector<uint64_t>& calls, int handle_bytes, uint64_t comm, std::vector<int> source,
                std::vector<int> target, std::vector<int> first, std::vector<int> count, std::vector<int> mine,
                std::vector<int> incoming, int chunks, std::vector<int64_t> nbytes, int64_t window, int64_t share,
-               int tags, int posted, bool asks_all, bool noted) {
+               int tags, int posted, bool noted) {
                 ddrl::HostPlan plan{std::move(source),
                                     std::move(target),
                                     std::move(first),
@@ -80,10 +80,10 @@ void bind_transfers(nb::module_& module) {
                 return (handle_bytes == static_cast<int>(sizeof(int)) ? made<int>
                                                                       : made<void*>)(calls, comm, std::move(plan),
                                                                                      std::move(nbytes), window, share,
-                                                                                     tags, posted, asks_all, noted);
+                                                                                     tags, posted, noted);
             },
             "calls"_a, "handle_bytes"_a, "comm"_a, "source"_a, "target"_a, "first"_a, "count"_a, "mine"_a, "incoming"_a,
-            "chunks"_a, "nbytes"_a, "window"_a, "share"_a, "tags"_a, "posted"_a, "asks_all"_a, "noted"_a,
+            "chunks"_a, "nbytes"_a, "window"_a, "share"_a, "tags"_a, "posted"_a, "noted"_a,
             "Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and "
             "MPI_Grequest_complete; "
             "the plan; bytes of each message.")

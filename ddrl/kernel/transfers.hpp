@@ -96,16 +96,15 @@ template <class Handle>
 class Transfers : public TransfersBase {
 public:
     // `bytes` of each message; `tags`: versions that may travel at once, twice; `posted`: receives that stand for each
-    // source; `asks_all`: every message ends only when it has been taken; `noted`: keep notes.
+    // source; `noted`: keep notes.
     Transfers(MpiCalls<Handle> mpi, HostPlan plan, std::vector<int64_t> bytes, int64_t window, int64_t share, int tags,
-              int posted, bool asks_all, bool noted)
+              int posted, bool noted)
         : mpi_(mpi),
           plan_(std::move(plan)),
           bytes_(std::move(bytes)),
           outbox_(window, share),
           tags_(tags),
           posted_(posted),
-          asks_all_(asks_all),
           noted_(noted),
           waiters_(static_cast<size_t>(plan_.chunks)) {
         for (size_t place = 0; place < plan_.mine.size(); ++place)
@@ -296,7 +295,7 @@ private:
             } else {
                 type = flight.sends[at(place)];
             }
-            const bool asks = asks_all_ || outbox_.asks(target, bytes);
+            const bool asks = outbox_.asks(target, bytes);
             Handle request;
             check((asks ? mpi_.issend : mpi_.isend)(nullptr, 1, type, target, tag(sequence, message), mpi_.comm,
                                                     &request),
@@ -329,7 +328,7 @@ private:
     Outbox outbox_;
     int64_t tags_;
     int posted_;
-    bool asks_all_, noted_;
+    bool noted_;
     std::vector<std::vector<int>> waiters_;  // of each chunk: places in `mine`
     std::unordered_map<int64_t, Flight> flights_;
     std::map<int, Source> sources_;

@@ -68,6 +68,20 @@ def test_copied_messages_alone_never_stop_a_host():
             outbox.copied(target, 10)
 
 
+def test_a_little_to_each_of_many_targets_is_no_more_than_the_window():
+    outbox = Outbox(100, 50)
+    for target in range(50):
+        outbox.add((0, target), target)
+    gone = []
+    while (entry := outbox.take()) is not None:
+        gone.append(entry)
+        if outbox.asks(entry[1], 10):
+            outbox.sent(entry, entry[1], 10)
+        else:
+            outbox.copied(entry[1], 10)
+    assert gone == [(0, target) for target in range(10)]
+
+
 def test_a_message_that_stands_before_all_under_way_goes_although_nothing_has_room():
     """A receiver that takes messages in order waits for it, and takes none of the others before."""
     outbox = Outbox(100, 50)

@@ -65,7 +65,7 @@ def test_after_a_move_nothing_that_mpi_has_completed_is_left_unseen():
     row = list(range(messages))
     transfers = Transfers.make(
         library.addresses, 4, 0, [0] * messages, [1] * messages, row, [1] * messages, [], row, messages,
-        [10] * messages, 1000, 1000, 2, 8, False, False,
+        [10] * messages, 1000, 1000, 2, 8, False,
     )  # fmt: skip
     transfers.open(0, [], row, False)
     received = []

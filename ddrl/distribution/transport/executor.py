@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 WINDOW = 1 << 19  # bytes
-MAX_ASYNC_FANOUT = 128  # hosts served by one; above, sends are synchronous
 POSTED = 8  # receives that stand posted from each host: more only make MPI look through more
 # Of MPI, made by the kernel.
 CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_start", "MPI_Grequest_complete")
@@ -91,9 +90,6 @@ class Executor:
             max(largest, window // 4),
             2 * terms.versions_in_flight,
             POSTED,
-            # Where a host serves very many, a little to each would already be its whole turn in their sockets at once,
-            # and acknowledgements of what it receives behind it.
-            len(np.unique(plan.target[self._mine])) > MAX_ASYNC_FANOUT,
             terms.trace,
         )
         self._flights: dict[int, Flight] = {}
