@@ -73,7 +73,10 @@ def report(
     """Both tables, and the JSON of all sizes measured so far."""
     rates = [cluster.rate_bytes(rate)] * (hosts + 1)
     bound = efficiency(rates, nbytes, 1.0)
-    rows = summarize(run["results"], rates, nbytes, modeled(rates, run["links"], SCALE[hosts][3]))
+    today = {"date": time.strftime("%Y-%m-%d")}
+    rows = [
+        row | today for row in summarize(run["results"], rates, nbytes, modeled(rates, run["links"], SCALE[hosts][3]))
+    ]
     fresh = {(row["scheme"], row["mode"]) for row in rows}
     rows += [row for row in extra if (row["scheme"], row["mode"]) not in fresh]
     print(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from ddrl.distribution.relay.core import idle_sleep
 from ddrl.distribution.relay.pace import PaceWatch
 from ddrl.distribution.transport.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_rates
 
@@ -34,6 +35,14 @@ def test_hosts_on_one_machine_share_its_cores_in_the_model():
     assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 1, 2, 1e-9).network().cores == 2
     assert Links([1.0, 1.0], [1.0, 1.0], 0.0, 1e-4, 2, 2, 1e-9).network().cores == 0
     assert Links([math.inf], [math.inf], 0.0, 0.0, 1, 2, 0.0).network().cores == 0
+
+
+@pytest.mark.parametrize(("relays", "seconds"), [(2, 0.01), (6, 0.01), (60, 0.1), (600, 0.25)])
+def test_relays_of_which_many_share_a_machine_sleep_longer(relays, seconds):
+    """Else their looks alone take its cores, and the root hardly gets to make a plan."""
+    rates = [1.0] * relays
+    assert idle_sleep(Links(rates, rates, 0.0, 1e-4, 1, 2, 1e-9)) == pytest.approx(seconds)
+    assert idle_sleep(Links(rates, rates, 0.0, 1e-4, relays, 2, 1e-9)) == idle_sleep(None) == 0.01
 
 
 def test_one_model_that_takes_several_times_as_long_is_enough_while_it_is_under_way():

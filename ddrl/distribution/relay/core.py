@@ -26,10 +26,12 @@ from ddrl.distribution.relay.membership import Membership
 from ddrl.distribution.relay.models import Models, bases_kept
 from ddrl.distribution.transport.events import Events
 from ddrl.distribution.transport.inbox import MailboxInbox
+from ddrl.distribution.transport.links import Links
 from ddrl.distribution.transport.requests import Part
 
 COUNT_PERIOD = 0.25  # s, between updates of the relay's own counters
 IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
+RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts models
 SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel
 BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
@@ -46,6 +48,13 @@ def slots_needed(config: ClusterConfig) -> int:
     """Fewest slots of a mailbox: newest, one being written, those under way or being sent on, bases of codecs, and one
     pinned by rollouts."""
     return 2 * config.versions_in_flight + 4 + bases_kept(config)
+
+
+def idle_sleep(links: Links | None) -> float:
+    """Longest sleep [s] of a relay whom MPI wakes, or who has no model under way. Where very many share a machine, as
+    emulated hosts do, their looks alone would else take its cores."""
+    relays = 1.0 if links is None else len(links.up) / (links.machines * links.cores)
+    return min(COUNT_PERIOD, IDLE_SLEEP * max(1.0, relays / RELAYS_A_CORE))
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,9 @@ class Relay(ABC):
         return self._share > TOLD
 
     def _longest(self) -> float:
-        return IDLE_SLEEP if self._told or self.models.resting else BUSY_MAX_SLEEP
+        if not self._told and not self.models.resting:
+            return BUSY_MAX_SLEEP
+        return idle_sleep(self.models.links) if self.rank else IDLE_SLEEP
 
     def _count(self) -> None:
         """Bring the counters up to date."""
