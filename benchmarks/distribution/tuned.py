@@ -121,6 +121,9 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=16, help="beside the trainer's (%(default)s)")
     parser.add_argument("--rate", default="100mbit", help="of every link each way (%(default)s)")
     parser.add_argument("--bytes", type=int, default=5_000_000, help="of a model (%(default)s)")
+    parser.add_argument(
+        "--mtu", type=int, default=1500, help="bytes of a packet (%(default)s; 9000 where very many share few cores)"
+    )
     parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments (%(default)s)")
     parser.add_argument("--only", default="", help="sweep only labels that begin so, separated by semicolons")
     parser.add_argument("--models", type=int, default=4, help="of each, and round (%(default)s)")
@@ -132,7 +135,7 @@ def main() -> None:
     path = chosen.json.with_stem(f"{chosen.json.stem}_{hosts}")
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     found = {name: known[name] for name in ("sweep", "duel") if name in known}
-    limit = 0.1 * chosen.seconds
+    limit, asked = 0.1 * chosen.seconds, {"hosts": hosts, "rate": rate, "bytes": nbytes, "mtu": chosen.mtu}
     if chosen.action == "sweep":
         sizes = [int(float(size) * KIB) for size in chosen.sizes.split(",")]
         own, others = ours(sizes, chosen.models, limit), theirs(sizes, chosen.models, limit)
@@ -140,12 +143,12 @@ def main() -> None:
         own, others = ([one for one in some if one["label"].startswith(names)] for some in (own, others))
         groups = [{"nbytes": nbytes, "rivals": others}, {"nbytes": nbytes, "cases": own}]
     else:
-        if "sweep" not in known or (known["rate"], known["bytes"]) != (rate, nbytes):
-            raise SystemExit(f"{path} holds no sweep of {hosts} hosts at {rate} and {nbytes} bytes: run it first")
+        if "sweep" not in known or any(known.get(name, 1500) != value for name, value in asked.items()):
+            raise SystemExit(f"{path} holds no sweep of {asked}: run it first")
         own, others = finalists(known["sweep"], chosen.models, limit)
         streaming = case("auto", 3 * chosen.models, 3, label="auto, 3 in flight", limit=limit)
         groups = [{"nbytes": nbytes, "cases": [*own, streaming]}, {"nbytes": nbytes, "rivals": others}] * chosen.rounds
-    with nullcontext() if chosen.standing else made([rate] * (hosts + 1)):
+    with nullcontext() if chosen.standing else made([rate] * (hosts + 1), chosen.mtu):
         groups = run_groups(groups, timeout=chosen.seconds)
     results = [result for group in groups for result in group["results"]]
     rows = rows_of(results, hosts, rate, nbytes)
@@ -164,10 +167,7 @@ def main() -> None:
         for label, ratio in against.items():
             print(f"{label}: {ratio.median:.3f} x auto's seconds, round by round {ratio.low:.3f} to {ratio.high:.3f}")
         found["duel"] = {"rows": rows, "seconds_over_auto": against}
-    save(
-        path,
-        {"hosts": hosts, "rate": rate, "bytes": nbytes, "bound_seconds": nbytes / cluster.rate_bytes(rate), **found},
-    )
+    save(path, {**asked, "bound_seconds": nbytes / cluster.rate_bytes(rate), **found})
 
 
 if __name__ == "__main__":
