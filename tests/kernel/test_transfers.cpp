@@ -226,12 +226,12 @@ static void an_error_of_mpi_is_said() {
     Chain chain(6, 1);
     MpiCalls<int> calls = fake::calls();
     calls.testsome = fake::broken;
-    Transfers<int> host(calls, ::chain(0), sizes(), 6, 6, 2, 4, true, false);
+    Transfers<int> host(calls, ::chain(0), sizes(), 6, 6, 2, 4, false);
     std::vector<int> model(CHUNKS, 1);
     fake::types.push_back({&model, 0, 1});
-    host.open(0, std::vector<uint64_t>(CHUNKS, fake::types.size() - 1), {}, true, {});
     bool said = false;
     try {
+        host.open(0, std::vector<uint64_t>(CHUNKS, fake::types.size() - 1), {}, true, {});
         host.move();
     } catch (const std::runtime_error& error) {
         said = std::string(error.what()).find("MPI_Testsome failed with MPI's error 15") == 0;
