@@ -23,6 +23,8 @@ sys.path.insert(0, str(FOLDER.parent))
 from notebooks.photograph import add_pictures
 
 LOOK_AGAIN = 1.0  # [s]
+REPLY_LIMIT = 30.0  # [s] for the kernel's answer to an interrupt
+INTERRUPTS = 3  # of a cell at most
 
 
 class Client(NotebookClient):
@@ -39,18 +41,31 @@ class Client(NotebookClient):
 
 
 def look(channel: Any) -> None:
-    """Let `channel.get_msg(timeout)` wait in parts of LOOK_AGAIN seconds."""
+    """Let `channel.get_msg(timeout)` wait in parts of LOOK_AGAIN seconds.
+
+    After a wait in vain nbclient interrupts the kernel and calls again, without end. An interrupt that comes while the
+    kernel still writes the traceback of the last one loses the reply for ever, so the waits that follow last at least
+    REPLY_LIMIT seconds. A kernel that does not answer INTERRUPTS of them is given up with a TimeoutError."""
     get_part = channel.get_msg
+    vain = 0
 
     async def get_msg(timeout: float | None = None) -> Any:
-        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        nonlocal vain
+        limit = float("inf") if timeout is None else max(timeout, REPLY_LIMIT) if vain else timeout
+        deadline = time.monotonic() + limit
         while True:
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                return await get_part(timeout=min(LOOK_AGAIN, left))
+                message = await get_part(timeout=min(LOOK_AGAIN, left))
+                vain = 0
+                return message
             except Empty:
-                if left <= LOOK_AGAIN:
-                    raise
+                if left > LOOK_AGAIN:
+                    continue
+                vain += 1
+                if vain > INTERRUPTS:
+                    raise TimeoutError(f"the kernel has not answered {INTERRUPTS} interrupts") from None
+                raise
 
     channel.get_msg = get_msg
 

@@ -4,14 +4,25 @@ imports the sources beside the tests, also one that a test starts with the envir
 folder for what mpirun keeps: one that was killed leaves a folder named by its process id, and a later mpirun with the
 same id refuses to start."""
 
+import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
+import hypothesis
+import psutil
 import pytest
 
 from tests.sources import environment
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy machine")
 
 _state = tempfile.TemporaryDirectory(prefix="ddrl-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
@@ -34,3 +45,25 @@ def mpirun_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test has started ends with it, also where the test fails: a job that went on would slow all others."""
+    begun: list[subprocess.Popen[Any]] = []
+    begin = subprocess.Popen.__init__
+
+    def remember(self: subprocess.Popen[Any], *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        begun.append(self)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", remember)
+    yield
+    left = [child for child in begun if child.poll() is None]
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(child.pid)
+            for process in [*family.children(recursive=True), family]:
+                process.kill()
+        child.communicate()
+    assert not left, f"still there at the test's end: {[child.args for child in left]}"

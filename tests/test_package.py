@@ -17,6 +17,7 @@ import ddrl
 from ddrl.core.config import Config
 from ddrl.core.settings import config_from_toml, describe_settings, load_config
 from ddrl.run.cli import tasks
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for path in (ROOT / "ddrl").rglob("*.py"))
@@ -25,7 +26,7 @@ LONGEST = 350
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE, **options)
 
 
 def test_the_version_is_the_same_everywhere():

@@ -27,7 +27,8 @@ from benchmarks.telemetry.viewer import Viewer
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
-from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
+from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,7 +92,7 @@ def page_load(browser: Browser, folder: Path, points: int, loads: int) -> dict[s
             browser.open("about:blank")
             begin = time.perf_counter()
             browser.open(url)
-            until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
+            wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
             seconds.append(time.perf_counter() - begin)
     return {
         "points": points,
@@ -113,7 +114,7 @@ def freshness(browser: Browser, folder: Path, events: int) -> dict[str, float]:
             time.sleep(float(chance.uniform(0, 1)))  # at any moment of the page's period
             begin = time.perf_counter()
             recorder.record_event("alarm", f"word number {number:04d}")
-            until(lambda number=number: f"word number {number:04d}" in browser.text, "the event")
+            wait_until(lambda number=number: f"word number {number:04d}" in browser.text, "the event")
             seconds.append(time.perf_counter() - begin)
     return {
         "p50_s": float(np.quantile(seconds, 0.5)),
@@ -140,7 +141,7 @@ def server_memory(folder: Path, refreshes: int, most_seconds: float = 900.0) -> 
     Taken after a tenth of them, when caches are full, and at the end, or after `most_seconds` with as many as there
     were by then. The run grows ten records a second meanwhile."""
     with live_run(folder / "memory", 0.1, processes=64) as recorder, dashboard(folder, 1.0) as (url, server):
-        until(lambda: recorder.latest and recorder.latest.tick > 5, "records")
+        wait_until(lambda: recorder.latest and recorder.latest.tick > 5, "records")
         viewer = Viewer(url)
         assert len(viewer.fragments) >= 3, viewer.fragments
         samples: list[float] = []

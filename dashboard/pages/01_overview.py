@@ -1,15 +1,12 @@
 """Overview: how well and how fast, for one run or several compared."""
 
 import math
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import streamlit as st
 import watch
 
 from ddrl import plots
-from ddrl.telemetry import Run
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.progress import count_text, duration_text, value_text
 from ddrl.telemetry.reading import Table
@@ -148,18 +145,21 @@ def film() -> None:
             st.image(found.read_bytes(), caption=f"{found.name}, one greedy episode or more", width=480)
 
 
+@st.fragment
+def downloads() -> None:
+    """All series of each chosen run. The files stay the same while they are shown, whatever is drawn anew: one that had
+    been replaced would be gone when a slow browser asks for it."""
+    files: dict[str, str] = st.session_state.setdefault("csv files", {})
+    if not st.toggle("Download all series as CSV", help="As they are now; off and on again makes later ones."):
+        files.clear()
+        return
+    with watch.opened(watch.selection()) as readable:
+        for name, run in readable.items():
+            if name not in files:
+                files[name] = run.series(points=watch.POINTS).to_pandas().to_csv(index=False)
+            st.download_button(f"{name}.csv", files[name], f"{name}.csv", "text/csv", on_click="ignore")
+
+
 watch.live(page)
 film()
-
-
-def series_csv(path: Path) -> str:
-    """What a click downloads. Made then: a file made before would be gone when the page is drawn anew."""
-    with Run(path) as run:
-        return run.series(points=watch.POINTS).to_pandas().to_csv(index=False)
-
-
-with st.expander("Download"), watch.opened(watch.selection()) as readable:
-    for path in watch.selection():
-        if path.name in readable:
-            make = partial(series_csv, path)
-            st.download_button(f"{path.name}: all series as CSV", make, f"{path.name}.csv", "text/csv")
+downloads()

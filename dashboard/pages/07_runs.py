@@ -65,4 +65,4 @@ chosen = st.dataframe(
 picked = [str(table["run"][index]) for index in chosen.selection.rows]
 if st.button("Compare the chosen runs", disabled=not picked):
     watch.show(picked)
-st.download_button("Download as CSV", lambda: table.to_csv(index=False), "runs.csv", "text/csv")
+st.download_button("Download as CSV", table.to_csv(index=False), "runs.csv", "text/csv", on_click="ignore")

@@ -132,7 +132,7 @@ def test_settings_out_of_range_are_refused(values):
         collection(**values)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.integers(1, 6),
     st.integers(0, 6),

@@ -7,7 +7,7 @@ from ddrl.balance.epochs import Epochs
 from ddrl.core.errors import ConfigError
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(1, 200), st.integers(1, 7), st.integers(0, 2**32), st.booleans())
 def test_recutting_loses_or_doubles_no_sample_also_when_nodes_die(count, nodes, seed, lose):
     rng, epochs = np.random.default_rng(seed), Epochs(count, seed)

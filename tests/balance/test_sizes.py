@@ -28,7 +28,7 @@ def bounded(draw, most_nodes=64, most=400, spread=1e4):
     return total, rng.choice([0.0, 0.01, 0.5], nodes) * rng.random(nodes), weight, lower, upper
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(bounded())
 def test_sizes_sum_to_the_batch_and_keep_their_bounds(case):
     total, overhead, speed, lower, upper = case
@@ -38,7 +38,7 @@ def test_sizes_sum_to_the_batch_and_keep_their_bounds(case):
         assert (sizes <= upper).all()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(bounded())
 def test_proportional_sizes_are_clipped_shares_of_one_factor_rounded_by_less_than_one(case):
     total, _, weight, lower, upper = case
@@ -55,7 +55,7 @@ def slowest(sizes, overhead, speed):
     return max((a + b / v if b else 0.0 for b, a, v in zip(sizes, overhead, speed, strict=True)), default=0.0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(bounded(most_nodes=4, most=24, spread=30.0))
 def test_balanced_sizes_are_the_best_of_all_integers(case):
     total, overhead, speed, lower, upper = case

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.waiting import PATIENCE
+
 pytest.importorskip("torch", reason="needs the extra [train]")
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +29,9 @@ def train(folder: Path, processes: int, *arguments: str) -> list[tuple[int, int,
     """(rank, step, sizes, loss, sum of the parameters) of every line."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     (script := folder / "script.py").write_text(SCRIPT)
-    done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    done = subprocess.run(
+        [*command, str(script), *arguments], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = LINE.findall(done.stdout)
     return [

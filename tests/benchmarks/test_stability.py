@@ -21,6 +21,7 @@ def test_fails_in_its_second_round():
 def rounds(monkeypatch: pytest.MonkeyPatch, report, test, number: int) -> int:
     arguments = ["stability", str(test), "--rounds", str(number), "--no-load", "--json", str(report)]
     monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # --basetemp would delete the folder that these tests are in
     monkeypatch.setattr(stability, "arguments", lambda name, words: _parser())
     return stability.main()
 

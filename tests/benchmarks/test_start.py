@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 pytest.importorskip("torch", reason="needs the extra [train]")
 PROGRAMS = sorted(
@@ -34,7 +35,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 def test_every_benchmark_starts_with_help() -> None:
     assert len(PROGRAMS) > 15
     done = subprocess.run(
-        [sys.executable, "-c", START, *PROGRAMS], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", START, *PROGRAMS], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^usage: python -m (\S+)", done.stdout, re.MULTILINE) == PROGRAMS

@@ -24,7 +24,7 @@ def rows(first: int, count: int) -> np.ndarray:
 operations = st.lists(st.tuples(st.sampled_from(["push", "pop"]), st.integers(0, 12)), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(capacity=st.integers(1, 9), drop=st.booleans(), operations=operations)
 def test_any_pushes_and_pops_agree_with_a_list(capacity, drop, operations):
     lane = Lane.create(None, ROW, capacity, "drop" if drop else "wait")

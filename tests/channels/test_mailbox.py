@@ -115,7 +115,7 @@ def test_a_vector_of_another_size_is_refused():
         Mailbox.create(None, NBYTES, 3, 1).publish(vector(0)[:100], 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     slots=st.integers(2, 5),
     actions=st.lists(st.tuples(st.sampled_from(["publish", "pin", "unpin", "check"]), st.integers(0, 2)), max_size=80),

@@ -78,7 +78,7 @@ def random_step(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> tu
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spec=st.sampled_from(SPECS),
     num_envs=st.integers(1, 5),
@@ -116,7 +116,7 @@ def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, s
     assert lane.dropped == made - sum(len(rows) for rows in expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     events=st.lists(st.tuples(st.sampled_from(["run", "run", "end", "nan", "nan end"]), st.booleans()), max_size=40),
     capacity=st.integers(1, 3),

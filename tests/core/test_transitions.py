@@ -46,7 +46,7 @@ def plain(rows: np.ndarray, n_step: int, discount: float) -> list[tuple]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 7), st.sampled_from([*list(RowKind)[1:], None])), min_size=1,

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 import ddrl
-from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
+from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
@@ -42,7 +43,7 @@ def make_runs() -> ddrl.notebook.StartedRun:
         "run.target_return": float("inf"),
         "telemetry.period": 0.5,
     }
-    run = ddrl.start("cartpole", settings, ranks=16, wait=240)
+    run = ddrl.start("cartpole", settings, ranks=16, wait=PATIENCE)
     for process in psutil.Process().children(recursive=True):
         process.nice(15)  # the browser draws meanwhile
     return run
@@ -60,8 +61,8 @@ def photograph(browser: Browser, url: str, page: str, path: Path) -> None:
     if page not in ("settings", "runs"):
         # Pages of pools, nodes and ads say in words that this run has none.
         shown = ".js-plotly-plot .main-svg, [data-testid=stDataFrame], [data-testid=stAlert]"
-        until(lambda: browser.find(shown), "charts")
-    until(lambda: not browser.find("[data-testid=stStatusWidget] img"), "the page at rest")
+        wait_until(lambda: browser.find(shown), "charts")
+    wait_until(lambda: not browser.find("[data-testid=stStatusWidget] img"), "the page at rest")
     time.sleep(3)  # a redraw may be under way
     browser.screenshot(path)
     print(f"{path.name}: {browser.console_errors()[-1:] or 'no console errors'}", flush=True)
@@ -94,7 +95,7 @@ def main() -> None:
             with run.open() as tables:
                 return len(tables.evaluations()) >= 4
 
-        until(evaluated, "four evaluations", timeout=400)
+        wait_until(evaluated, "four evaluations")
         ddrl.play(run, seed=3)
         for dark in (False, True):
             ending = "-dark" if dark else ""

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.dashboard.test_dashboard import PAGES, LiveRun, dashboard, driver, go_to, pytestmark, server  # noqa: F401
-from tests.dashboard.webdriver import Browser, until
+from tests.dashboard.webdriver import Browser
+from tests.waiting import wait_until
 
 # Streamlit's own: a table is a canvas that scrolls, with a hidden table beside it for screen readers, whose cells have
 # the same names in each table.
@@ -34,7 +35,9 @@ def test_axe_finds_nothing_serious_on_any_page(tmp_path, dashboard, driver, dark
                 window.wait_for("alpha")
                 go_to(window, page)
                 window.wait_for(*words)
-                until(lambda window=window: not window.find("[data-testid=stStatusWidget] img"), "the page at rest")
+                wait_until(
+                    lambda window=window: not window.find("[data-testid=stStatusWidget] img"), "the page at rest"
+                )
                 window.run(script + "; return true")
                 found = window.run(
                     "return axe.run(document, {resultTypes: ['violations']}).then(r => r.violations"

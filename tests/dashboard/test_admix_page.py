@@ -12,8 +12,9 @@ from ddrl.core.settings import config_to_toml
 from ddrl.envs.admix.account import NAME, write_account
 from tests.dashboard.test_accessibility import OURS, axe
 from tests.dashboard.test_dashboard import LiveRun, browser, dashboard, driver, go_to, server  # noqa: F401
-from tests.dashboard.webdriver import Browser, missing_browser, until
+from tests.dashboard.webdriver import Browser, missing_browser
 from tests.plots.accounts import categorical_values, small_account
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
 FIGURES = (
@@ -48,7 +49,7 @@ def test_a_run_of_ad_mixing_is_drawn_from_its_account_values_and_evaluations(tmp
     browser.wait_for("alpha")
     go_to(browser, "Admix")
     browser.wait_for("Score 0.850", "2 held-out days", *FIGURES, "swings by")
-    until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
+    wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
 
 
 def test_without_an_account_the_page_says_how_to_make_one_and_damage_is_told_in_words(tmp_path, dashboard, browser):  # noqa: F811
@@ -93,8 +94,8 @@ def test_the_page_is_accessible_and_no_legend_covers_its_axis(tmp_path, dashboar
     try:
         window.open(f"{dashboard}/admix?run=alpha&run=beta")
         window.wait_for("alpha", *FIGURES)
-        until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
-        until(lambda: not window.find("[data-testid=stStatusWidget] img"), "the page at rest")
+        wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
+        wait_until(lambda: not window.find("[data-testid=stStatusWidget] img"), "the page at rest")
         overprinted = window.run(
             "return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => {"
             " const box = e => e && e.getBoundingClientRect();"

@@ -27,7 +27,8 @@ from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import ControlServer, Recorder
 from ddrl.telemetry.keys import secure_client
 from ddrl.telemetry.live import read_live_file
-from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving, until
+from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
 
@@ -148,7 +149,7 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
         browser.open(dashboard)
         browser.wait_for("alpha", "running", *PAGES["Overview"])
         first = shown_steps(browser)
-        until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
+        wait_until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
         for page, words in PAGES.items():
             go_to(browser, page)
             browser.wait_for("alpha", *words)
@@ -158,18 +159,17 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
     browser.wait_for("ended", "After ")
 
 
-@pytest.mark.timeout(900)
 def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, browser):
     # A slow environment: the run leaves the cores to the browser, and lasts until it is stopped.
     settings = {"env.id": "tests.run.environments:walk", "env.kwargs.pause": 0.004, "env.num_envs": 1}
     settings |= {"run.max_env_steps": 10**9, "run.target_return": 1e9, "telemetry.period": 0.5}
     settings |= {"replay.min_size": 100, "rollout.warmup_steps": 100}
-    run = ddrl.start(settings, root=tmp_path / "runs", wait=120)
+    run = ddrl.start(settings, root=tmp_path / "runs", wait=PATIENCE)
     try:
         browser.open(dashboard)
         browser.wait_for(run.path.name, "running", "Return", "Loss")
         first = shown_steps(browser)
-        until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
+        wait_until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
         for page, word in (
             ("Distribution", "nothing travels between hosts"),
             ("Devices", "Private memory"),
@@ -192,7 +192,7 @@ def test_two_runs_are_compared_and_their_settings_differ(tmp_path, dashboard, br
         browser.wait_for("learner.lr=0.001", "learner.lr=0.005", "TD error")
         go_to(browser, "Settings")
         browser.wait_for("Only what differs")
-        until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of settings")
+        wait_until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of settings")
 
 
 def test_a_click_downloads_all_series_of_a_run(tmp_path, dashboard, browser):
@@ -202,19 +202,13 @@ def test_a_click_downloads_all_series_of_a_run(tmp_path, dashboard, browser):
         browser.save_downloads(tmp_path / "downloads")
         file = tmp_path / "downloads" / "alpha.csv"
 
-        def downloaded():
-            """Open the part where it is closed, and click; what is being redrawn takes no click, and a second click
-            on what still opens would close it."""
-            button = "details[open] [data-testid=stDownloadButton] button"
-            with contextlib.suppress(AssertionError, IndexError):
-                if not browser.find(button):
-                    browser.click(browser.find("[data-testid=stExpander] summary")[-1])
-                    until(lambda: browser.find(button), "the button", timeout=20)
-                browser.click(browser.find(button)[-1])
-                until(file.exists, "the file", timeout=20)
-            return file.exists()
-
-        until(downloaded, "the file")
+        browser.click(browser.find("[data-testid=stCheckbox] label")[-1])
+        button = "[data-testid=stDownloadButton] button"
+        wait_until(lambda: browser.find(button), "the button")
+        drawn = browser.text
+        wait_until(lambda: browser.text != drawn, "the page drawn anew")
+        browser.click(browser.find(button)[-1])
+        wait_until(file.exists, "the file")
     with file.open() as lines:
         names = next(lines).strip().split(",")
         assert {"env_steps", "return_mean", "loss"} <= {*names}
@@ -229,7 +223,7 @@ def test_a_comparison_stays_when_a_new_run_starts_and_stands_in_the_address(tmp_
         with LiveRun(runs / "gamma", lr=7e-3):
             go_to(browser, "Runs")
             browser.wait_for("Compare the chosen runs")
-            until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of runs")
+            wait_until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the table of runs")
             go_to(browser, "Overview")
             browser.wait_for("learner.lr=0.001", "learner.lr=0.005")
             assert "learner.lr=0.007" not in browser.text
@@ -243,7 +237,7 @@ def test_a_run_that_was_paused_and_then_failed_says_so(tmp_path, dashboard, brow
         browser.wait_for("alpha", "running", "Updates / s")
         run.recorder.record_event("command", "pause: done", command="pause", ok=True)
         browser.wait_for("paused", "wait for the command to go on")
-        until(lambda: "Time left" not in browser.text, "the time that has passed in place of the time left")
+        wait_until(lambda: "Time left" not in browser.text, "the time that has passed in place of the time left")
         run.recorder.record_event("error", "rank 3 was killed by SIGKILL")
     browser.wait_for("failed", "rank 3 was killed by SIGKILL")
     go_to(browser, "Ranks")
@@ -265,7 +259,7 @@ def test_nothing_is_cut_off_or_overprinted_at_any_width(tmp_path, dashboard, dri
         try:
             window.open(f"{dashboard}/?run=alpha&run=beta")
             window.wait_for("Return", "Updates / s", "learner.lr=0.001")
-            until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 6, "charts")
+            wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 6, "charts")
             cut = window.run(
                 "return [...document.querySelectorAll('[data-testid=stMetricValue] *, .st-key-headline *')]"
                 ".filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflow !== 'visible')"
@@ -275,8 +269,8 @@ def test_nothing_is_cut_off_or_overprinted_at_any_width(tmp_path, dashboard, dri
             assert window.run(OVERPRINTED) == []
             window.open(f"{dashboard}/replay?run=alpha")
             window.wait_for("Replay: fill and age", "Who waits for whom")
-            until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 6, "charts")
-            until(lambda: window.run(OVERPRINTED) == [], "titles, ticks and legends apart")
+            wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 6, "charts")
+            wait_until(lambda: window.run(OVERPRINTED) == [], "titles, ticks and legends apart")
         finally:
             window.close()
 
@@ -293,7 +287,7 @@ def test_while_no_run_exists_the_page_says_how_to_start_one_and_shows_it_as_soon
 def test_damaged_directories_are_explained_and_the_page_stays_up(tmp_path, dashboard, browser):
     runs = tmp_path / "runs"
     with LiveRun(runs / "whole") as run:
-        until(lambda: run.recorder.latest, "a record")
+        wait_until(lambda: run.recorder.latest, "a record")
     broken = runs / "broken"
     broken.mkdir()
     file = broken / "telemetry.sqlite"
@@ -329,7 +323,7 @@ def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_
         secure_client(stranger, run.path, read_live_file(run.path).control_key)
         stranger.connect(control.endpoint)
         stranger.send(b"GET / HTTP/1.1")
-        until(lambda: control.wait(0.1), "the message")
+        wait_until(lambda: control.wait(0.1), "the message")
         stranger.close(linger=0)
         browser.open(dashboard)
         browser.wait_for("alpha", "running", "Updates / s")
@@ -430,7 +424,7 @@ def test_charts_are_redrawn_in_place_and_nothing_jumps(tmp_path, dashboard, brow
     with LiveRun(tmp_path / "runs" / "alpha"):
         browser.open(dashboard)
         browser.wait_for("alpha", "running", "Return")
-        until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
+        wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
         browser.run(
             "window.plots = [...document.querySelectorAll('.js-plotly-plot')]; window.drawn = 0; window.places = new "
             "Set();"
@@ -438,7 +432,7 @@ def test_charts_are_redrawn_in_place_and_nothing_jumps(tmp_path, dashboard, brow
             "window.plots[0].on('plotly_afterplot', () => { window.drawn += 1;"
             " window.plots.forEach(plot => window.places.add(Math.round(plot.getBoundingClientRect().top))); })"
         )
-        until(lambda: browser.run("return window.drawn") >= 5, "five more pictures")
+        wait_until(lambda: browser.run("return window.drawn") >= 5, "five more pictures")
         assert browser.run("return window.plots.every(plot => plot.isConnected)"), (
             "a chart was thrown away and made anew"
         )

@@ -6,7 +6,8 @@ pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
 from tests.dashboard.test_accessibility import OURS, axe
 from tests.dashboard.test_dashboard import LiveRun, dashboard, driver, server  # noqa: F401
-from tests.dashboard.webdriver import Browser, missing_browser, until
+from tests.dashboard.webdriver import Browser, missing_browser
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
 FIGURES = (
@@ -31,7 +32,7 @@ def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboa
         try:
             window.open(f"{dashboard}/nodes?run=four")
             window.wait_for("four", *FIGURES, "node 3", "clairvoyant, median")
-            until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
+            wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
             assert window.run(COVERED) == 0
             window.run(axe() + "; return true")
             found = window.run(

@@ -16,9 +16,10 @@ import ddrl
 from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.progress import count_text, duration_text, value_text
 from tests.dashboard.test_dashboard import dashboard, driver, go_to, pytestmark, server  # noqa: F401
-from tests.dashboard.webdriver import Browser, until
+from tests.dashboard.webdriver import Browser
 from tests.run.launch import MPI_ENVIRONMENT, mpirun_command
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 SETTINGS = {
     "cluster.relays": 3, "run.max_env_steps": 10**7, "run.target_return": 1e9, "evaluation.period": 2000,
@@ -76,7 +77,9 @@ def check_still(browser, run, state):
     """A run that stands still: the overview's figures and the ends of all charts on all pages are the tables'."""
     go_to(browser, "Overview")
     browser.wait_for(state, "Return")
-    until(lambda: shown(browser) == wanted(run, state), f"the tables' figures ({shown(browser)}, {wanted(run, state)})")
+    wait_until(
+        lambda: shown(browser) == wanted(run, state), f"the tables' figures ({shown(browser)}, {wanted(run, state)})"
+    )
     with Run(run) as opened:
         known: set[str] = set()
         whole, processes = opened.series(points=400), opened.processes(points=60)
@@ -84,10 +87,10 @@ def check_still(browser, run, state):
             known |= {f"{value:.6g}" for value in values.astype(float)}
     for page in ("Overview", "Distribution", "Devices", "Replay", "Ranks"):
         go_to(browser, page)
-        until(lambda: browser.find(".js-plotly-plot .main-svg .trace, [data-testid=stDataFrame] canvas"), page)
+        wait_until(lambda: browser.find(".js-plotly-plot .main-svg .trace, [data-testid=stDataFrame] canvas"), page)
         assert "Traceback" not in browser.text
     go_to(browser, "Overview")
-    until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "charts")
+    wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "charts")
     lines = browser.run(
         "return [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => plot._fullData"
         ".filter(t => t.name === 'training' || plot._fullData.length === 1)"
@@ -101,16 +104,15 @@ def check_still(browser, run, state):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashboard, driver):  # noqa: F811
-    run = ddrl.start("cartpole", SETTINGS, ranks=9, root=tmp_path / "runs", wait=240)
+    run = ddrl.start("cartpole", SETTINGS, ranks=9, root=tmp_path / "runs", wait=PATIENCE)
     browser = Browser(driver, height=2400)
     try:
         browser.open(dashboard)
         browser.wait_for(run.path.name, "running", "Return")
-        until(lambda: tables(run.path)[1], "an evaluation", 240)
+        wait_until(lambda: tables(run.path)[1], "an evaluation", 240)
         before = tables(run.path)[0]
-        figures = until(lambda: shown(browser), "figures")
+        figures = wait_until(lambda: shown(browser), "figures")
         after = tables(run.path)[0]
         steps = figures["Environment steps"][0]
         window = {count_text(float(n)) for n in range(int(before["env_steps"]) - 3000, int(after["env_steps"]) + 1)}
@@ -119,18 +121,20 @@ def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashb
             control.pause()
         browser.wait_for("paused", "wait for the command to go on")
         held = tables(run.path)[0]["env_steps"]
-        until(lambda: shown(browser).get("Environment steps", [""])[0] == count_text(held), "the steps of a paused run")
+        wait_until(
+            lambda: shown(browser).get("Environment steps", [""])[0] == count_text(held), "the steps of a paused run"
+        )
         assert shown(browser)["Time"][1] == "paused"
         with run.attach() as control:
             control.resume()
         browser.wait_for("running", "Time left")
-        until(lambda: any((run.path / "checkpoints").glob("0*")), "a checkpoint", 240)
+        wait_until(lambda: any((run.path / "checkpoints").glob("0*")), "a checkpoint", 240)
         os.kill(run_status(run.path).pid, signal.SIGKILL)  # rank 0; its launcher ends the others
         run.wait(60)
         browser.wait_for("dead", "never said why")
         check_still(browser, run.path, "dead")
         words = mpirun_command(9, "--resume", str(run.path), "--set", "run.max_seconds=60")
-        subprocess.run(words, env=environment(**MPI_ENVIRONMENT), capture_output=True, timeout=300, check=True)
+        subprocess.run(words, env=environment(**MPI_ENVIRONMENT), capture_output=True, timeout=PATIENCE, check=True)
         assert run_status(run.path).state == "ended"
         browser.wait_for("ended", "run.max_seconds reached")
         check_still(browser, run.path, "ended")

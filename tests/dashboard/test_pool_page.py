@@ -5,8 +5,9 @@ import pytest
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
 from tests.dashboard.test_dashboard import browser, dashboard, driver, go_to, server  # noqa: F401
-from tests.dashboard.webdriver import Browser, missing_browser, until
+from tests.dashboard.webdriver import Browser, missing_browser
 from tests.pool.recorded import write_pool
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
 FIGURES = (
@@ -30,7 +31,7 @@ def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, 
     browser.wait_for(
         "morning", "3 tasks on cpu:0, cpu:1", "60 leases", *FIGURES, "recorded no collectors", "Duty cycle"
     )
-    until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
+    wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
 
 
 def test_collectors_are_drawn_where_a_pool_has_recorded_them(tmp_path, dashboard, browser):  # noqa: F811
@@ -61,7 +62,7 @@ def test_no_legend_covers_a_title_at_any_width(tmp_path, dashboard, driver, widt
     try:
         window.open(f"{dashboard}/pool")
         window.wait_for("warm", *FIGURES)
-        until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
+        wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
         overprinted = window.run(
             "return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => {"
             " const box = e => e && e.getBoundingClientRect();"

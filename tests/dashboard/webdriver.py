@@ -14,14 +14,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from tests.waiting import PATIENCE, wait_until
+
 NARROWEST = 500  # [px]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -39,17 +39,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until(look: Callable[[], T], what: str, timeout: float = 120.0) -> T:
-    """What `look` returns once it is true; AssertionError naming `what` if that never comes."""
-    end = time.monotonic() + timeout
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < end, f"{what}: not seen within {timeout:g} s"
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def serving(command: list[str], ready: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A server process, up (its `ready` URL answers) on entry and gone on exit."""
@@ -64,7 +53,7 @@ def serving(command: list[str], ready: str, **options: Any) -> Iterator[subproce
             except OSError:
                 return False
 
-        until(answers, f"{command[0]} answering at {ready}")
+        wait_until(answers, f"{command[0]} answering at {ready}")
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -111,7 +100,7 @@ class Browser:
         data = json.dumps(body if body is not None else {}).encode() if method == "POST" else None
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=300) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             with error:
@@ -135,7 +124,7 @@ class Browser:
         """All text that the page shows."""
         return self.run("return document.body.innerText")
 
-    def wait_for(self, *words: str, timeout: float = 120.0) -> str:
+    def wait_for(self, *words: str, timeout: float = PATIENCE) -> str:
         """The page's text, once it shows all of `words`."""
 
         def shown() -> str:
@@ -143,10 +132,10 @@ class Browser:
             return text if all(word in text for word in words) else ""
 
         with contextlib.suppress(AssertionError):
-            return until(shown, "words", timeout / 6)
+            return wait_until(shown, "words", timeout / 6)
         if self._network_changed():  # a part of the page was lost: ask for it again, as a reader would
             self._call("POST", "/refresh")
-        return until(shown, f"{words} on the page", timeout)
+        return wait_until(shown, f"{words} on the page", timeout)
 
     def find(self, selector: str) -> list[str]:
         """Handles of the elements that match a CSS selector."""

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 os.environ["DDRL_CLUSTER"] = "ddtest"  # beside a cluster that somebody uses; read when the module is imported
 cluster = pytest.importorskip("benchmarks.distribution.cluster")
 del os.environ["DDRL_CLUSTER"]
@@ -25,7 +27,7 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing():
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         assert sorted(done.stdout.split("\n")[:-1]) == ["ddtest-h0 3", "ddtest-h1 3", "ddtest-h2 3"], done.stderr[

@@ -123,7 +123,7 @@ def test_lossy_codecs_take_half_and_little_more_than_a_quarter(name):
 
 
 @given(st.integers(0, 700), st.sampled_from([64, 128, 4096]), st.integers(0, 4), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_xor_zstd_gives_back_every_byte(nbytes, chunk, changed, against):
     random = np.random.default_rng(nbytes)
     base = random.integers(0, 256, nbytes, dtype=np.uint8)
@@ -144,7 +144,7 @@ def test_versions_that_differ_little_become_short():
 
 
 @given(st.integers(0, 2000), st.integers(0, 7), st.integers(-20, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_no_coded_chunk_is_refused_or_decoded_and_nothing_worse(byte, bit, longer):
     codec, model = make_codec("xor_zstd", None), np.repeat(np.arange(64, dtype=np.uint8), 32)
     wire = np.zeros(codec.wire_bytes(0, len(model)) + 32, np.uint8)

@@ -12,6 +12,7 @@ from ddrl.distribution.checks import check_cluster
 from tests.distribution.failing_run import PLACES
 from tests.run.launch import MPI_ENVIRONMENT, TINY, ddrl, mpirun, segments_of
 from tests.sources import environment
+from tests.waiting import PATIENCE
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -57,7 +58,7 @@ def test_settings_that_can_be_followed_say_nothing_and_on_one_host_that_they_hav
 )
 def test_under_mpirun_they_are_refused_in_one_line_before_any_channel_is_made(setting, words, tmp_path):
     arguments = [*TINY, "--set", "cluster.relays=2", "--set", f"run.dir={tmp_path / 'run'}"]
-    done = mpirun(6, *arguments, "--set", f"cluster.{setting}", limit=60)
+    done = mpirun(6, *arguments, "--set", f"cluster.{setting}")
     assert done.returncode != 0
     assert [line for line in done.stderr.splitlines() if "ddrl: " in line] == [
         line for line in done.stderr.splitlines() if words in line
@@ -92,7 +93,7 @@ def test_an_exception_in_a_relay_ends_every_rank_with_one_message_and_leaves_not
         *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
     ]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment(**MPI_ENVIRONMENT), cwd=tmp_path
+        command, capture_output=True, text=True, timeout=PATIENCE, env=environment(**MPI_ENVIRONMENT), cwd=tmp_path
     )
     assert done.returncode not in (0, 139), done.stderr
     assert done.stderr.count("RuntimeError: injected here") == 1, done.stderr

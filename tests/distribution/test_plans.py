@@ -11,6 +11,7 @@ from ddrl.core.errors import ConfigError, PlanError
 from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import PACKAGE, load_scheme, make_plan, preset_relays
 from ddrl.distribution.transport.executor import POSTED
+from tests.waiting import PATIENCE
 
 SCHEMES = [name for name in plugins.names(PACKAGE) if hasattr(load_scheme(name), "plan")]
 
@@ -43,7 +44,7 @@ def requests(draw):
     return scheme, hosts, nbytes, parameters
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(requests())
 def test_every_host_ends_with_each_byte_once_and_nobody_forwards_what_it_never_got(request_):
     scheme, hosts, nbytes, parameters = request_
@@ -63,7 +64,7 @@ def test_a_weighted_plan_gives_each_of_two_hosts_what_its_link_can_pass_on():
     assert plan.egress().tolist() == pytest.approx([60_000, 20_000, 20_000], rel=0.01)  # as fast as links allow
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(requests(), st.randoms())
 def test_no_order_of_sending_can_deadlock(request_, random):
     scheme, hosts, nbytes, parameters = request_
@@ -80,7 +81,7 @@ def test_no_order_of_sending_can_deadlock(request_, random):
         held[message[1]].update(range(message[2], message[2] + message[3]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(requests(), st.randoms(), st.sampled_from([(1, 1), (4, 1), (4, 3)]))
 def test_nor_can_receivers_that_take_in_order_from_senders_with_little_room(request_, random, room):
     """Every send ends when it has been taken, POSTED receives stand for each source; any of these may be next."""
@@ -211,4 +212,4 @@ def test_plans_need_no_mpi():
         "for name in plugins.names(scheme.PACKAGE): scheme.load_scheme(name)\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

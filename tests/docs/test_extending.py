@@ -20,6 +20,7 @@ from tests.docs.pages import Section, sections
 from tests.run.launch import MPI_ENVIRONMENT
 from tests.sources import ROOT
 from tests.sources import environment as sources_first
+from tests.waiting import PATIENCE
 
 SHARED, *REST = sections(ROOT / "docs" / "extending.md")
 SECTIONS = {section.title: section for section in REST}
@@ -42,7 +43,7 @@ def follow(section: Section, folder: Path) -> Path:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (folder / "runs").iterdir()
@@ -135,7 +136,7 @@ import sys
 from streamlit.testing.v1 import AppTest
 app, runs, page, key = sys.argv[1:]
 sys.argv = [app, runs]
-test = AppTest.from_file(app, default_timeout=120)
+test = AppTest.from_file(app, default_timeout=600)
 test.session_state["wanted page"] = page
 test.run()
 assert not test.exception, test.exception
@@ -157,6 +158,6 @@ def test_a_dashboard_page_is_found_by_its_name_and_draws(tmp_path: Path) -> None
         env=environment(tmp_path / "dashboard"),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,15 +14,17 @@ from ddrl.envs.admix.account import read_account
 from tests.docs.pages import BLOCK
 from tests.docs.test_extending import environment
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 
 def run(folder: Path, command: list[str]) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.timeout(600)
 def test_the_walkthrough_goes_from_a_log_to_decisions(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
     program, printed = "", ""

@@ -13,6 +13,7 @@ from ddrl.core.settings import load_config
 from ddrl.run.cli import tasks
 from tests.docs.test_extending import environment
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 TEXT = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -26,7 +27,12 @@ assert run.stop() == "ended", run.last_words()
 
 def run(code: str, folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -5,12 +5,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.run.launch import TINY, segments_of, summary
+from tests.waiting import PATIENCE, wait_until
 
 LOCAL = Path(__file__).parents[2] / "mpi_launch" / "local"
 
@@ -89,13 +89,12 @@ def test_ctrl_c_stops_the_job_saves_and_ends_with_130(tmp_path):
         preexec_fn=hear_ctrl_c,
     )
     try:
-        deadline = time.monotonic() + 120
-        while not list((run / "checkpoints").glob("0*")):
-            assert time.monotonic() < deadline, "the run wrote no checkpoint within 120 s"
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.05)
+        wait_until(
+            lambda: list((run / "checkpoints").glob("0*")) or process.poll() is not None, "the run wrote no checkpoint"
+        )
+        assert process.poll() is None, process.communicate()[1]
         os.kill(process.pid, signal.SIGINT)
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=PATIENCE)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -41,7 +41,7 @@ def projected(p: np.ndarray, r: float, discount: float, v_min: float, v_max: flo
     return m
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     atoms=st.integers(2, 12),
     reward=st.floats(-8, 8, width=32),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import PATIENCE
+
 CASES = Path(__file__).with_name("device_cases.py")
 SKIPPED = {  # what the run inside may leave out, for the report outside does not hold it
     "fake": "the fake device gives the processor's bits, which a test above asserts",
@@ -26,7 +28,7 @@ def test_every_algorithm_on(device: str) -> None:
         text=True,
         cwd=CASES.parents[2],
         env=os.environ | {"DDRL_TEST_DEVICE": device, "PYTEST_ADDOPTS": "", "COLUMNS": "400"},
-        timeout=280,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout[-8000:]
     assert "[100%]" in done.stdout

@@ -33,7 +33,7 @@ def evaluations_of(s_tm1: torch.Tensor, s_t: torch.Tensor, select: bool) -> list
     return [*asked, Evaluation("q_t_selector", "value", (s_t,))] if select else asked
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     hidden=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     shape=st.lists(st.integers(1, 3), max_size=3).map(tuple),

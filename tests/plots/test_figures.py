@@ -19,6 +19,7 @@ from ddrl.plots.settings import differing_labels
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES_NAMES
+from tests.waiting import PATIENCE
 
 CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))
 
@@ -39,7 +40,7 @@ class Tables:
             return cluster.table()
 
         with Recorder(path, tables, CONFIG, clock=lambda: cluster.now) as recorder:
-            assert done.wait(60)
+            assert done.wait(PATIENCE)
             for steps in (1e4, 2e4):
                 recorder.record_evaluation(Judged(0, steps, Returns(steps / 100, 5.0, 20)), updates=10)
         with Run(path) as run:

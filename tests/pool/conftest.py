@@ -13,6 +13,7 @@ import pytest
 
 from ddrl.channels import segment_name, unlink_run
 from ddrl.pool.leases import LeaseMaster
+from tests.waiting import PATIENCE
 
 NURSERY = Path(__file__).with_name("nursery.py")
 
@@ -53,7 +54,7 @@ class Nursery:
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def master(name) -> Iterator[Callable[..., LeaseMaster]]:
         one.close()
 
 
-def serve(master: LeaseMaster, until: Callable[[], bool], seconds: float = 60.0) -> None:
+def serve(master: LeaseMaster, until: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Let the master answer until something holds; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not until():

@@ -10,6 +10,7 @@ import pytest
 from ddrl.core.errors import ConfigError
 from ddrl.pool.devices import Device, check_devices, parse_devices
 from ddrl.pool.slots import CpuController, CpuSlot, QuotaGroup, make_group
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_share_is_enforced_by_the_kernel():
     if os.geteuid() != 0 or CpuController.find() is None:
         pytest.skip("needs root and the cgroup cpu controller")
     name = f"ddrl-test-{uuid.uuid4().hex[:8]}"
-    done = subprocess.run([sys.executable, "-c", BUSY, name], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", BUSY, name], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     inside, after, throttled, wall, busy, exists = done.stdout.split()
     assert (inside, after, exists) == ("True", "False", "False")

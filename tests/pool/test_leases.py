@@ -22,6 +22,7 @@ from ddrl.pool.policies.fair import Fair
 from ddrl.pool.policies.fifo import Fifo
 from ddrl.pool.policies.slices import Slices, SlicesSettings
 from tests.pool.conftest import serve
+from tests.waiting import PATIENCE
 
 
 def waiting(master: LeaseMaster) -> list[str]:
@@ -129,7 +130,7 @@ class Served:
         answer = queue.SimpleQueue()
         self._calls.put((method, arguments, answer))
         self.pool.table.bell.ring()
-        result = answer.get(timeout=60)
+        result = answer.get(timeout=PATIENCE)
         if isinstance(result, Exception):
             raise result
         return result

@@ -227,7 +227,7 @@ def test_rounds_that_kept_their_collector_get_the_start_that_is_to_be_expected()
     scale=st.sampled_from([0.25, 0.5, 1.0, 4.0]),
     shift=st.integers(-1000, 1000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_forecast_is_pure_and_does_not_depend_on_the_clocks_zero_or_unit(ticks, scale, shift):
     """Times are multiples of 1/64 s and scales powers of 2, so that every sum is exact."""
     rounds = rounds_of([tick / 64 for tick in ticks], startup=1 / 16, collect=1 / 16)

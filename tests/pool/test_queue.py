@@ -48,7 +48,7 @@ def test_every_policy_is_found_by_its_name():
     ),
     devices=st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_device_has_two_holders_whatever_happens(name, operations, devices):
     queue = queue_of(plugins.load("pool.policy", PACKAGE, name)(), devices, 5)
     now, lost = 0.0, set()

@@ -85,7 +85,7 @@ def test_a_device_is_held_idle_for_slow_workers_unless_it_is_released_between_gr
 
 @pytest.mark.parametrize("name", plugins.names(PACKAGE))
 @given(seed=st.integers(0, 10_000), devices=st.integers(1, 3), tasks=st.integers(1, 5), workers=st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_policy_runs_every_trace_to_its_end(name, seed, devices, tasks, workers):
     generator = np.random.default_rng(seed)
     traces = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddrl.core.rows import RowSchema, schema_of
@@ -57,7 +57,7 @@ def make_rows(schema: RowSchema, plan: list[tuple[int, int]], seed: int) -> np.n
     return rows
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(schema=schemas(), plan=plans, seed=st.integers(0, 2**31), n_step=st.integers(1, 3), pick_len=st.integers(1, 3))
 def test_batches_hold_every_column_as_it_was_recorded(
     schema: RowSchema, plan: list[tuple[int, int]], seed: int, n_step: int, pick_len: int
@@ -95,7 +95,7 @@ def test_batches_hold_every_column_as_it_was_recorded(
                 same(arrays[name][i], value, name)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schema=schemas(), plan=plans, seed=st.integers(0, 2**31), data=st.data())
 def test_torn_rows_are_refused_whole(schema: RowSchema, plan: list[tuple[int, int]], seed: int, data: Any) -> None:
     rows = make_rows(schema, plan, seed)
@@ -114,7 +114,7 @@ def test_torn_rows_are_refused_whole(schema: RowSchema, plan: list[tuple[int, in
     replay.check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schema=schemas(), steps=st.integers(1, 9), seed=st.integers(0, 2**31), one_by_one=st.booleans(), data=st.data())
 def test_records_by_hand_hold_every_column_and_refuse_what_does_not_fit(
     schema: RowSchema, steps: int, seed: int, one_by_one: bool, data: Any

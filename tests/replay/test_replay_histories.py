@@ -185,7 +185,7 @@ class Pair:
                 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(settings=options, history=operations)
 def test_every_history_leaves_kernel_and_reference_equal(settings: dict[str, object], history: list[tuple]) -> None:
     pair = Pair(settings)

@@ -6,12 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -44,7 +43,7 @@ TINY = settings(
 )
 
 
-def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[str]:
+def ddrl(*arguments: str, limit: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """`python -m ddrl.run ARGUMENTS`."""
     return subprocess.run(
         [sys.executable, "-m", "ddrl.run", *arguments],
@@ -55,7 +54,7 @@ def ddrl(*arguments: str, limit: float = 120.0) -> subprocess.CompletedProcess[s
     )
 
 
-def mpirun(ranks: int, *arguments: str, limit: float = 150.0) -> subprocess.CompletedProcess[str]:
+def mpirun(ranks: int, *arguments: str, limit: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """`mpirun -n RANKS python -m ddrl.run ARGUMENTS` with more ranks than cores allowed."""
     return subprocess.run(
         mpirun_command(ranks, *arguments),
@@ -105,16 +104,6 @@ def segments_of(run: Path) -> list[str]:
     """What a run has in /dev/shm; other runs of this machine do not count."""
     run_id = json.loads((run / "run.json").read_text())["run_id"]
     return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))
-
-
-def wait_until(holds: Callable[[], Any], trouble: str, seconds: float = 120.0, pause: float = 0.05) -> Any:
-    """What `holds` returns once that is true, looked at every `pause` [s]; AssertionError with `trouble` where it does
-    not come to be."""
-    end = time.monotonic() + seconds
-    while not (value := holds()):
-        assert time.monotonic() < end, f"{trouble} within {seconds:.0f} s"
-        time.sleep(pause)
-    return value
 
 
 def wait_for_checkpoint(run: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of
 from tests.sources import environment
+from tests.waiting import PATIENCE
 
 RANKS, RELAYS = 9, 3
 TRAINER, ROOT_RELAY, EVALUATOR, RELAY, ROLLOUT = 0, 1, 2, 3, 4  # one rank of each role
 
-LIMIT = 150.0  # [s] for a whole job on a busy machine; a job that hangs reaches it
 
 # (rank, function of ddrl, which of its calls): from the first line of a role to its last.
 PLACES = [
@@ -101,7 +101,7 @@ def fails_in_order(rank: int, function: str, count: int, tmp_path: Path) -> None
         ),
     )
     try:
-        out, _ = process.communicate(timeout=LIMIT)
+        out, _ = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode != 0, out

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.run.ranks import Loops
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, mpirun, start_mpirun, summary
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -25,9 +26,9 @@ def test_every_rollout_of_every_host_reports_the_newest_version_within_one_close
     try:
         loops = Loops(run, rollouts=4, enough=3)
         loops.start()
-        loops.join(timeout=90)
+        loops.join(timeout=PATIENCE)
         job.send_signal(signal.SIGUSR1)
-        assert job.wait(timeout=60) in (0, 130)
+        assert job.wait(timeout=PATIENCE) in (0, 130)
     finally:
         job.kill()
         loops.ended.set()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.run.launch import MPI_ENVIRONMENT, mpirun_command
 from tests.sources import ROOT, environment
+from tests.waiting import PATIENCE
 
 PROGRAMS = sorted((ROOT / "tests").rglob("*ranks.py"))
 CHECK = "import ddrl, tests.sources; tests.sources.check_sources(); print(ddrl.__file__)"
@@ -21,7 +22,7 @@ def test_a_rank_imports_the_sources_under_test(tmp_path):
         env=environment(**MPI_ENVIRONMENT),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(ROOT / "ddrl" / "__init__.py")] * 2

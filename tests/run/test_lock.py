@@ -14,10 +14,11 @@ from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.run.directory import RunDirectory
 from ddrl.run.lock import RunLock
-from tests.run.launch import TINY, ddrl, mpirun, wait_for_checkpoint, wait_until
+from tests.run.launch import TINY, ddrl, mpirun, wait_for_checkpoint
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
-ENDLESS = ["--set", "run.max_env_steps=100000000", "--set", "run.max_seconds=100"]
+ENDLESS = ["--set", "run.max_env_steps=100000000", "--set", f"run.max_seconds={PATIENCE}"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -87,7 +88,7 @@ def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
         refused(mpirun(4, "--resume", str(run)).stderr, run)
         assert living.poll() is None
         living.send_signal(signal.SIGINT)
-        living.communicate(timeout=60)
+        living.communicate(timeout=PATIENCE)
         assert living.returncode == 130
         two = [start("--serial", "--resume", str(run)) for _ in range(2)]
         both += two

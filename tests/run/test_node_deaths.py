@@ -17,12 +17,12 @@ from tests.run.launch import (
     settings,
     summary,
     wait_for_checkpoint,
-    wait_until,
 )
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
-ENDLESS = settings("run.max_env_steps=100000000", "run.max_seconds=150", "evaluation.period=0")
+ENDLESS = settings("run.max_env_steps=100000000", f"run.max_seconds={PATIENCE}", "evaluation.period=0")
 
 
 def start(run, *assignments):
@@ -62,7 +62,7 @@ def updates(run):
     return float(found[roles == list(Role).index(Role.TRAINER)][0])
 
 
-def end_of(job, limit=100):
+def end_of(job, limit=PATIENCE):
     """The exit status and what was printed; the job is killed where it does not end."""
     try:
         text, _ = job.communicate(timeout=limit)
@@ -109,7 +109,7 @@ def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
     assert status != 0
     assert text.count("the trainer's process has died") == 1, text
     assert "--resume" in text
-    wait_until(lambda: segments_of(run) == [], "segments stayed", seconds=20)
+    wait_until(lambda: segments_of(run) == [], "segments stayed")
 
 
 @pytest.mark.parametrize(("options", "finalized"), [([], 3), (["--enable-recovery"], 0)])
@@ -120,7 +120,7 @@ def test_where_ranks_may_die_nobody_waits_for_them_in_mpi_finalize(options, fina
         [launcher, *options, *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         env=environment(**MPI_ENVIRONMENT),
     )
     assert ended.returncode == 0, ended.stderr

@@ -21,6 +21,7 @@ from ddrl.run.preparation import Preparation
 from ddrl.telemetry import Run
 from tests.run.launch import MPI_ENVIRONMENT, TINY, ddrl, mpirun, mpirun_command, settings, summary
 from tests.sources import environment
+from tests.waiting import PATIENCE
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 BATCH = 24
@@ -32,7 +33,7 @@ def cases(tmp_path_factory):
     launcher = mpirun_command(4)
     program = Path(__file__).with_name("node_ranks.py")
     words = [*launcher[: launcher.index("-m")], str(program), str(tmp_path_factory.mktemp("gates"))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment(**MPI_ENVIRONMENT))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment(**MPI_ENVIRONMENT))
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
 

@@ -29,11 +29,12 @@ from ddrl.run.moves import Move
 from ddrl.run.pool.lending import Lender
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
-from tests.run.launch import TINY, ddrl, segments_of, settings, summary, wait_until
+from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.pool_policies import Alternate
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 CORES = sorted(os.sched_getaffinity(0))
 TWO = f"pool.devices=cpu:{CORES[0]},cpu:{CORES[-1]}"
@@ -159,7 +160,7 @@ def test_the_device_is_back_before_the_parameters_are_published_and_another_task
     publish = one.training.publish
 
     def look_and_publish() -> None:
-        device = one.other.acquire(len(turns), timeout=20)  # the only one
+        device = one.other.acquire(len(turns), timeout=PATIENCE)  # the only one
         assert device == 0, "the task publishes while it holds the device"
         turns.append(device)
         one.other.release()
@@ -241,7 +242,7 @@ def test_a_task_that_is_broken_diverges_or_is_killed_ends_alone_and_the_pool_goe
             "the victim has no checkpoint",
         )
         os.kill(victim, signal.SIGKILL)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 1
@@ -292,7 +293,7 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
         assert pool_main([str(pool)]) == 0
         assert "cancelled" in capsys.readouterr().out
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -336,7 +337,7 @@ def test_a_task_added_to_a_living_pool_learns_what_it_learns_alone(tmp_path, cap
         ):
             assert words in complaint
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert summary(pool)["tasks"].keys() == {"first", "late"}

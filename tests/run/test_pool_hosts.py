@@ -22,13 +22,13 @@ from ddrl.envs import environment_seeds
 from ddrl.run.members import member_seed
 from ddrl.run.rounds.hosts import HostStarters
 from ddrl.run.rounds.orders import Begin, Ended, Order, Plan, Sent, host_clock
-from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of, settings, wait_until
+from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of, settings
 from tests.run.test_pool_rounds import BY_WORKER, COLD, ROUNDS, lines, run
 from tests.run.test_serial import learned, newest, recorded
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 HOSTS = settings("cluster.relays=2")
-LIMIT = 280.0  # [s] for a job on a busy machine
 
 
 def start(
@@ -52,7 +52,7 @@ def start(
 def finish(job: subprocess.Popen) -> str:
     """Wait for its end; what it printed."""
     try:
-        return job.communicate(timeout=LIMIT)[0]
+        return job.communicate(timeout=PATIENCE)[0]
     finally:
         job.kill()
 
@@ -160,7 +160,7 @@ def test_the_death_of_another_hosts_relay_or_starter_ends_the_job_and_leaves_not
         job.kill()
     assert job.returncode != 0
     assert said.count(words) == 1 if who == "starter" else words in said, said
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
     if who == "starter":  # after a kill of a rank mpirun kills the others, and the next start sweeps
         assert segments_of(tmp_path / "run") == []
 

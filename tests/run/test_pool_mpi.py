@@ -30,12 +30,13 @@ from ddrl.run.modes.mpi_pool import TaskRelays
 from ddrl.run.pool.plan import PoolPlan, new_plan
 from ddrl.run.pool.ranks import PoolRanks, assign_relays
 from tests.distribution.test_cluster import REASON, cluster
-from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary, wait_until
+from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary
 from tests.run.test_bad_input import refused
-from tests.run.test_pool_hosts import LIMIT, starter_elsewhere
+from tests.run.test_pool_hosts import starter_elsewhere
 from tests.run.test_pool_rounds import BY_WORKER, COLD, ONE, ROUNDS, lines, run
 from tests.run.test_serial import learned, newest, recorded
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 HOSTS = settings("cluster.relays=2")
 WORKER, ROUND = 2, 1  # whose collector is killed: the first one of host 1
@@ -63,7 +64,7 @@ def start(*arguments: str, fault: str = "-1::0", places: int = 0) -> subprocess.
 def finish(job: subprocess.Popen[str]) -> str:
     """Wait for its end; what it printed."""
     try:
-        return job.communicate(timeout=LIMIT)[0]
+        return job.communicate(timeout=PATIENCE)[0]
     finally:
         job.kill()
 
@@ -132,7 +133,7 @@ def pool(folder: Path) -> tuple[Path, str, list[str]]:
 def add(pool: Path, file: Path) -> str:
     """`python -m ddrl.pool POOL --add FILE`; what it said."""
     command = [sys.executable, "-m", "ddrl.pool", str(pool), "--add", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
     return done.stdout if done.returncode == 0 else done.stderr
 
 
@@ -192,7 +193,7 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
     home = pool[0]
     steps = int(newest(home / "victim").name) + 600
     (home.parent / "mistyped.toml").write_text("[learner]\nbatch_size = 16\n[pool]\ncollectors = 'alive'\n")
-    done = mpirun(13, "--resume", str(home), *settings(f"run.max_env_steps={steps}"), limit=LIMIT)
+    done = mpirun(13, "--resume", str(home), *settings(f"run.max_env_steps={steps}"), limit=PATIENCE)
     assert done.returncode == 1, "the one without an environment fails again"
     tasks = summary(home)["tasks"]
     assert {name for name, task in tasks.items() if not task["ok"]} == {"brittle"}
@@ -204,7 +205,7 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
 def test_one_host_is_enough(tmp_path):
     files, home = two_tasks(tmp_path, "[run]\nseed = 7\nmax_env_steps = 1200\n"), tmp_path / "pool"
     more = [*without("cluster.relays", COMMON), *settings("pool.collectors=prewarm", f"run.dir={home}")]
-    done = mpirun(3, "--tasks", *files, *more, limit=LIMIT)
+    done = mpirun(3, "--tasks", *files, *more, limit=PATIENCE)
     assert done.returncode == 0, done.stderr
     alone = run(tmp_path / "alone", *COLD, *BY_WORKER)
     for name in ("one", "two"):
@@ -226,7 +227,7 @@ def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LIMIT,
+            timeout=PATIENCE,
         )
     finally:
         cluster.down()
@@ -294,7 +295,7 @@ def test_the_death_of_a_rank_or_of_mpirun_ends_the_job_and_leaves_no_process(who
     said = finish(job)
     assert job.returncode != 0
     assert "Traceback" not in said
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
     assert who == "mpirun" or "signal 9" in said, said
     plan = PoolPlan.read(home)
     for name in ("one", "two"):
@@ -309,7 +310,7 @@ def test_sigusr1_to_mpirun_saves_all_tasks_and_ends_the_job_in_order(living):
     job.send_signal(signal.SIGUSR1)
     said = finish(job)
     assert job.returncode == 130, said
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
     for name in ("one", "two"):
         assert summary(home)["tasks"][name]["reason"] == "interrupted"
         assert int(newest(home / name).name) == summary(home / name)["env_steps"]

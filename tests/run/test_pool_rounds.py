@@ -38,6 +38,7 @@ from ddrl.run.rounds.starter import Schedule
 from ddrl.run.task import Task
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
+from tests.waiting import PATIENCE
 
 CORE = min(os.sched_getaffinity(0))
 ONE = f"pool.devices=cpu:{CORE}"
@@ -313,7 +314,7 @@ def test_a_killed_collector_gives_the_device_back_and_its_round_goes_on_with_the
             return gradient
 
         def look(round: int, worker: int) -> None:
-            got.append(leases.other.acquire(len(got), timeout=20))
+            got.append(leases.other.acquire(len(got), timeout=PATIENCE))
             leases.other.release()
             again(round, worker)
 

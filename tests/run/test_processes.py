@@ -21,9 +21,9 @@ from tests.run.launch import (
     start_mpirun,
     summary,
     wait_for_checkpoint,
-    wait_until,
 )
 from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 WALK = ["--set", "env.id=tests.run.environments:walk"]
 
@@ -154,7 +154,7 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
     )
     wait_for_checkpoint(run)
     process.send_signal(number)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert f"--resume {run}" in out + errors
     stopped = summary(run)
@@ -201,7 +201,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
     os.kill(trainer, signal.SIGTERM)
     wait_until(lambda: has_a_copy(trainer), "the trainer made no copy", pause=0.001)
     os.kill(trainer, signal.SIGKILL)
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE)
     wait_until((run / "summary.json").exists, "nothing was saved")
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
@@ -226,7 +226,7 @@ def test_ctrl_c_of_mpirun_loses_no_more_than_what_came_after_the_last_checkpoint
     process = start_mpirun(4, *TINY, *settings("run.max_env_steps=100000000", f"run.dir={run}"))
     wait_for_checkpoint(run)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=PATIENCE) != 0
     wait_until(lambda: not ranks_of(run), "ranks stay behind")
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={saved + 500}")
@@ -241,8 +241,8 @@ def test_when_mpirun_is_killed_the_trainer_saves_and_nobody_stays(tmp_path):
     wait_for_checkpoint(run)
     process.kill()
     process.wait()
-    wait_until((run / "summary.json").exists, "nothing was saved", 30)
-    wait_until(lambda: not ranks_of(run), "ranks stay behind", 30)
+    wait_until((run / "summary.json").exists, "nothing was saved")
+    wait_until(lambda: not ranks_of(run), "ranks stay behind")
     assert summary(run)["reason"] == "interrupted"
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={summary(run)['env_steps'] + 500}")
     assert done.returncode == 0, done.stderr
@@ -281,5 +281,5 @@ def test_ctrl_c_while_the_members_still_start_saves_without_a_traceback(tmp_path
             os.kill(int(child), signal.SIGINT)
     wait_until(lambda: "steps" in log.read_text() or run.poll() is not None, "the run did not begin")
     run.send_signal(signal.SIGINT)
-    assert run.wait(60) == 130, log.read_text()
+    assert run.wait(PATIENCE) == 130, log.read_text()
     assert "Traceback" not in log.read_text()

@@ -9,13 +9,14 @@ from pathlib import Path
 from tests.serve.material import env_config, save_run
 from tests.serve.test_server import serving
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 
 def test_the_client_says_why_an_ad_was_chosen_and_reports_billing(tmp_path: Path) -> None:
     save_run(tmp_path / "run", env_config(mode="contracts", billed=0.8), penalty=1.0)
     with serving(tmp_path / "run") as server:
         client, url = ROOT / "docs" / "examples" / "serve_client.py", f"http://127.0.0.1:{server.port}"
-        done = subprocess.run([sys.executable, str(client), url], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, str(client), url], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         assert ", alpha " in done.stdout
         assert "bid 900001" in done.stdout

@@ -12,6 +12,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.serve import load
 from tests.serve.material import env_config, save_run
 from tests.serve.test_server import Server, serving
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_a_server_that_ends_costs_no_answer_that_it_owed(tmp_path: Path) -> None
         generator = load.Generator(f"http://127.0.0.1:{server.port}", bodies, 4)
         with _ending_after(server, generator, 500):
             result = load.run(generator, 100_000, None, None)
-        out, _ = server.process.communicate(timeout=60)
+        out, _ = server.process.communicate(timeout=PATIENCE)
         assert result.statuses[200] >= 500
         assert result.lost <= 4  # sent on a connection that was being closed: the server never read it
         assert f"ended after {result.statuses[200]} requests" in out

@@ -26,6 +26,7 @@ from ddrl.serve.messages import Decision
 from ddrl.serve.settings import ServeConfig
 from tests.serve.material import env_config, request_of, save_run, small_mixer
 from tests.sources import ROOT, environment
+from tests.waiting import PATIENCE
 
 
 class Server:
@@ -39,12 +40,12 @@ class Server:
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()
         if not words:
-            raise AssertionError(self.process.communicate(timeout=60)[1])
+            raise AssertionError(self.process.communicate(timeout=PATIENCE)[1])
         self.port = int(words[words.index("on") + 1].rpartition(":")[2].rstrip(","))
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON of one request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with connection_closed(connection):
             connection.request(method, path, body if isinstance(body, bytes | None) else msgspec.json.encode(body))
             answer = connection.getresponse()
@@ -54,7 +55,7 @@ class Server:
     def end(self) -> tuple[int, str]:
         """End it as a service manager would; its status and what it said."""
         self.process.send_signal(signal.SIGTERM)
-        out, errors = self.process.communicate(timeout=60)
+        out, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, out + errors
 
 
@@ -76,7 +77,7 @@ def serving(run: Path, *options: str) -> Iterator[Server]:
     finally:
         if server.process.poll() is None:
             server.process.kill()
-        server.process.communicate(timeout=60)
+        server.process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_too_large_a_body_is_refused_though_it_does_not_say_how_large_it_is(
     book_and_server: tuple[Book, Server],
 ) -> None:
     _, server = book_and_server
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     with connection_closed(connection):
         connection.request("POST", "/v1/decide", iter([b"x" * 5000] * 6), encode_chunked=True)
         assert connection.getresponse().status == 413
@@ -191,7 +192,7 @@ def test_a_policy_changes_under_load_and_no_request_is_lost(tmp_path: Path) -> N
         counts = [0] * 3
 
         def ask(worker: int) -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
             with connection_closed(connection):
                 while not enough.is_set() and not failures:
                     number = 3 * counts[worker] + worker
@@ -246,7 +247,7 @@ def test_counters_survive_a_restart_and_other_contracts_are_refused(tmp_path: Pa
     snapshot.write_text(json.dumps(document))
     refused = subprocess.run(
         [sys.executable, "-m", "ddrl.serve", str(run), "--port", "0"],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert refused.returncode == 1
     assert "other contracts" in refused.stderr
@@ -272,7 +273,7 @@ def test_the_end_answers_what_was_accepted(tmp_path: Path) -> None:
                 answer += part
         assert b"200 OK" in answer
         assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["request_id"] == 31
-        out, _ = server.process.communicate(timeout=60)
+        out, _ = server.process.communicate(timeout=PATIENCE)
         assert server.process.returncode == 0
         assert "ended after 1 requests" in out
     assert json.loads((run / "serving.json").read_text())["requests"] == 1
@@ -300,7 +301,7 @@ def test_trouble_at_the_start_is_one_line(tmp_path: Path) -> None:
         ):
             refused = subprocess.run(
                 [sys.executable, "-m", "ddrl.serve", *options],
-                env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+                env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
             )  # fmt: skip
             assert refused.returncode == 1
             assert words in refused.stderr
@@ -314,7 +315,10 @@ def test_serving_loads_no_torch(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from ddrl.run.serving import open_mixer; import ddrl.serve.server; "
         f"open_mixer(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'gymnasium' not in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], env=environment(), timeout=100, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=environment(), timeout=PATIENCE, check=False).returncode
+        == 0
+    )
 
 
 def test_a_request_is_what_a_row_of_a_log_is() -> None:

@@ -8,6 +8,7 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
+from tests.waiting import PATIENCE
 
 CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))
 LIVE = Config(telemetry=TelemetryConfig(period=0.001, live=True))
@@ -39,5 +40,5 @@ def record_run(path, records=50, config=CONFIG, cluster=None, **options):
     path.mkdir(exist_ok=True)
     (path / "config.toml").write_text(config_to_toml(config))
     with Recorder(path, feed, config, clock=feed.clock, **options):
-        assert feed.done.wait(60)
+        assert feed.done.wait(PATIENCE)
     return cluster

@@ -6,20 +6,21 @@ import ddrl
 from ddrl.core.errors import MessageError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
+from tests.waiting import PATIENCE
 
 
 def records(run, *, most=200):
     """What the live stream says, one record after the other."""
     with run.follow() as live:
         for _ in range(most):
-            yield from (item for item in live.receive(timeout=30) if hasattr(item, "series"))
+            yield from (item for item in live.receive(timeout=PATIENCE) if hasattr(item, "series"))
 
 
 def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
     started = ddrl.start(
         {
             "env.num_envs": 2,
-            "run.max_seconds": 250.0,
+            "run.max_seconds": PATIENCE,
             "run.max_env_steps": 10**9,
             "run.target_return": 1e9,
             "evaluation.period": 0,
@@ -48,7 +49,7 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
                 run.set("cluster.scheme", "direct")
             assert (tmp_path / run.checkpoint()["path"]).is_dir()
             run.stop()
-        assert started.wait(60) == "ended"
+        assert started.wait(PATIENCE) == "ended"
         with started.open() as tables:
             commands = tables.events(kinds=["command"])["text"].tolist()
             assert tables.state == "ended"
@@ -72,13 +73,13 @@ def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(
         "cluster.relays": 4,
         "cluster.scheme": "direct",
         "env.num_envs": 2,
-        "run.max_seconds": 250.0,
+        "run.max_seconds": PATIENCE,
         "run.max_env_steps": 10**9,
         "run.target_return": 1e9,
         "evaluation.period": 0,
         "telemetry.period": 0.1,
     }
-    started = ddrl.start(settings, ranks=9, root=tmp_path, wait=120)
+    started = ddrl.start(settings, ranks=9, root=tmp_path, wait=PATIENCE)
 
     def sealed(run, more):
         """Wait until every host has sealed so many versions more."""
@@ -106,7 +107,7 @@ def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(
             with pytest.raises(MessageError, match="known are auto"):
                 run.set("cluster.scheme", "carrier pigeons")
             run.stop()
-        assert started.wait(60) == "ended"
+        assert started.wait(PATIENCE) == "ended"
         assert plans() == ["direct", "chain", "sharded"]
         with started.open() as tables:
             fields = tables.events(kinds=["plan"])["fields"]

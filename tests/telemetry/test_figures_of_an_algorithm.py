@@ -8,6 +8,7 @@ from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry import LiveReader, Recorder, Run
 from ddrl.telemetry.prometheus import metrics_text
 from tests.telemetry.feeding import CONFIG, Feed
+from tests.waiting import PATIENCE
 
 
 def test_a_figure_that_an_algorithm_declares_is_recorded_read_and_drawn_without_any_list_changing(tmp_path):
@@ -24,7 +25,7 @@ def test_a_figure_that_an_algorithm_declares_is_recorded_read_and_drawn_without_
     ):
         items = []
         while not items:
-            items = [item for item in reader.receive(timeout=10) if hasattr(item, "series")]
+            items = [item for item in reader.receive(timeout=PATIENCE) if hasattr(item, "series")]
         text = metrics_text(recorder.latest, None, run_metrics(figures))
     assert items[0].columns[-2:] == ("entropy", "group")
     assert items[0].series["entropy"] == 0.75

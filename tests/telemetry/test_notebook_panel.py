@@ -18,8 +18,7 @@ from ddrl.core.settings import config_to_toml
 from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
 from ddrl.plots import sketch
 from ddrl.telemetry import Recorder, Run
-
-PATIENCE = 250.0  # [s] for a run to begin or end; less than a test may take
+from tests.waiting import PATIENCE
 
 
 def record(path, seconds=20):
@@ -124,6 +123,6 @@ def test_a_run_started_from_a_plain_script_goes_on_stops_when_told_and_leaves_a_
         "state = run.stop()\n"
         "print(json.dumps([state, run.summary is not None, 'torch' in sys.modules]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["ended", True, False]

@@ -17,6 +17,7 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
 from ddrl.telemetry.live import TOPIC, decode, encode, read_live_file
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
+from tests.waiting import PATIENCE
 
 
 def test_a_run_is_read_back_as_it_was_recorded(tmp_path):
@@ -78,7 +79,7 @@ def test_a_failing_table_is_reported_once_and_recording_goes_on(tmp_path):
         return feed()
 
     with Recorder(tmp_path, tables, CONFIG, clock=feed.clock, report=reports.append):
-        assert feed.done.wait(60)
+        assert feed.done.wait(PATIENCE)
     assert len(reports) == 1
     assert "segment gone" in reports[0]
     assert "training goes on" in reports[0]
@@ -157,7 +158,7 @@ def test_the_live_stream_carries_the_same_records_as_the_run_directory(tmp_path)
         items = []
         recorder.record_event("note", "hello", n=1)
         while not items:
-            items = [item for item in reader.receive(timeout=10) if hasattr(item, "series")]
+            items = [item for item in reader.receive(timeout=PATIENCE) if hasattr(item, "series")]
         assert run_status(tmp_path).state == "running"
         live = items[0]
     assert run_status(tmp_path).state == "ended"
@@ -287,7 +288,7 @@ def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_p
                     pass
                 stranger.send_multipart(message)
                 with pytest.raises(MessageError, match="not one of ddrl"):
-                    reader.receive(timeout=20)
+                    reader.receive(timeout=PATIENCE)
 
 
 def test_evaluations_are_thinned_to_so_many_and_the_newest_stays(tmp_path):
@@ -352,5 +353,5 @@ def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
 
         keys._pair(stranger / "keys" / "client.secret")  # a key of one's own making
         with LiveReader(tmp_path) as friend, LiveReader(stranger) as other:
-            assert friend.receive(timeout=20)
+            assert friend.receive(timeout=PATIENCE)
             assert other.receive(timeout=0.2) == []

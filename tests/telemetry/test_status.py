@@ -8,13 +8,14 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
 from ddrl.telemetry.record import Snapshot
 from tests.telemetry.feeding import CONFIG, Feed
+from tests.waiting import PATIENCE
 
 
 def wait_for_words(recorder):
     """Until the recorder's thread has handled all that was handed in."""
     handled = threading.Event()
     recorder._items.put(Mark(handled))
-    assert handled.wait(20)
+    assert handled.wait(PATIENCE)
 
 
 class Mark(Snapshot):

@@ -106,7 +106,7 @@ def test_days_without_bids_contracts_or_pairs_have_an_optimum():
     assert best.gap == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 30), width=st.integers(1, 4))
 def test_any_duals_bound_the_value_of_any_plan(seed, count, width):
     rng = np.random.default_rng(seed)
