@@ -22,6 +22,7 @@ from benchmarks.harness import arguments, machine, print_table
 from ddrl.core.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
+LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 MULTI_PROCESS = re.compile(r"subprocess|mpirun|ddrl\.start|\bprocess\(")
 
 
@@ -89,8 +90,8 @@ def commit() -> str:
 
 @contextmanager
 def load(processes: int) -> Iterator[None]:
-    """Busy loops beside what runs inside."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    """Busy loops beside what runs inside; they end with this process, also where it is killed."""
+    loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(processes)]
     try:
         yield
     finally:
