@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ddrl.core.files import replacement
+
 SOURCE = Path(__file__).with_name("limit.cpp")
 AHEAD = 16  # records whose memory is asked for before it is used
 DISTINCT = (
@@ -20,10 +22,9 @@ def _build() -> ctypes.CDLL:
     library = SOURCE.parents[2] / "build" / "replay_limit.so"
     if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
         library.parent.mkdir(exist_ok=True)
-        subprocess.run(
-            ["g++", "-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", str(SOURCE), "-o", str(library)],
-            check=True,
-        )
+        with replacement(library) as made:  # another process may load it at this moment
+            options = ["-std=c++20", "-O3", "-march=native", "-shared", "-fPIC"]
+            subprocess.run(["g++", *options, str(SOURCE), "-o", str(made)], check=True)
     return ctypes.CDLL(str(library))
 
 
