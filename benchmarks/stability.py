@@ -72,11 +72,11 @@ def multi_process(tests: list[str]) -> list[str]:
 def run(tests: list[str], under: list[str]) -> tuple[list[str], float]:
     """The tests that failed, and seconds."""
     begin = time.monotonic()
-    command = [*under, sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-rf", *tests]
+    command = [*under, sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-rfE", *tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 5):
-        print(done.stdout[-3000:], flush=True)
+        print(done.stdout[-6000:], flush=True)
         failed = failed or [f"pytest ended with {done.returncode}"]
     return failed, time.monotonic() - begin
 

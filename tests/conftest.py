@@ -33,14 +33,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(autouse=True)
 def denormal_numbers() -> Iterator[None]:
-    """A test that learns in this process lets its thread take denormal numbers as zero; the next one has them again."""
+    """A test that learns in this process lets its thread take denormal numbers as zero; the next one has them again.
+    Fixtures that use `monkeypatch` come after it, so that what a test has put in the place of torch is gone by then."""
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture(autouse=True)
-def mpirun_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def mpirun_folder(denormal_numbers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A short path: mpirun makes sockets there."""
     with tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", folder)
@@ -48,7 +49,7 @@ def mpirun_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def processes(denormal_numbers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test has started ends with it, also where the test fails: a job that went on would slow all others."""
     begun: list[subprocess.Popen[Any]] = []
     begin = subprocess.Popen.__init__

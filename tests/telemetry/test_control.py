@@ -192,11 +192,10 @@ def test_a_copy_of_two_files_is_all_that_another_machine_needs(tmp_path):
     run.mkdir()
     (elsewhere / "keys").mkdir(parents=True)
     with Serving(run, config):
-        live = (run / "live.json").read_text()
-        assert "0.0.0.0" in live
-        (elsewhere / "live.json").write_text(
-            live.replace("0.0.0.0", "127.0.0.1").replace(socket.gethostname(), "another machine")
-        )
+        live = json.loads((run / "live.json").read_text())
+        assert "0.0.0.0" in live["control"]
+        live |= {"host": "another machine", "control": live["control"].replace("0.0.0.0", "127.0.0.1")}
+        (elsewhere / "live.json").write_text(json.dumps(live))
         (elsewhere / "keys" / "client.secret").write_bytes((run / "keys" / "client.secret").read_bytes())
         with attach(elsewhere) as control:
             assert control.status() == {"env_steps": 7}
