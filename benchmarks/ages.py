@@ -41,6 +41,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "rollout": ("ddrl/acting", "ddrl/channels", "ddrl/envs", "ddrl/rollout"),
     "space": _LEARNING,  # space_invaders
     "td3": _LEARNING,
+    "stability": ("ddrl", "tests"),
     "telemetry": ("ddrl/telemetry", "ddrl/core/metrics.py"),
 }
 
