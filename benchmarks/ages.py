@@ -40,8 +40,8 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "replay": ("ddrl/kernel/replay", "ddrl/replay"),
     "rollout": ("ddrl/acting", "ddrl/channels", "ddrl/envs", "ddrl/rollout"),
     "space": _LEARNING,  # space_invaders
-    "td3": _LEARNING,
     "stability": ("ddrl", "tests"),
+    "td3": _LEARNING,
     "telemetry": ("ddrl/telemetry", "ddrl/core/metrics.py"),
 }
 

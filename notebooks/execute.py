@@ -6,6 +6,7 @@ pictures too. Used by people and by the tests."""
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellTimeoutError
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
@@ -39,33 +41,39 @@ class Client(NotebookClient):
         look(client.shell_channel)
         return client
 
+    _late: Any = None  # the cell that was interrupted last
+    _interrupts: tuple[float, ...] = ()  # of it [s]
+
+    async def _async_handle_timeout(self, timeout: int, cell: Any = None) -> Any:
+        """Interrupt the kernel, as nbclient does after each wait in vain, but not without end.
+
+        An interrupt that comes while the kernel still writes the traceback of the last one loses the reply for ever."""
+        if cell is not self._late:
+            self._late, self._interrupts = cell, ()
+        now = time.monotonic()
+        if self._interrupts and now < self._interrupts[-1] + REPLY_LIMIT:
+            await asyncio.sleep(LOOK_AGAIN)  # the waits may be without length by now
+            return None
+        if len(self._interrupts) == INTERRUPTS:
+            unanswered = f"The kernel has not answered {INTERRUPTS} interrupts of a cell that took too long"
+            raise CellTimeoutError.error_from_timeout_and_cell(unanswered, timeout, cell)
+        self._interrupts += (now,)
+        return await super()._async_handle_timeout(timeout, cell)
+
 
 def look(channel: Any) -> None:
-    """Let `channel.get_msg(timeout)` wait in parts of LOOK_AGAIN seconds.
-
-    After a wait in vain nbclient interrupts the kernel and calls again, without end. An interrupt that comes while the
-    kernel still writes the traceback of the last one loses the reply for ever, so the waits that follow last at least
-    REPLY_LIMIT seconds. A kernel that does not answer INTERRUPTS of them is given up with a TimeoutError."""
+    """Let `channel.get_msg(timeout)` wait in parts of LOOK_AGAIN seconds."""
     get_part = channel.get_msg
-    vain = 0
 
     async def get_msg(timeout: float | None = None) -> Any:
-        nonlocal vain
-        limit = float("inf") if timeout is None else max(timeout, REPLY_LIMIT) if vain else timeout
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while True:
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                message = await get_part(timeout=min(LOOK_AGAIN, left))
-                vain = 0
-                return message
+                return await get_part(timeout=min(LOOK_AGAIN, left))
             except Empty:
-                if left > LOOK_AGAIN:
-                    continue
-                vain += 1
-                if vain > INTERRUPTS:
-                    raise TimeoutError(f"the kernel has not answered {INTERRUPTS} interrupts") from None
-                raise
+                if left <= LOOK_AGAIN:
+                    raise
 
     channel.get_msg = get_msg
 

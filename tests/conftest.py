@@ -62,9 +62,15 @@ def processes(denormal_numbers: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield
     left = [child for child in begun if child.poll() is None]
     for child in left:
+        family = [psutil.Process(child.pid)]  # there until it is waited for
         with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(child.pid)
-            for process in [*family.children(recursive=True), family]:
+            family += family[0].children(recursive=True)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 process.kill()
-        child.communicate()
+        child.wait()
+        for pipe in (child.stdin, child.stdout, child.stderr):  # somebody else may hold the other end: do not read
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
     assert not left, f"still there at the test's end: {[child.args for child in left]}"

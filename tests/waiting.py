@@ -8,6 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE = 600.0  # [s] for anything that must come; far above what the slowest machine needs, below pytest's own limit
+ENDLESS = 2 * PATIENCE  # [s] of a run that a test stops: one that is not stopped outlasts the wait for its end
 
 
 def wait_until(holds: Callable[[], T], trouble: str, seconds: float = PATIENCE, pause: float = 0.05) -> T:

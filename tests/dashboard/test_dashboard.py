@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -207,8 +208,17 @@ def test_a_click_downloads_all_series_of_a_run(tmp_path, dashboard, browser):
         wait_until(lambda: browser.find(button), "the button")
         drawn = browser.text
         wait_until(lambda: browser.text != drawn, "the page drawn anew")
+        browser.run(
+            "const click = HTMLAnchorElement.prototype.click;"
+            "HTMLAnchorElement.prototype.click = function () { window.link = this.href; click.call(this) }"
+        )
         browser.click(browser.find(button)[-1])
         wait_until(file.exists, "the file")
+        for _ in range(3):
+            drawn = browser.text
+            wait_until(lambda drawn=drawn: browser.text != drawn, "the page drawn anew")
+        with urllib.request.urlopen(browser.run("return window.link"), timeout=PATIENCE) as late:  # a slow browser
+            assert late.read() == file.read_bytes()
     with file.open() as lines:
         names = next(lines).strip().split(",")
         assert {"env_steps", "return_mean", "loss"} <= {*names}

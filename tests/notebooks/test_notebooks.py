@@ -1,15 +1,16 @@
 import asyncio
 from queue import Empty
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("nbclient", reason="needs the extra [test]")
 
 import nbformat
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from notebooks.execute import REPLY_LIMIT, execute, look, notebooks
+from notebooks.execute import REPLY_LIMIT, Client, execute, look, notebooks
 from notebooks.photograph import draw
 
 FOLDER = notebooks()
@@ -61,21 +62,26 @@ def test_a_reply_whose_arrival_was_missed_is_found_long_before_the_time_limit():
     assert alone.waits[0] <= 0.5
 
 
-def test_a_kernel_has_time_to_answer_an_interrupt_and_is_given_up_after_the_last(monkeypatch):
-    class Silent:
-        async def get_msg(self, timeout):
-            waits.append(timeout)
-            raise Empty
+def test_a_kernel_has_time_to_answer_an_interrupt_and_its_cell_is_given_up_after_the_last(monkeypatch):
+    cells, clock, interrupts = [new_code_cell("first()"), new_code_cell("second()")], [0.0], []
+    client = Client(new_notebook(cells=cells), interrupt_on_timeout=True)
+    client.km = SimpleNamespace(interrupt_kernel=lambda: interrupts.append(clock[0]))
+    monkeypatch.setattr("notebooks.execute.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("notebooks.execute.LOOK_AGAIN", 0.0)
 
-    waits, channel = [], Silent()
-    monkeypatch.setattr("notebooks.execute.LOOK_AGAIN", 1000.0)
-    look(channel)
-    for least, limit in ((0.0, 0.5), (0.5, REPLY_LIMIT), (0.5, REPLY_LIMIT)):
-        with pytest.raises(Empty):  # an interrupt follows
-            asyncio.run(channel.get_msg(timeout=0.5))
-        assert least < waits[-1] <= limit
-    with pytest.raises(TimeoutError, match="not answered 3 interrupts"):
-        asyncio.run(channel.get_msg(timeout=0.5))
+    def waits_in_vain(cell, seconds):
+        for _ in range(int(seconds)):
+            asyncio.run(client._async_handle_timeout(1, cell))
+            clock[0] += 1.0
+
+    waits_in_vain(cells[0], 2.5 * REPLY_LIMIT)
+    assert interrupts == [0.0, REPLY_LIMIT, 2 * REPLY_LIMIT]
+    interrupts.clear()
+    clock[0] = 0.0
+    with pytest.raises(CellTimeoutError, match=r"(?s)not answered 3 interrupts.*second\(\)"):
+        waits_in_vain(cells[1], 9 * REPLY_LIMIT)
+    assert interrupts == [0.0, REPLY_LIMIT, 2 * REPLY_LIMIT], "three of each cell"
+    assert clock[0] == 3 * REPLY_LIMIT
 
 
 @pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])

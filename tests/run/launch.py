@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.sources import environment
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import ENDLESS, PATIENCE, wait_until
 
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -41,6 +41,7 @@ TINY = settings(
     "run.target_return=1000.0",
     "telemetry.period=0.2",
 )
+UNTIL_STOPPED = settings("run.max_env_steps=100000000", f"run.max_seconds={ENDLESS}")
 
 
 def ddrl(*arguments: str, limit: float = PATIENCE) -> subprocess.CompletedProcess[str]:
@@ -106,6 +107,8 @@ def segments_of(run: Path) -> list[str]:
     return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))
 
 
-def wait_for_checkpoint(run: Path) -> None:
-    """Until the run has written its first checkpoint."""
-    wait_until(lambda: any((run / "checkpoints").glob("0*")), "the run wrote no checkpoint")
+def wait_for_checkpoint(run: Path, job: subprocess.Popen[Any]) -> None:
+    """Until the run has written its first checkpoint; AssertionError with what the job has said where it has ended."""
+    written = (run / "checkpoints").glob
+    wait_until(lambda: any(written("0*")) or job.poll() is not None, "the run wrote no checkpoint")
+    assert job.poll() is None, f"the job ended with {job.returncode}: {job.communicate()}"

@@ -14,11 +14,9 @@ from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.run.directory import RunDirectory
 from ddrl.run.lock import RunLock
-from tests.run.launch import TINY, ddrl, mpirun, wait_for_checkpoint
+from tests.run.launch import TINY, UNTIL_STOPPED, ddrl, mpirun, wait_for_checkpoint
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
-
-ENDLESS = ["--set", "run.max_env_steps=100000000", "--set", f"run.max_seconds={PATIENCE}"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -75,7 +73,7 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
 
 def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = ["--serial", *TINY, *ENDLESS, "--set", f"run.dir={run}"]
+    arguments = ["--serial", *TINY, *UNTIL_STOPPED, "--set", f"run.dir={run}"]
     both = [start(*arguments), start(*arguments)]
     try:
         wait_until(lambda: any(process.poll() is not None for process in both), "neither process ended")
@@ -83,7 +81,7 @@ def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
         living = next(process for process in both if process is not loser)
         assert loser.returncode == 1
         refused(loser.communicate()[1], run)
-        wait_for_checkpoint(run)
+        wait_for_checkpoint(run, living)
         refused(ddrl("--resume", str(run)).stderr, run)
         refused(mpirun(4, "--resume", str(run)).stderr, run)
         assert living.poll() is None

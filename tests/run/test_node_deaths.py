@@ -12,6 +12,7 @@ from ddrl.telemetry import Run
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
+    UNTIL_STOPPED,
     mpirun_command,
     segments_of,
     settings,
@@ -22,12 +23,13 @@ from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
-ENDLESS = settings("run.max_env_steps=100000000", f"run.max_seconds={PATIENCE}", "evaluation.period=0")
 
 
 def start(run, *assignments):
     """A run with three nodes, under an mpirun that does not end the job where one of them dies."""
-    launcher, *words = mpirun_command(7, *TINY, *ENDLESS, *settings("learner.nodes=3", f"run.dir={run}", *assignments))
+    launcher, *words = mpirun_command(
+        7, *TINY, *UNTIL_STOPPED, *settings("learner.nodes=3", "evaluation.period=0", f"run.dir={run}", *assignments)
+    )
     return subprocess.Popen(
         [launcher, "--enable-recovery", *words],
         stdout=subprocess.PIPE,
@@ -62,10 +64,10 @@ def updates(run):
     return float(found[roles == list(Role).index(Role.TRAINER)][0])
 
 
-def end_of(job, limit=PATIENCE):
+def end_of(job):
     """The exit status and what was printed; the job is killed where it does not end."""
     try:
-        text, _ = job.communicate(timeout=limit)
+        text, _ = job.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         job.kill()
         raise AssertionError(f"the job went on: {job.communicate()[0][-3000:]}") from None
@@ -88,7 +90,7 @@ def job_of(tmp_path):
 @pytest.mark.parametrize("how", ["in shared memory", "by messages"])
 def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path, job_of, how):
     run, job = tmp_path / "run", job_of(*(["balance.first=2"] if how == "by messages" else []))
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, job)
     os.kill(pids(run, Role.NODE)[1], signal.SIGKILL)
     wait_until(lambda: any("node 1 has left" in text for text in notes(run)), "nobody missed the node")
     before = updates(run)
@@ -103,7 +105,7 @@ def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path
 
 def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
     run, job = tmp_path / "run", job_of()
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, job)
     os.kill(pids(run, Role.TRAINER)[0], signal.SIGKILL)
     status, text = end_of(job)
     assert status != 0

@@ -193,7 +193,7 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
     home = pool[0]
     steps = int(newest(home / "victim").name) + 600
     (home.parent / "mistyped.toml").write_text("[learner]\nbatch_size = 16\n[pool]\ncollectors = 'alive'\n")
-    done = mpirun(13, "--resume", str(home), *settings(f"run.max_env_steps={steps}"), limit=PATIENCE)
+    done = mpirun(13, "--resume", str(home), *settings(f"run.max_env_steps={steps}"))
     assert done.returncode == 1, "the one without an environment fails again"
     tasks = summary(home)["tasks"]
     assert {name for name, task in tasks.items() if not task["ok"]} == {"brittle"}
@@ -205,7 +205,7 @@ def test_a_killed_task_goes_on_by_resume_under_mpirun(pool):
 def test_one_host_is_enough(tmp_path):
     files, home = two_tasks(tmp_path, "[run]\nseed = 7\nmax_env_steps = 1200\n"), tmp_path / "pool"
     more = [*without("cluster.relays", COMMON), *settings("pool.collectors=prewarm", f"run.dir={home}")]
-    done = mpirun(3, "--tasks", *files, *more, limit=PATIENCE)
+    done = mpirun(3, "--tasks", *files, *more)
     assert done.returncode == 0, done.stderr
     alone = run(tmp_path / "alone", *COLD, *BY_WORKER)
     for name in ("one", "two"):

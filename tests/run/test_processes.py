@@ -152,7 +152,7 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
         env=environment(),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where the tests run under nohup
     )
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, process)
     process.send_signal(number)
     out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
@@ -173,7 +173,7 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
         stderr=subprocess.DEVNULL,
         env=environment(),
     )
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, process)
     assert segments_of(tmp_path / "run")
     process.kill()
     process.wait()
@@ -196,7 +196,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
             f"run.dir={run}",
         ),
     )
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, process)
     trainer = json.loads((run / "live.json").read_text())["pid"]
     os.kill(trainer, signal.SIGTERM)
     wait_until(lambda: has_a_copy(trainer), "the trainer made no copy", pause=0.001)
@@ -224,7 +224,7 @@ def test_ctrl_c_of_mpirun_loses_no_more_than_what_came_after_the_last_checkpoint
     """Whether the trainer saves within the quarter of a second that mpirun leaves it is a matter of speed."""
     run = tmp_path / "run"
     process = start_mpirun(4, *TINY, *settings("run.max_env_steps=100000000", f"run.dir={run}"))
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=PATIENCE) != 0
     wait_until(lambda: not ranks_of(run), "ranks stay behind")
@@ -238,7 +238,7 @@ def test_ctrl_c_of_mpirun_loses_no_more_than_what_came_after_the_last_checkpoint
 def test_when_mpirun_is_killed_the_trainer_saves_and_nobody_stays(tmp_path):
     run = tmp_path / "run"
     process = start_mpirun(6, *TINY, *settings("run.max_env_steps=100000000", "cluster.relays=2", f"run.dir={run}"))
-    wait_for_checkpoint(run)
+    wait_for_checkpoint(run, process)
     process.kill()
     process.wait()
     wait_until((run / "summary.json").exists, "nothing was saved")

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, summary
+from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, summary, wait_for_checkpoint
 from tests.run.test_serial import learned, newest
 from tests.sources import environment
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import PATIENCE
 
 AREAS = settings("replay.source=areas", "areas.block=50", "areas.blocks=2", "rollout.refresh=write", "replay.n_step=1")
 POOL = settings("replay.source=pool", "replay.capacity=1000")
@@ -70,7 +70,7 @@ def test_a_dying_explorer_ends_the_run_with_one_message_and_leaves_no_memory(tmp
     command += settings("run.processes=2", "run.max_env_steps=100000000", f"run.dir={run}")
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
     try:
-        wait_until(lambda: any((run / "checkpoints").glob("0*")), "nothing was learned")
+        wait_for_checkpoint(run, running)
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
         message = running.communicate(timeout=PATIENCE)[1]

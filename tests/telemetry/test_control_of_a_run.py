@@ -6,7 +6,7 @@ import ddrl
 from ddrl.core.errors import MessageError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
-from tests.waiting import PATIENCE
+from tests.waiting import ENDLESS, PATIENCE
 
 
 def records(run, *, most=200):
@@ -20,7 +20,7 @@ def test_a_real_run_obeys_every_command_and_records_each(tmp_path):
     started = ddrl.start(
         {
             "env.num_envs": 2,
-            "run.max_seconds": PATIENCE,
+            "run.max_seconds": ENDLESS,
             "run.max_env_steps": 10**9,
             "run.target_return": 1e9,
             "evaluation.period": 0,
@@ -73,7 +73,7 @@ def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(
         "cluster.relays": 4,
         "cluster.scheme": "direct",
         "env.num_envs": 2,
-        "run.max_seconds": PATIENCE,
+        "run.max_seconds": ENDLESS,
         "run.max_env_steps": 10**9,
         "run.target_return": 1e9,
         "evaluation.period": 0,

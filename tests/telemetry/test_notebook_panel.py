@@ -18,7 +18,7 @@ from ddrl.core.settings import config_to_toml
 from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
 from ddrl.plots import sketch
 from ddrl.telemetry import Recorder, Run
-from tests.waiting import PATIENCE
+from tests.waiting import ENDLESS, PATIENCE
 
 
 def record(path, seconds=20):
@@ -116,8 +116,8 @@ def test_the_reason_stands_above_what_mpirun_adds():
 def test_a_run_started_from_a_plain_script_goes_on_stops_when_told_and_leaves_a_summary(tmp_path):
     script = (
         "import ddrl, json, sys\n"
-        "settings = {'env.num_envs': 2, 'run.max_seconds': 120.0, 'run.max_env_steps': 10**9, 'evaluation.period': "
-        "0}\n"
+        f"settings = {{'env.num_envs': 2, 'run.max_seconds': {ENDLESS}, 'run.max_env_steps': 10**9, "
+        "'evaluation.period': 0}\n"
         f"run = ddrl.start(settings, root={str(tmp_path)!r})\n"
         "assert run.state == 'running', run.state\n"
         "state = run.stop()\n"
