@@ -1,6 +1,7 @@
 """A test that leaves a process fails, and nothing of that process is left."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_what_a_test_has_started_ends_with_it_and_the_test_fails(tmp_path: Path)
     assert "still there at the test's end: [[" in said
     assert "PASSED test_leaves.py::test_waits" in said
     assert "1 error" in said.splitlines()[-1]
-    left = [int(pid) for line in said.splitlines() if line.startswith("left ") for pid in line.split()[1:]]
+    left = [int(pid) for pair in re.findall(r"left (\d+) (\d+)", said) for pid in pair]
     assert len(left) == 4, said
     wait_until(lambda: not any(map(alive, left)), "processes stay")
 
