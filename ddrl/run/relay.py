@@ -5,7 +5,7 @@ The only member that speaks MPI while the job runs. `Membership` reports the fai
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import forbid_torch
@@ -17,21 +17,26 @@ from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay,
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.modes.agreement import abort
 from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.topology import Topology
 from ddrl.telemetry import HostSampler
 
 
-def relay_process(membership: Membership, topology: Topology, mine: Assignment, channels: HostChannels) -> int:
+def relay_process(
+    membership: Membership,
+    topology: Topology,
+    mine: Assignment,
+    channels: HostChannels,
+    on_death: Callable[[int], object] = lambda row: None,
+) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
-    the membership; the process's exit status."""
+    the membership; the process's exit status. on_death: see `HostSampler`."""
     starter = StarterProcess(topology.run_id, mine.host) if mine.host and topology.in_rounds else None
     try:
         relay = _make_relay(membership, topology, mine, channels, starter)
         if relay is not None:
             forbid_torch()
-            sampler = HostSampler(channels.counters, on_death=lambda row: _note_death(topology, mine, channels, row))
+            sampler = HostSampler(channels.counters, on_death=on_death)
             sampler.start()
             try:
                 relay.run()
@@ -44,24 +49,6 @@ def relay_process(membership: Membership, topology: Topology, mine: Assignment, 
     channels.counters_row(mine)["ended"].set(1.0)
     channels.board.trainer_bell.ring()
     return 1 if channels.board.command == Command.FAIL else 0
-
-
-def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, row: int) -> None:
-    """A process of this host has died, and mpirun (with --enable-recovery) has not ended the job. A gradient node is
-    marked as ended, and the trainer goes on without it; without the trainer the job is ended. The death of any other
-    process is seen by its silence."""
-    dead = topology.on_host(mine.host)[row]
-    if dead.role is Role.NODE:
-        channels.counters.row(row)["ended"].set(1.0)
-    elif dead.role is Role.TRAINER:
-        from mpi4py import MPI
-
-        print(
-            "ddrl: the trainer's process has died: the job ends; go on from its last checkpoint with --resume",
-            file=sys.stderr,
-            flush=True,
-        )
-        abort(MPI.COMM_WORLD, topology.run_id)
 
 
 def _make_relay(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,8 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
-from ddrl.channels.segment import unlink_run
+from ddrl.channels.counters import Counters
+from ddrl.channels.segment import segment_name, unlink_run
 from ddrl.core.errors import ConfigError
+from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
 from ddrl.pool.control import ask
@@ -29,6 +30,7 @@ from ddrl.run.members import member_seed
 from ddrl.run.modes.mpi_pool import TaskRelays
 from ddrl.run.pool.plan import PoolPlan, new_plan
 from ddrl.run.pool.ranks import PoolRanks, assign_relays
+from ddrl.telemetry.series import COLUMN, ROLES
 from tests.distribution.test_cluster import REASON, cluster
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary
 from tests.run.test_bad_input import refused
@@ -120,14 +122,40 @@ def pool(folder: Path) -> tuple[Path, str, list[str]]:
     files, home = [str(path) for path in sorted(folder.glob("*.toml"))], folder / "pool"
     job = start("--tasks", *files, *COMMON, *settings(f"run.dir={home}"), places=1)
     try:
-        victim = wait_until(lambda: pid_of(home, "victim"), "the victim has no checkpoint")
+        victim = wait_until(lambda: pid_of(home, "victim") or job.poll() is not None, "the victim has no checkpoint")
+        assert job.poll() is None, job.communicate()[0]
         answers = [add(home, folder / "added" / f"{name}.toml") for name in ("without", "late", "late2")]
-        os.kill(victim, signal.SIGKILL)
+        kill_beside_a_relay_that_is_late(job, victim, json.loads((home / "victim" / "run.json").read_text())["run_id"])
         said = finish(job)
     finally:
         job.kill()
     assert job.returncode == 1, said
     return home, said, answers
+
+
+def kill_beside_a_relay_that_is_late(job: subprocess.Popen[str], task: int, run_id: str) -> None:
+    """Kill a task while its relay of host 1 stands still: that of host 0 waits for it, and sees that the task's process
+    is gone."""
+    relay = ROLES.index(Role.RELAY)
+    tables = [Counters.attach(segment_name(run_id, 0, *of)) for of in (("counters",), ("mirror", 1))]
+    pids = [int(table.table()[table.table()[:, COLUMN["role"]] == relay, COLUMN["pid"]][0]) for table in tables]
+    row = int(np.flatnonzero(tables[0].table()[:, COLUMN["pid"]] == pids[0])[0])
+    cpu_seconds = tables[0].row(row)["cpu_seconds"]
+    killed, late = psutil.Process(task), psutil.Process(pids[1])
+    late.suspend()
+    try:
+        killed.kill()
+        killed.wait(PATIENCE)  # the pool's master has heard of it
+        for _ in range(2):  # relay 0 has looked at its host's processes, all of them
+            before = cpu_seconds.value
+            wait_until(
+                lambda before=before: cpu_seconds.value != before or job.poll() is not None, "the relay does not look"
+            )
+        assert job.poll() is None, job.communicate()[0]
+    finally:
+        late.resume()
+        for table in tables:
+            table.segment.close()
 
 
 def add(pool: Path, file: Path) -> str:

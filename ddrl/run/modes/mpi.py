@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
 from ddrl.run.messages import broadcast, host_names
-from ddrl.run.modes.agreement import Agreement, abort_on_error, part
+from ddrl.run.modes.agreement import Agreement, abort, abort_on_error, part
 from ddrl.run.pool.ranks import MARK
 from ddrl.run.process import die_with, ignore_interrupts
 from ddrl.run.topology import Topology, rollouts_of_host
@@ -186,4 +187,24 @@ def _play(
     from ddrl.run.relay import relay_process
 
     channels = channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
-    return relay_process(membership, topology, mine, channels)
+    return relay_process(
+        membership, topology, mine, channels, on_death=lambda row: _note_death(topology, mine, channels, row)
+    )
+
+
+def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, row: int) -> None:
+    """A process of this host has died, and mpirun (with --enable-recovery) has not ended the job. A gradient node is
+    marked as ended, and the trainer goes on without it; without the trainer the job is ended. The death of any other
+    process is seen by its silence."""
+    dead = topology.on_host(mine.host)[row]
+    if dead.role is Role.NODE:
+        channels.counters.row(row)["ended"].set(1.0)
+    elif dead.role is Role.TRAINER:
+        from mpi4py import MPI
+
+        print(
+            "ddrl: the trainer's process has died: the job ends; go on from its last checkpoint with --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        abort(MPI.COMM_WORLD, topology.run_id)
