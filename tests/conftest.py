@@ -24,11 +24,33 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("busy machine")
 
+# They take longest: begun last, one of them would end minutes after all others.
+LONGEST = (
+    "tests/run/test_processes.py",
+    "tests/dashboard/test_dashboard.py",
+    "tests/notebooks/test_notebooks.py",
+    "tests/run/",
+    "tests/distribution/",
+    "tests/dashboard/",
+    "tests/docs/",
+)
+
 _state = tempfile.TemporaryDirectory(prefix="ddrl-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
 
 os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are handed to workers in the order below, not by how many tests each has."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first where several workers share them; a person alone sees the quick ones first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in LONGEST])
 
 
 @pytest.fixture(autouse=True)

@@ -193,6 +193,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
             "run.max_env_steps=100000000",
             f"learner.threads={threads}",
             "learner.hidden=[2048, 2048]",  # 70 MB to save, so that the copy can be seen
+            "replay.samples_per_insert=0.2",  # updates of such a network take most of the test's time
             f"run.dir={run}",
         ),
     )
