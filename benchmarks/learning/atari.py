@@ -1,8 +1,10 @@
 """Atari games (tasks pong and space_invaders): frames per second while the Nature network learns, and the rise of the
-return on a bounded run of a network that fits a CPU."""
+return on a bounded run of a network that fits a CPU. With `--run FOLDER` instead: the task's own network and settings,
+begun in FOLDER or gone on with there, and its evaluations."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, arguments, print_table, save
@@ -30,8 +32,25 @@ def main() -> None:
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="of the bounded run"
     )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        metavar="FOLDER",
+        help="instead: the task's own settings, in FOLDER, for --seconds or to run.max_env_steps, whatever it reaches",
+    )
     options = parser.parse_args()
     path = RESULTS / f"{options.task}.json" if options.json == parser.get_default("json") else options.json
+    if options.run:
+        whole = played(
+            options.task, options.seconds or float("inf"), options.overrides, episodes=20, kept=options.run.absolute()
+        )
+        print_evaluations(whole)
+        print(
+            f"{whole['env_steps']:,} env steps, {whole['updates']:,} updates in {whole['wall_seconds']:,.0f} s; the "
+            f"saved policy: {whole['confirmed_mean']:.1f} over 20 episodes"
+        )
+        save(path.with_stem(f"{path.stem}_whole"), {"whole": whole, "settings": options.overrides})
+        return
     seconds, rising = options.speed_seconds or (45 if options.short else 120), [*SMALL, *options.overrides]
     speed = played(options.task, seconds, ["evaluation.period=0"], episodes=1)
     print(
@@ -39,11 +58,7 @@ def main() -> None:
         flush=True,
     )
     rise = played(options.task, options.seconds or (60 if options.short else 900), rising, episodes=10)
-    rows = [
-        [f"{point['env_steps']:.0f}", f"{point['wall_seconds']:.0f}", f"{point['mean']:.1f}"]
-        for point in rise["evaluations"]
-    ]
-    print_table(["env steps", "seconds", "mean return of an evaluation"], rows)
+    print_evaluations(rise)
     rise["rise"] = (
         max(point["mean"] for point in rise["evaluations"]) - rise["evaluations"][0]["mean"]
         if rise["evaluations"]
@@ -56,15 +71,26 @@ def main() -> None:
     save(path, {"nature_cnn": speed, "small_cnn": rise, "small_cnn_settings": rising})
 
 
-def played(task: str, seconds: float, overrides: list[str], *, episodes: int) -> dict[str, Any]:
+def print_evaluations(run: dict[str, Any]) -> None:
+    rows = [
+        [f"{point['env_steps']:.0f}", f"{point['wall_seconds']:.0f}", f"{point['mean']:.1f}"]
+        for point in run["evaluations"]
+    ]
+    print_table(["env steps", "seconds", "mean return of an evaluation"], rows)
+
+
+def played(
+    task: str, seconds: float, overrides: list[str], *, episodes: int, kept: Path | None = None
+) -> dict[str, Any]:
     """A run of `task` for `seconds`, with its rates."""
     run = run_ddrl(
         task,
         1,
         float("inf"),
-        [f"run.max_seconds={seconds}", "run.checkpoint_period=0", *overrides],
+        [f"run.max_seconds={seconds}", *([] if kept else ["run.checkpoint_period=0"]), *overrides],
         episodes=episodes,
         curve=True,
+        kept=kept,
     )
     run["frames_per_s"] = FRAME_SKIP * run["env_steps"] / run["wall_seconds"]
     run["updates_per_s"] = run["updates"] / run["wall_seconds"]

@@ -28,29 +28,35 @@ def run_ddrl(
     episodes: int = 100,
     launcher: Sequence[str] = (),
     curve: bool = False,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Run `task` with `overrides` (settings, or options such as --serial) until its evaluation reaches `target`, then
     judge the saved policy by `episodes` episodes (not timed).
 
     Returns seconds of the whole process, those of processors that it and its children took, env_steps, updates,
     whether the target was `reached`, the `confirmed_mean`, whether both hold (`solved`), the trainer's shares of wall
-    time, and with `curve` the evaluations."""
+    time, and with `curve` the evaluations. A long run may be `kept` in a folder and be gone on with there; it shows its
+    progress."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        settings = [f"run.seed={seed}", f"run.dir={run}", f"run.target_return={target}", *overrides]
+        run = kept or Path(folder) / "run"
+        begun = (run / "run.json").exists()
+        settings = [f"run.target_return={target}", *overrides]
+        if not begun:
+            settings += [f"run.seed={seed}", f"run.dir={run}"]
         command = [
             *launcher,
             sys.executable,
             "-m",
             "ddrl.run",
-            task,
+            *(["--resume", str(run)] if begun else [task]),
             *(word for setting in settings for word in ([setting] if setting.startswith("--") else ["--set", setting])),
         ]
         begin, processor = time.perf_counter(), _processor_seconds()
-        done = subprocess.run(command, capture_output=True, text=True)
+        shown = None if kept else subprocess.PIPE
+        done = subprocess.run(command, stdout=shown, stderr=shown, text=True)
         seconds, processor = time.perf_counter() - begin, _processor_seconds() - processor
         if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr or ''}")
         summary = json.loads((run / "summary.json").read_text())
         judged = subprocess.run(
             [
