@@ -36,7 +36,7 @@ def run_ddrl(
     Returns seconds of the whole process, those of processors that it and its children took, env_steps, updates,
     whether the target was `reached`, the `confirmed_mean`, whether both hold (`solved`), the trainer's shares of wall
     time, and with `curve` the evaluations. A long run may be `kept` in a folder and be gone on with there; it shows its
-    progress."""
+    progress, and both kinds of seconds are those of its last part."""
     with tempfile.TemporaryDirectory() as folder:
         run = kept or Path(folder) / "run"
         begun = (run / "run.json").exists()
