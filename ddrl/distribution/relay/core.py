@@ -35,6 +35,7 @@ RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts 
 SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel
 BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
+LOOK_SHARE = 0.1  # of the time since the last move, where MPI wakes nobody: the longest sleep
 TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
 
 
@@ -55,6 +56,13 @@ def idle_sleep(links: Links | None) -> float:
     emulated hosts do, their looks alone would else take its cores."""
     relays = 1.0 if links is None else len(links.up) / (links.machines * links.cores)
     return min(COUNT_PERIOD, IDLE_SLEEP * max(1.0, relays / RELAYS_A_CORE))
+
+
+def look_sleep(waited: float, longest: float) -> float:
+    """Longest sleep [s] of a relay whom MPI does not wake, `waited` seconds after something moved: a share of them, so
+    that what comes is late by no more than that share. Sleeps of one length between frequent models would set the
+    models' own pace, one sleep for each relay on their way."""
+    return max(BUSY_SLEEP, min(LOOK_SHARE * waited, longest))
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Relay(ABC):
         self._next_counters = self._next_beside = 0.0
         self._events = Events(local.board.relay_bell)
         gc.freeze()  # what stands now need not be looked through again while models travel
-        self._sleep, self._pace, self._moved_at = BUSY_SLEEP, BUSY_SLEEP, 0.0
+        self._sleep, self._moved_at = BUSY_SLEEP, 0.0
         self._slept, self._woken, self._share = False, False, 0.0  # of moves after a sleep, those that MPI announced
 
     @abstractmethod
@@ -152,17 +160,15 @@ class Relay(ABC):
         """One `progress`, then sleep until MPI or the bell has something; where something moved, only those sleep whom
         MPI wakes.
 
-        Where MPI wakes nobody (`Events`), look again after about half the time that lately lay between two moves. The
-        root looks again at once: a model may leave now."""
+        Where MPI wakes nobody (`Events`), look again and again (`look_sleep`). The root looks again at once: a model
+        may leave now."""
         bell = self._board.relay_bell
         seen = bell.value
         if self.progress():
-            now = time.monotonic()
-            self._pace += 0.1 * (min(now - self._moved_at, IDLE_SLEEP) - self._pace)
-            self._moved_at = now
+            self._moved_at = time.monotonic()
             if self._slept:  # how much of what moves announces itself
                 self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
-            self._sleep = SHORT_SLEEP if self._told else max(BUSY_SLEEP, 0.5 * self._pace)
+            self._sleep = SHORT_SLEEP if self._told else BUSY_SLEEP
             if not (self._told and self.rank):
                 return
         executor = self.models.executor
@@ -179,9 +185,10 @@ class Relay(ABC):
         return self._share > TOLD
 
     def _longest(self) -> float:
-        if not self._told and not self.models.resting:
-            return BUSY_MAX_SLEEP
-        return idle_sleep(self.models.links) if self.rank else IDLE_SLEEP
+        longest = idle_sleep(self.models.links) if self.rank else IDLE_SLEEP
+        if self._told:
+            return longest
+        return look_sleep(time.monotonic() - self._moved_at, longest if self.models.resting else BUSY_MAX_SLEEP)
 
     def _count(self) -> None:
         """Bring the counters up to date."""
