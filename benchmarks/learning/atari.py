@@ -30,7 +30,12 @@ def main() -> None:
         "--speed-seconds", type=float, help="run.max_seconds of the Nature network's run (120; --short: 45)"
     )
     parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="of the bounded run"
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.NAME=VALUE",
+        help="of the bounded run, or of --run",
     )
     parser.add_argument(
         "--run",
@@ -41,14 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     path = RESULTS / f"{options.task}.json" if options.json == parser.get_default("json") else options.json
     if options.run:
-        whole = played(
-            options.task, options.seconds or float("inf"), options.overrides, episodes=20, kept=options.run.absolute()
-        )
-        print_evaluations(whole)
-        print(
-            f"{whole['env_steps']:,} env steps, {whole['updates']:,} updates in {whole['wall_seconds']:,.0f} s; the "
-            f"saved policy: {whole['confirmed_mean']:.1f} over 20 episodes"
-        )
+        whole = whole_run(options.task, options.seconds or float("inf"), options.overrides, options.run.absolute())
         save(path.with_stem(f"{path.stem}_whole"), {"whole": whole, "settings": options.overrides})
         return
     seconds, rising = options.speed_seconds or (45 if options.short else 120), [*SMALL, *options.overrides]
@@ -69,6 +67,17 @@ def main() -> None:
         f"is {rise['rise']:.1f} above the first; the saved policy: {rise['confirmed_mean']:.1f} over 10 episodes"
     )
     save(path, {"nature_cnn": speed, "small_cnn": rise, "small_cnn_settings": rising})
+
+
+def whole_run(task: str, seconds: float, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """The task's own run in `folder`, begun or gone on with, and the best policy of its evaluations, judged anew."""
+    run = played(task, seconds, overrides, episodes=20, kept=folder)
+    print_evaluations(run)
+    print(
+        f"{run['env_steps']:,} env steps, {run['updates']:,} updates in {run['wall_seconds']:,.0f} s; the best policy "
+        f"of its evaluations: {run['confirmed_mean']:.1f} over 20 further episodes"
+    )
+    return run
 
 
 def print_evaluations(run: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddrl.distribution.relay.core import idle_sleep, look_sleep
+from ddrl.distribution.relay.core import idle_sleep, longest_sleep
 from ddrl.distribution.relay.pace import PaceWatch
 from ddrl.distribution.transport.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_rates
 
@@ -45,10 +45,16 @@ def test_relays_of_which_many_share_a_machine_sleep_longer(relays, seconds):
     assert idle_sleep(Links(rates, rates, 0.0, 1e-4, relays, 2, 1e-9)) == idle_sleep(None) == 0.01
 
 
-@pytest.mark.parametrize(("waited", "seconds"), [(0.0, 2e-4), (0.01, 1e-3), (0.05, 5e-3), (1.0, 0.01)])
-def test_a_relay_that_mpi_does_not_wake_looks_after_a_share_of_the_time_waited(waited, seconds):
+@pytest.mark.parametrize(
+    ("waited", "resting", "travels"),
+    [(0.0, 2e-4, 2e-4), (0.01, 1e-3, 1e-3), (0.05, 5e-3, 2e-3), (1.0, 0.01, 2e-3)],
+)
+def test_a_relay_that_mpi_does_not_wake_looks_after_a_share_of_the_time_waited(waited, resting, travels):
     """Sleeps of one length let frequent models through at the pace of the sleeps: 15 a second in place of 80."""
-    assert look_sleep(waited, 0.01) == pytest.approx(seconds)
+    assert longest_sleep(waited, 0.01, told=False, resting=True) == pytest.approx(resting)
+    assert longest_sleep(waited, 0.01, told=False, resting=False) == pytest.approx(travels)
+    assert longest_sleep(waited, 0.01, told=True, resting=True) == longest_sleep(waited, 0.01, told=True, resting=False)
+    assert longest_sleep(waited, 0.01, told=True, resting=True) == 0.01
 
 
 def test_one_model_that_takes_several_times_as_long_is_enough_while_it_is_under_way():

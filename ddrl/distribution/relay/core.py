@@ -28,6 +28,7 @@ from ddrl.distribution.transport.events import Events
 from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.links import Links
 from ddrl.distribution.transport.requests import Part
+from ddrl.distribution.transport.waits import rest_seconds
 
 COUNT_PERIOD = 0.25  # s, between updates of the relay's own counters
 IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
@@ -35,7 +36,7 @@ RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts 
 SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel
 BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
-LOOK_SHARE = 0.1  # of the time since the last move, where MPI wakes nobody: the longest sleep
+LOOK_SHARE = 0.1  # longest sleep over the time since something moved, where MPI wakes nobody
 TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
 
 
@@ -58,11 +59,15 @@ def idle_sleep(links: Links | None) -> float:
     return min(COUNT_PERIOD, IDLE_SLEEP * max(1.0, relays / RELAYS_A_CORE))
 
 
-def look_sleep(waited: float, longest: float) -> float:
-    """Longest sleep [s] of a relay whom MPI does not wake, `waited` seconds after something moved: a share of them, so
-    that what comes is late by no more than that share. Sleeps of one length between frequent models would set the
-    models' own pace, one sleep for each relay on their way."""
-    return max(BUSY_SLEEP, min(LOOK_SHARE * waited, longest))
+def longest_sleep(waited: float, idle: float, *, told: bool, resting: bool) -> float:
+    """Longest sleep [s] of a relay, `waited` seconds after something moved. `idle`: its `idle_sleep`; `told`: whether
+    MPI wakes it; `resting`: whether no model is under way.
+
+    Where MPI wakes nobody, sleeps of one length between frequent models would set the models' own pace, with one sleep
+    for each relay on their way: there the sleep grows with the time waited."""
+    if told:
+        return idle
+    return rest_seconds(waited, LOOK_SHARE, idle if resting else BUSY_MAX_SLEEP, shortest=BUSY_SLEEP)
 
 
 @dataclass(frozen=True)
@@ -160,8 +165,8 @@ class Relay(ABC):
         """One `progress`, then sleep until MPI or the bell has something; where something moved, only those sleep whom
         MPI wakes.
 
-        Where MPI wakes nobody (`Events`), look again and again (`look_sleep`). The root looks again at once: a model
-        may leave now."""
+        Where MPI wakes nobody (`Events`), look again at once, and then after sleeps that grow (`longest_sleep`). So
+        does the root always: a model may leave now."""
         bell = self._board.relay_bell
         seen = bell.value
         if self.progress():
@@ -185,10 +190,9 @@ class Relay(ABC):
         return self._share > TOLD
 
     def _longest(self) -> float:
-        longest = idle_sleep(self.models.links) if self.rank else IDLE_SLEEP
-        if self._told:
-            return longest
-        return look_sleep(time.monotonic() - self._moved_at, longest if self.models.resting else BUSY_MAX_SLEEP)
+        idle = idle_sleep(self.models.links) if self.rank else IDLE_SLEEP
+        waited = time.monotonic() - self._moved_at
+        return longest_sleep(waited, idle, told=self._told, resting=self.models.resting)
 
     def _count(self) -> None:
         """Bring the counters up to date."""

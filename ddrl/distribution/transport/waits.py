@@ -19,10 +19,17 @@ def nothing() -> None:
     """Does nothing between polls."""
 
 
+def rest_seconds(
+    waited: float, share: float = SHARE, longest: float = math.inf, *, shortest: float = SHORTEST
+) -> float:
+    """A share of the time `waited`, at least `shortest` and at most `longest` [s]: what comes is late by no more than
+    that share, and hundreds that wait leave the cores alone."""
+    return min(longest, max(shortest, share * waited))
+
+
 def rest(begun: float, share: float = SHARE, longest: float = math.inf) -> None:
-    """Sleep a share of the time waited since `begun` (time.perf_counter), at most `longest` [s]: what is measured stays
-    true to that share, and hundreds that wait leave the cores alone."""
-    time.sleep(min(longest, max(SHORTEST, share * (time.perf_counter() - begun))))
+    """Sleep `rest_seconds` of the time since `begun` (time.perf_counter)."""
+    time.sleep(rest_seconds(time.perf_counter() - begun, share, longest))
 
 
 def wait(
