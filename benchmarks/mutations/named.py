@@ -122,7 +122,7 @@ _NAMED = {
         ),
         ("time limits are terminal", "terminations[index] = bool(terminated)", "terminations[index] = True"),
     ),
-    "envs/admix/inventory.py": (
+    "admix/contracts.py": (
         (
             "more than a cell holds is dealt",
             "rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])",
@@ -134,7 +134,7 @@ _NAMED = {
             "return self.curve[left]",
         ),
     ),
-    "envs/admix/market.py": (
+    "admix/market.py": (
         ("every day has the same walk", "for past in range(day + 1):", "for past in range(1):"),
         ("filters hold nothing back", "eligible &= rng.random(eligible.shape, np.float32) >= config.filtered", "pass"),
     ),
@@ -408,12 +408,12 @@ _NAMED = {
     "plan/rounds.py": (
         ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
     ),
-    "serve/mixer.py": (
+    "admix/mixer.py": (
         ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
         ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
     ),
-    "serve/server.py": (
+    "admix/server.py": (
         ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
         (
             "counters are lost at the end",
@@ -421,7 +421,7 @@ _NAMED = {
             "return_exceptions=True)",
         ),
     ),
-    "serve/snapshot.py": (
+    "admix/mixer.py": (
         (
             "billing is forgotten at a restart",
             'for name in ("shown", "seen_shown", "seen_billed", "rate"):',

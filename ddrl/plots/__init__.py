@@ -4,7 +4,7 @@ figure out.
 One module per subject. Nothing here reads a file, keeps state, or imports a stage.
 """
 
-from ddrl.plots.admix import (
+from ddrl.admix.page import (
     delivery,
     delivery_ahead,
     duals_of_contracts,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddrl import current_name
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
@@ -59,7 +60,7 @@ def task_for(overrides: Sequence[str]) -> Path | None:
     """The settings of a run for which no task was named: those of the task that ships with its environment, or None,
     neutral ones. Step sizes, limits and targets belong to a task, and never to another environment."""
     named = [override for override in overrides if override.partition("=")[0].strip() == "env.id"]
-    env_id = load_config(None, named).env.id
+    env_id = current_name(load_config(None, named).env.id)
     fitting = [path for path in tasks().values() if tomllib.loads(path.read_text())["env"]["id"] == env_id]
     return min(fitting, key=lambda path: len(path.stem), default=None)  # cartpole.toml, not cartpole_c51.toml
 
