@@ -111,7 +111,9 @@ class DualDescent:
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         contracts = outlook.contracts
-        self._step, self._demand, self._penalty = settings.step, np.maximum(contracts.demand, 1), contracts.penalty
+        self._step = settings.step
+        self._demand = np.maximum(contracts.demand, 1)
+        self._penalty = contracts.penalty
         self._alpha = outlook.yesterday_alpha.copy()
         self._missing = np.zeros_like(self._alpha)
 
@@ -220,7 +222,8 @@ class OracleImitation:
             penalty = np.maximum(outlook.contracts.penalty, 1e-12)
             demand = np.maximum(outlook.contracts.demand, 1)
             assert outlook.hindsight_alpha is not None
-            label, base = outlook.hindsight_alpha / penalty, outlook.yesterday_alpha / penalty
+            label = outlook.hindsight_alpha / penalty
+            base = outlook.yesterday_alpha / penalty
             for feedback in trace[:: max(1, len(trace) // 400)]:
                 rows = features(base, demand, feedback)
                 part = np.minimum((feedback.time * cls.parts).astype(np.int64), cls.parts - 1)
@@ -273,7 +276,9 @@ class Pid:
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         contracts = outlook.contracts
-        self._settings, self._demand, self._penalty = settings, np.maximum(contracts.demand, 1), contracts.penalty
+        self._settings = settings
+        self._demand = np.maximum(contracts.demand, 1)
+        self._penalty = contracts.penalty
         share = outlook.yesterday_alpha / np.maximum(contracts.penalty, 1e-12)
         self._base = settings.warm * share + (1 - settings.warm) * 0.5
         self._integral = np.zeros_like(share)
@@ -292,7 +297,8 @@ class Pid:
         free = self._base + settings.kp * error + settings.ki * self._integral + settings.kd * self._slope
         wound = ((free >= 1) & (error > 0)) | ((free <= 0) & (error < 0))
         self._integral += np.where(wound, 0, error * elapsed)
-        self._error, self._time = error, feedback.time
+        self._error = error
+        self._time = feedback.time
         return Decision(feedback.rate * np.clip(free, 0, 1) * self._penalty)
 
 
@@ -318,7 +324,8 @@ class ResolvingLp:
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         contracts = outlook.contracts
-        self._settings, self._demand = settings, contracts.demand
+        self._settings = settings
+        self._demand = contracts.demand
         self._expected = np.array([inventory.requests for inventory in outlook.inventories])
         self._curve = [np.cumsum(inventory.supply.sum(1)) for inventory in outlook.inventories]
         self._problems = [

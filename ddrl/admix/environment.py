@@ -116,7 +116,8 @@ class Tally:
     """Counts of `count` environments with contracts in the first `contracts` slots of their queue, bids behind."""
 
     def __init__(self, count: int, contracts: int) -> None:
-        self._contracts, self._rows = contracts, np.arange(count)[:, None]
+        self._contracts = contracts
+        self._rows = np.arange(count)[:, None]
         self._sums = np.zeros((count, 5))  # contract ads shown, their ctr, bids shown, their ctr, their eCPM
         self.events = {"requests": 0, "empty_queues": 0, "contract_shown": 0, "bid_shown": 0, "billed": 0}
 
@@ -132,9 +133,12 @@ class Tally:
         request: dict[str, NDArray[Any]],
     ) -> None:
         """Count requests [n, k, ...] of the environments `moving`, and the slot shown at each [n, k] (-1: nothing)."""
-        is_contract, is_bid = (slot >= 0) & (slot < self._contracts), slot >= self._contracts
-        contract, bid = np.where(is_contract, slot, 0), np.where(is_bid, slot - self._contracts, 0)
-        sums, at = self._sums, (self._rows, np.arange(slot.shape[1]))
+        is_contract = (slot >= 0) & (slot < self._contracts)
+        is_bid = slot >= self._contracts
+        contract = np.where(is_contract, slot, 0)
+        bid = np.where(is_bid, slot - self._contracts, 0)
+        sums = self._sums
+        at = (self._rows, np.arange(slot.shape[1]))
         sums[:, 0] += is_contract.sum(1)
         sums[:, 1] += np.where(is_contract, request["ctr"][(*at, contract)], 0).sum(1)
         if request["ecpm"].shape[2]:
@@ -169,7 +173,10 @@ class Delivery:
     """Counts [n, C] of a day."""
 
     def __init__(self, count: int, past_rate: NDArray[np.float64], delay: int, own_counts: bool) -> None:
-        self.shape, self.delay, self.own_counts, self._past_rate = (count, len(past_rate)), delay, own_counts, past_rate
+        self.shape = (count, len(past_rate))
+        self.delay = delay
+        self.own_counts = own_counts
+        self._past_rate = past_rate
         self.shown = np.zeros(self.shape)
         self.billed = np.zeros(self.shape)
         self.seen_shown = np.zeros(self.shape)  # of impressions whose billing is known
@@ -368,11 +375,15 @@ class StateWriter:
     """Writes observations of n environments that play the same contracts."""
 
     def __init__(self, count: int, contracts: Contracts, bids: int, play: PlayConfig) -> None:
-        self.contracts, self._bids, self._count = contracts, bids, count
+        self.contracts = contracts
+        self._bids = bids
+        self._count = count
         self._ad_fields = tuple(name for name in play.ad_fields if name not in ("ad_id", "slot_id"))
-        self._overall_fields, self._traffic_fields = play.overall_fields, play.traffic_fields
+        self._overall_fields = play.overall_fields
+        self._traffic_fields = play.traffic_fields
         self._ids = "ad_id" in play.ad_fields
-        self._slots, self._prior = "slot_id" in play.ad_fields, play.prior != "off"
+        self._slots = "slot_id" in play.ad_fields
+        self._prior = play.prior != "off"
         self._sizes = {"region": contracts.regions.shape[1], "gender": GENDERS, "age": contracts.ages.shape[1]}
         self._all = np.arange(count)
 
@@ -384,7 +395,8 @@ class StateWriter:
     @property
     def fields(self) -> tuple[Field, ...]:
         """Named arrays of one observation, without the queue's mask."""
-        queue, named = self.contracts.count + self._bids, []
+        queue = self.contracts.count + self._bids
+        named = []
         if self._ids:
             named.append(Field("ad_id", (queue,), "int32", ("queue",)))
         if self._prior:
@@ -407,7 +419,8 @@ class StateWriter:
     ) -> None:
         """Begin with an array that holds what stays: `required` [n, C] is d_j / S_j, `theta` [n, C]."""
         self._state = np.zeros(self._count, dtype)
-        count, contracts = self.contracts.count, self.contracts
+        count = self.contracts.count
+        contracts = self.contracts
         constant = {
             "kind": (1.0, 0.0),
             "required": (required, 0.0),
@@ -424,7 +437,8 @@ class StateWriter:
     def constant_rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What stays of a row of "ad" in the first environment after `prepare`: of each contract [C, fields], and of a
         bid [fields]."""
-        rows, count = self._state["ad"][0], self.contracts.count
+        rows = self._state["ad"][0]
+        count = self.contracts.count
         return rows[:count].copy(), rows[count].copy() if len(rows) > count else np.zeros(rows.shape[1], np.float32)
 
     def write(
@@ -441,7 +455,8 @@ class StateWriter:
     ) -> NDArray[Any]:
         """A new array of states [n]; `due` [n, C] impressions, `value` [n, C] of a click on a contract and `prior`
         [n, C], both eCPM."""
-        state, count = self._state, self.contracts.count
+        state = self._state
+        count = self.contracts.count
         state["queue_mask"] = mask
         bids_shown = mask.shape[1] > count
         if self._ids and bids_shown:
@@ -492,7 +507,8 @@ class StateWriter:
     def _write_traffic(self, cell: NDArray[np.int64], has_request: NDArray[np.bool_]) -> None:
         ages = self._sizes["age"]
         values = {"region": cell // (GENDERS * ages), "gender": cell // ages % GENDERS, "age": cell % ages}
-        traffic, begin = self._state["traffic"], 0
+        traffic = self._state["traffic"]
+        begin = 0
         traffic[...] = 0
         for name in self._traffic_fields:
             traffic[self._all, begin + values[name]] = has_request
@@ -531,12 +547,10 @@ class Block:
 
     def first(self, count: int) -> Block:
         """The first `count` requests."""
-        slot, score, worth, other = (
-            self.slot[:, :count],
-            self.score[:, :count],
-            self.worth[:, :count],
-            self.other[:, :count],
-        )
+        slot = self.slot[:, :count]
+        score = self.score[:, :count]
+        worth = self.worth[:, :count]
+        other = self.other[:, :count]
         return Block(slot, score, worth, other, self.contracts)
 
 
@@ -603,11 +617,15 @@ class AdmixVectorEnv:
     """`count` environments; `days(seed, episode)` gives each its days, all of the same contracts."""
 
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
-        self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
+        self.num_envs = count
+        self.play = play
+        self.click_value = click_value
+        self._days = days
         first = days(0, 0)
         if play.prior == "yesterday" and "yesterday_alpha" not in dir(first):  # which computes nothing
             raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
-        self.contracts, self.bids = first.contracts, bids
+        self.contracts = first.contracts
+        self.bids = bids
         self._contracts = self.contracts.count
         self._windows = first.windows
         self.queue = self._contracts + bids
@@ -638,16 +656,20 @@ class AdmixVectorEnv:
     def reset(self, seed: int) -> NDArray[Any]:
         """New days everywhere. Returns states [N]; the same seed gives the same run for the same scores."""
         words = np.random.SeedSequence(seed).generate_state(self.num_envs + 1, np.uint32)
-        self._seeds, self._rng = words[:-1].tolist(), np.random.Generator(np.random.SFC64(int(words[-1])))
+        self._seeds = words[:-1].tolist()
+        self._rng = np.random.Generator(np.random.SFC64(int(words[-1])))
         self._episode = [0] * self.num_envs
-        n, contracts = self.num_envs, self._contracts
+        n = self.num_envs
+        contracts = self._contracts
         self._feed = Feed(n)
         self.delivery = Delivery(n, self.contracts.billed_rate, self._delay, self.play.own_counts)
         self._curve = np.zeros((n, self._windows + 1, contracts))
         self._billed_rate = np.zeros((n, self._windows, contracts))
-        self._required, self._prior = np.zeros((n, contracts)), np.zeros((n, contracts))
+        self._required = np.zeros((n, contracts))
+        self._prior = np.zeros((n, contracts))
         self._charged = np.zeros((n, contracts))  # penalties that rewards have counted so far
-        self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
+        self._over = np.zeros(n, bool)
+        self._continues = np.zeros(n, bool)
         for env in range(n):
             self._begin_day(env)
         self._writer.prepare(self._dtype, self._required, self.theta)
@@ -663,11 +685,15 @@ class AdmixVectorEnv:
         the mask."""
         if not self._started:
             raise EnvError("admix: step before reset; call reset(seed) first")
-        playing, order = ~self._over, self._order
+        playing = ~self._over
+        order = self._order
         action = self._check(action)
         starting = self._over & ~self._continues
-        value, revenue = np.zeros((self.num_envs, self._contracts + 1)), np.zeros(self.num_envs)
-        chosen, score, logged = np.full(self.num_envs, -1), np.zeros(self.num_envs), self._logged
+        value = np.zeros((self.num_envs, self._contracts + 1))
+        revenue = np.zeros(self.num_envs)
+        chosen = np.full(self.num_envs, -1)
+        score = np.zeros(self.num_envs)
+        logged = self._logged
         moving = playing
         self._gain = np.zeros((self.num_envs, self._contracts))
         whole = (
@@ -696,7 +722,8 @@ class AdmixVectorEnv:
         self._first_window[self._over] = self._window[self._over]
         past = playing & ~terminated & (self._window >= (self.play.last_window or self._windows))
         truncated = past | (playing & ~terminated & self._limit_reached())
-        self._over, self._continues = terminated | truncated, truncated & ~past
+        self._over = terminated | truncated
+        self._continues = truncated & ~past
         observation = self._observe()
         if self.play.first_window:  # what was due before an episode began is nobody's doing
             self._charged[starting] = self._shortfall[starting]
@@ -742,7 +769,8 @@ class AdmixVectorEnv:
         self.delivery.show(contract, billed, moving)
         now = {name: self._request[name][:, None] for name in ("ctr", "bid_ctr", "ecpm")}
         self._tally.count(slot[:, None], billed[:, None], moving, now)
-        chosen[moving], score[moving] = slot[moving], best[moving]
+        chosen[moving] = slot[moving]
+        score[moving] = best[moving]
         revenue += worth
         weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
         if self._by_contract:
@@ -762,12 +790,15 @@ class AdmixVectorEnv:
         value: NDArray[np.float64],
     ) -> NDArray[np.int64]:
         """As `_show`, the next `repeat` requests of the environments `playing`; the slot logged last [N]."""
-        logged, left, rows = np.full(self.num_envs, -1), self.play.repeat, self._all[:, None]
+        logged = np.full(self.num_envs, -1)
+        left = self.play.repeat
+        rows = self._all[:, None]
         while left and (moving := playing & self._feed.has_request).any():
             request = self._feed.block(moving, min(left, self._delay or left))
             room = self.contracts.cap - self.delivery.shown
             block = play_block(request, action.astype(np.float32), room, moving, self.click_value)
-            count, contract = block.slot.shape[1], block.contract
+            count = block.slot.shape[1]
+            contract = block.contract
             request = {name: values[:, :count] for name, values in request.items()}
             rate = self._billed_rate[rows, request["window"], contract]
             known = (block.slot == request["logged"]) & (request["logged_billed"] >= 0)
@@ -775,7 +806,8 @@ class AdmixVectorEnv:
             self.delivery.show_block(contract, billed, moving)
             self._tally.count(block.slot, billed, moving, request)
             last = block.slot[:, -1]
-            chosen[moving], score[moving] = last[moving], block.score[moving, -1]
+            chosen[moving] = last[moving]
+            score[moving] = block.score[moving, -1]
             logged[moving] = request["logged"][moving, -1]
             revenue += block.worth.sum(1)
             weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * block.worth
@@ -799,7 +831,8 @@ class AdmixVectorEnv:
         day = self._days(self._seeds[env], self._episode[env])
         self._episode[env] += 1
         inventory = day.inventory
-        self._curve[env], self._billed_rate[env] = inventory.curve, day.billed_rate
+        self._curve[env] = inventory.curve
+        self._billed_rate[env] = day.billed_rate
         self._required[env] = inventory.split()
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
@@ -847,7 +880,8 @@ class AdmixVectorEnv:
         left = np.minimum(place.astype(np.int64), self._windows - 1)
         part = (place - left)[:, None]
         share = self._curve[self._all, left] * (1 - part) + self._curve[self._all, left + 1] * part
-        self._due, self._time = share * self.contracts.demand, time
+        self._due = share * self.contracts.demand
+        self._time = time
         missing = np.maximum(self._due - self.delivery.billed, 0)
         self._shortfall = missing * self.contracts.penalty
         self._estimate = self.delivery.estimate
@@ -862,7 +896,8 @@ class AdmixVectorEnv:
         return np.zeros(self._estimate.shape, bool)
 
     def _check(self, action: NDArray[Any]) -> NDArray[Any]:
-        action, wanted = np.asarray(action), (self.num_envs, *self.spec.action.shape)
+        action = np.asarray(action)
+        wanted = (self.num_envs, *self.spec.action.shape)
         if action.shape != wanted:
             raise EnvError(f"admix: scores of shape {action.shape}; mode {self.play.mode} takes {wanted}")
         return action

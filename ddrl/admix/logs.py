@@ -27,7 +27,8 @@ from ddrl.core.errors import EnvError, MissingExtraError, shortened
 
 VERSION = 1
 LARGEST = 1 << 27  # numbers in a table by cell
-CONTRACT, BID = 0, 1  # kinds of an ad
+CONTRACT = 0  # kinds of an ad
+BID = 1
 FILTERED = 1  # bit of `filters` that keeps an ad from being shown whatever the policy says
 
 TRACK = {
@@ -156,7 +157,8 @@ def to_record(contracts: Contracts, windows: int, click_value: float, forecast: 
         )
         for row in range(contracts.count)
     ]
-    regions, ages = contracts.regions.shape[1], contracts.ages.shape[1]
+    regions = contracts.regions.shape[1]
+    ages = contracts.ages.shape[1]
     rows = [] if forecast is None else [[round(float(value), 3) for value in row] for row in forecast]
     return LogRecord(VERSION, windows, regions, ages, click_value, listed, rows)
 
@@ -274,15 +276,19 @@ class Reader:
         if on_error not in ("raise", "drop"):
             raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
         self.counts: Counter[str] = Counter()
-        self.folder, self._contracts, self._windows, self._bids, self._raise = (
-            folder, contracts, windows, bids, on_error == "raise",
-        )  # fmt: skip
+        self.folder = folder  # fmt: skip
+        self._contracts = contracts
+        self._windows = windows
+        self._bids = bids
+        self._raise = on_error == "raise"
         self._order = np.argsort(contracts.ad_id)
         self._ids = contracts.ad_id[self._order]
 
     def requests(self) -> Iterator[Requests]:
         """The requests of the log with the exposures that join them, in parts that lie within one window each."""
-        exposures, order, last_time = _Exposures(self), _Order(), 0.0
+        exposures = _Exposures(self)
+        order = _Order()
+        last_time = 0.0
         for table in stream(self.folder / "track_log.parquet", TRACK):
             kept = self.keep(table, self._broken_requests(table, order))
             if not kept.any():
@@ -315,14 +321,18 @@ class Reader:
         return kept
 
     def _broken_requests(self, table: Table, order: _Order) -> dict[str, Mask]:
-        values, sizes = table.values, table.sizes
+        values = table.values
+        sizes = table.sizes
         row_of = np.repeat(np.arange(len(table)), sizes)
 
         def any_entry(entries: Mask) -> Mask:
             return np.bincount(row_of[entries], minlength=len(table)) > 0
 
-        ids, time = values["request_id"], values["time"]
-        kind, ecpm, ctr = values["kind"], values["ecpm"], values["ctr"]
+        ids = values["request_id"]
+        time = values["time"]
+        kind = values["kind"]
+        ecpm = values["ecpm"]
+        ctr = values["ctr"]
         contract = self.contract_of(values["ad"])
         is_contract = kind == CONTRACT
         pair = np.where(is_contract & (contract >= 0), row_of * self._contracts.count + contract, -1)
@@ -346,24 +356,33 @@ class Reader:
         }
 
     def _convert(self, table: Table, kept: Mask, exposures: _Exposures, last_time: float) -> Requests:
-        values, rows = table.values, np.flatnonzero(kept)
-        k, count, slots = len(rows), self._contracts.count, self._bids
+        values = table.values
+        rows = np.flatnonzero(kept)
+        k = len(rows)
+        count = self._contracts.count
+        slots = self._bids
         number = np.cumsum(kept) - 1
         row_of = np.repeat(np.arange(len(table)), table.sizes)
         entries = kept[row_of] & (values["filters"] & FILTERED == 0)
         is_contract = entries & (values["kind"] == CONTRACT)
-        at, contract = number[row_of[is_contract]], self.contract_of(values["ad"][is_contract])
-        eligible, ctr = np.zeros((k, count), bool), np.zeros((k, count), np.float32)
-        eligible[at, contract], ctr[at, contract] = True, values["ctr"][is_contract]
+        at = number[row_of[is_contract]]
+        contract = self.contract_of(values["ad"][is_contract])
+        eligible = np.zeros((k, count), bool)
+        ctr = np.zeros((k, count), np.float32)
+        eligible[at, contract] = True
+        ctr[at, contract] = values["ctr"][is_contract]
         bids = np.flatnonzero(entries & (values["kind"] == BID) & (values["ecpm"] > 0))
         bids, place = self._place_bids(bids, number[row_of[bids]], values["ecpm"][bids], k)
         at = number[row_of[bids]]
-        bid_ad, ecpm = np.zeros((k, slots), np.int64), np.zeros((k, slots), np.float32)
+        bid_ad = np.zeros((k, slots), np.int64)
+        ecpm = np.zeros((k, slots), np.float32)
         bid_ctr = np.zeros((k, slots), np.float32)
-        bid_ad[at, place], ecpm[at, place] = values["ad"][bids], values["ecpm"][bids]
+        bid_ad[at, place] = values["ad"][bids]
+        ecpm[at, place] = values["ecpm"][bids]
         bid_ctr[at, place] = values["ctr"][bids]
         self.counts["empty queues"] += int((~eligible.any(1) & ~(ecpm > 0).any(1)).sum())
-        ids, time = values["request_id"][rows], values["time"][rows]
+        ids = values["request_id"][rows]
+        time = values["time"][rows]
         falls = np.diff(time, prepend=last_time) < 0
         if falls.any():
             row = int(rows[np.flatnonzero(falls)[0]])
@@ -403,7 +422,8 @@ class Reader:
         rank[order] = np.arange(len(bids)) - first[at[order]]
         stays = rank < self._bids
         self.counts["bids cut from long queues"] += int((~stays).sum())
-        bids, at = bids[stays], at[stays]
+        bids = bids[stays]
+        at = at[stays]
         first = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=requests))[:-1]])
         return bids, np.arange(len(bids)) - first[at]
 
@@ -436,10 +456,12 @@ class _Exposures:
         self._waiting = next(self._tables, None)
 
     def _read(self) -> Iterator[tuple[NDArray[Any], ...]]:
-        reader, order = self._reader, _Order()
+        reader = self._reader
+        order = _Order()
         for table in stream(reader.folder / "joined_exposure.parquet", EXPOSURE):
             values = table.values
-            kind, ecpm = values["kind"], values["ecpm"]
+            kind = values["kind"]
+            ecpm = values["ecpm"]
             kept = reader.keep(
                 table,
                 {
@@ -454,7 +476,9 @@ class _Exposures:
 
     def join(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Ad, kind and billing of the exposure of each request; kind -1 where there is none."""
-        ad, kind, billed = np.zeros(len(ids), np.int64), np.full(len(ids), -1), np.full(len(ids), -1)
+        ad = np.zeros(len(ids), np.int64)
+        kind = np.full(len(ids), -1)
+        billed = np.full(len(ids), -1)
         while self._waiting is not None:
             exposed = self._waiting[0]
             now = int(np.searchsorted(exposed, ids[-1], "right"))
@@ -532,7 +556,8 @@ class LogDay:
         return Requests.join(list(self))
 
     def _measured(self) -> NDArray[np.float64]:
-        regions, ages = self.contracts.regions.shape[1], self.contracts.ages.shape[1]
+        regions = self.contracts.regions.shape[1]
+        ages = self.contracts.ages.shape[1]
         supply = np.zeros((self.windows, regions * GENDERS * ages))
         for table in stream(
             self.folder / "track_log.parquet", TRACK, ("request_id", "time", "region", "gender", "age")
@@ -565,7 +590,8 @@ class LogWriter:
 
     def __init__(self, folder: Path, record: LogRecord, contracts: Contracts) -> None:
         self._arrow = arrow()
-        self._contracts, self._eligible = contracts, contracts.eligible
+        self._contracts = contracts
+        self._eligible = contracts.eligible
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "contracts.json").write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         self._track = self._open(folder / "track_log.parquet", TRACK)
@@ -593,7 +619,8 @@ class LogWriter:
         usable = requests.eligible[row, contract] | is_bid
         padded = requests.bid_ad.shape[1] > 0
         ad = self._contracts.ad_id[contract]
-        ecpm, ctr = np.zeros(len(row), np.float32), requests.ctr[row, contract]
+        ecpm = np.zeros(len(row), np.float32)
+        ctr = requests.ctr[row, contract]
         if padded:
             ad = np.where(is_bid, requests.bid_ad[row, bid], ad)
             ecpm = np.where(is_bid, requests.ecpm[row, bid], ecpm)
@@ -620,8 +647,10 @@ class LogWriter:
         at = np.flatnonzero(shown >= 0)
         chosen = shown[at]
         by_bid = chosen >= count
-        contract, bid = np.where(by_bid, 0, chosen), np.where(by_bid, chosen - count, 0)
-        ad, paid = self._contracts.ad_id[contract], np.zeros(len(at), np.float32)
+        contract = np.where(by_bid, 0, chosen)
+        bid = np.where(by_bid, chosen - count, 0)
+        ad = self._contracts.ad_id[contract]
+        paid = np.zeros(len(at), np.float32)
         if padded:
             ad = np.where(by_bid, requests.bid_ad[at, bid], ad)
             paid = np.where(by_bid, requests.ecpm[at, bid], paid)
@@ -651,7 +680,8 @@ class LogWriter:
     def _append(self, writer: Any, columns: dict[str, str], values: dict[str, Any]) -> None:
         arrays = []
         for name, kind in columns.items():
-            value, whole = values[name], self._type(kind)
+            value = values[name]
+            whole = self._type(kind)
             if isinstance(value, tuple):
                 offsets, flat = value
                 items = self._arrow.array(flat, whole.value_type)

@@ -58,7 +58,8 @@ def make_book(env: EnvConfig, contracts: Path | None = None) -> Book:
 
 def book_of(day: Morning) -> Book:
     """The book of a day before it begins."""
-    contracts, play = day.contracts, day.play
+    contracts = day.contracts
+    play = day.play
     required = day.inventory.split()
     theta = {"off": np.ones(contracts.count), "split": required, "water": None}[play.theta]
     theta = day.inventory.water() if theta is None else theta
@@ -69,7 +70,8 @@ def book_of(day: Morning) -> Book:
     spec = AdmixVectorEnv(always, 1, play, day.click_value, day.bids).spec
     prior = prior_of(play, day)
     writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
-    rows, bid_row = np.zeros((contracts.count, 0), np.float32), np.zeros(0, np.float32)
+    rows = np.zeros((contracts.count, 0), np.float32)
+    bid_row = np.zeros(0, np.float32)
     if writer.ad_fields:
         writer.prepare(spec.observation.numpy, required[None], theta[None])
         rows, bid_row = writer.constant_rows()
@@ -225,7 +227,8 @@ def requests_of(part: Requests, contracts: Any) -> Iterator[DisplayRequest]:
     ages = contracts.ages.shape[1]
     ids = contracts.ad_id
     for row in range(len(part)):
-        listed, bids = np.flatnonzero(part.eligible[row]), np.flatnonzero(part.ecpm[row] > 0)
+        listed = np.flatnonzero(part.eligible[row])
+        bids = np.flatnonzero(part.ecpm[row] > 0)
         cell = int(part.cell[row])
         yield DisplayRequest(
             request_id=int(part.request_id[row]),
@@ -273,7 +276,9 @@ class _JsonLines:
 class _Parquet:
     def __init__(self, path: Path) -> None:
         self._arrow = arrow()
-        whole, number, word = self._arrow.int64(), self._arrow.float64(), self._arrow.string()
+        whole = self._arrow.int64()
+        number = self._arrow.float64()
+        word = self._arrow.string()
         kinds = {int: whole, float: number, str: word, int | None: whole}
         self._schema = self._arrow.schema(
             [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)],
