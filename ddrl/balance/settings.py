@@ -1,9 +1,11 @@
-"""Settings of data-parallel learning: who sizes the parts of a batch, and which gradients an update awaits."""
+"""The section [balance] of a settings file: who sizes the parts of a batch, and which gradients an update awaits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.fields import check_ranges, setting
 
@@ -34,6 +36,8 @@ class CollectionSettings:
 class BalanceConfig(CollectionSettings):
     """How gradient nodes share a batch (learner.nodes): whose gradients are awaited, and the size of each part."""
 
+    section: ClassVar[str] = "balance"
+
     sizer: str = setting(
         "affine",
         "",
@@ -45,8 +49,10 @@ class BalanceConfig(CollectionSettings):
         [], "samples", "Largest part that each node's memory holds, by node; empty: the whole batch."
     )
 
-    def check(self, nodes: int, batch_size: int) -> None:
-        """ConfigError where `nodes` cannot share `batch_size` samples by these settings."""
+    def check(self, config: Config) -> None:
+        """ConfigError where the nodes cannot share a batch by these settings."""
+        nodes = config.learner.nodes
+        batch_size = config.learner.batch_size
         if batch_size < nodes:
             raise ConfigError(
                 f"learner.batch_size ({batch_size}) is below learner.nodes ({nodes}): every node takes at least one "
