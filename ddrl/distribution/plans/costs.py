@@ -17,11 +17,14 @@ def direct_seconds(n: int, S: float, B: float, a: float) -> float:
 
 def tree_seconds(n: int, S: float, B: float, a: float, fanout: int, depth: int = 2) -> float:
     """f + f + ... whole models one after another; the last level's fan-out is what its parents must serve."""
-    levels, parents, placed = 0.0, 1, 0
+    levels = 0.0
+    parents = 1
+    placed = 0
     for level in range(1, depth + 1):
         size = n - placed if level == depth else min(fanout**level, n - placed)
         levels += math.ceil(size / parents)
-        placed, parents = placed + size, max(1, size)
+        placed = placed + size
+        parents = max(1, size)
     return levels * (a + S / B)
 
 

@@ -32,7 +32,9 @@ def cut_by_weight(nbytes: int, weights: list[float]) -> list[int]:
     total = sum(weights)
     if not weights or total <= 0 or min(weights) < 0:
         raise PlanError(f"shards need weights of at least 0, one of them positive, not {weights}")
-    units, seen, bounds = -(-nbytes // ALIGNMENT), 0.0, [0]
+    units = -(-nbytes // ALIGNMENT)
+    seen = 0.0
+    bounds = [0]
     for weight in weights:
         seen += weight
         bounds.append(min(nbytes, ALIGNMENT * round(units * seen / total)))

@@ -80,7 +80,8 @@ class Plan:
 
     def connections(self) -> int:
         """Pairs of hosts that speak to each other."""
-        low, high = np.minimum(self.source, self.target), np.maximum(self.source, self.target)
+        low = np.minimum(self.source, self.target)
+        high = np.maximum(self.source, self.target)
         return len(np.unique(low * (self.hosts + 1) + high))
 
     def senders(self) -> int:

@@ -75,7 +75,8 @@ class Simulation:
     def period(self) -> float:
         """Seconds between models in the steady state: the first ones find idle links, the last ones have them to
         themselves."""
-        first, last = self.versions_in_flight - 1, len(self.finished) - self.versions_in_flight
+        first = self.versions_in_flight - 1
+        last = len(self.finished) - self.versions_in_flight
         if len(self.finished) < 2 or last <= first:
             return float((self.finished[-1] - self.started[0]) / len(self.finished))
         return float((self.finished[last] - self.finished[first]) / (last - first))
@@ -85,7 +86,10 @@ class _Run:
     """State of one simulation; hosts, chunks and messages by number."""
 
     def __init__(self, plan: Plan, network: Network, models: int, versions_in_flight: int, trace: bool) -> None:
-        self.plan, self.network, self.models, self.in_flight = plan, network, models, versions_in_flight
+        self.plan = plan
+        self.network = network
+        self.models = models
+        self.in_flight = versions_in_flight
         self.size: list[int] = (plan.payload() + network.header_bytes * plan.count).tolist()
         self.source: list[int] = plan.source.tolist()
         self.target: list[int] = plan.target.tolist()
@@ -103,7 +107,8 @@ class _Run:
         self.ready: list[list[int]] = [[] for _ in range(hosts)]
         self.sending = [False] * hosts
         # When a link's rate makes up for what it has carried; all have been idle before.
-        self.up_free, self.down_free = [-math.inf] * hosts, [-math.inf] * hosts
+        self.up_free = [-math.inf] * hosts
+        self.down_free = [-math.inf] * hosts
         self.cpu_free = [0.0] * hosts
         self.core_free: list[float] = [0.0] * network.cores
         self.missing: list[list[int]] = []
@@ -136,16 +141,19 @@ class _Run:
             for message in self.from_root:
                 heapq.heappush(self.ready[0], model * len(self.source) + message)
             if not self.plan.hosts:
-                self.hosts_left[model], self.ended = 0, self.ended + 1
+                self.hosts_left[model] = 0
+                self.ended = self.ended + 1
         self.send(0, now)
 
     def send(self, host: int, now: float) -> None:
         """Put the earliest ready message of an idle link on it."""
         if self.sending[host] or not self.ready[host]:
             return
-        network, key = self.network, heapq.heappop(self.ready[host])
+        network = self.network
+        key = heapq.heappop(self.ready[host])
         message = key % len(self.source)
-        size, target = self.size[message], self.target[message]
+        size = self.size[message]
+        target = self.target[message]
         begin = (
             self.compute(host, now, network.send_cpu + network.cpu_byte * size)
             if network.send_cpu or network.cpu_byte

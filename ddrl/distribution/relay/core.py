@@ -35,7 +35,8 @@ IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block,
 RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts models
 SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel
-BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
+BUSY_SLEEP = 2e-4
+BUSY_MAX_SLEEP = 2e-3
 LOOK_SHARE = 0.1  # longest sleep over the time since something moved, where MPI wakes nobody
 TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
 
@@ -109,18 +110,25 @@ class Relay(ABC):
                 f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not "
                 f"{len(local.readers)}"
             )
-        self.hosts, self.rank = membership.hosts, membership.rank
+        self.hosts = membership.hosts
+        self.rank = membership.rank
         self.finished = False
         self.problems: list[str] = []  # of experience, for the log; those of models stand in `models.problems`
-        self._membership, self._post, self._local, self._board = membership, membership.post, local, local.board
+        self._membership = membership
+        self._post = membership.post
+        self._local = local
+        self._board = local.board
         self._inbox = MailboxInbox(local.mailbox, local.readers)
         self._flows: list[Flow] = []
         self._stopping = False
         self._next_counters = self._next_beside = 0.0
         self._events = Events(local.board.relay_bell)
         gc.freeze()  # what stands now need not be looked through again while models travel
-        self._sleep, self._moved_at = BUSY_SLEEP, 0.0
-        self._slept, self._woken, self._share = False, False, 0.0  # of moves after a sleep, those that MPI announced
+        self._sleep = BUSY_SLEEP
+        self._moved_at = 0.0
+        self._slept = False  # of moves after a sleep, those that MPI announced
+        self._woken = False
+        self._share = 0.0
 
     @abstractmethod
     def _handle(self, rank: int, message: Message) -> None:
@@ -142,7 +150,8 @@ class Relay(ABC):
         """Do what can be done without waiting; True if anything moved. RelayFailed where another relay has failed."""
         if self.finished:
             return False
-        now, moved = time.monotonic(), False
+        now = time.monotonic()
+        moved = False
         if now >= self._next_beside:
             self._next_beside = now + self.beside_period
             messages = self._membership.messages()
@@ -172,7 +181,8 @@ class Relay(ABC):
         if self.progress():
             self._moved_at = time.monotonic()
             if self._slept:  # how much of what moves announces itself
-                self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
+                self._slept = False
+                self._share = self._share + 0.1 * (self._woken - self._share)
             self._sleep = SHORT_SLEEP if self._told else BUSY_SLEEP
             if not (self._told and self.rank):
                 return
@@ -181,7 +191,8 @@ class Relay(ABC):
             woken = self._events.wait(seen, self._sleep)
         else:
             woken = self._events.wait(seen, self._longest() if self._told else self._sleep, executor.wait)
-        self._slept, self._woken = True, woken
+        self._slept = True
+        self._woken = woken
         self._sleep = min(self._sleep * 1.5, self._longest())
 
     @property
@@ -196,7 +207,9 @@ class Relay(ABC):
 
     def _count(self) -> None:
         """Bring the counters up to date."""
-        row, traffic, newest = self._local.counters, self.models.totals(), self._local.mailbox.newest
+        row = self._local.counters
+        traffic = self.models.totals()
+        newest = self._local.mailbox.newest
         figures = {
             "heartbeat": time.time(),
             "model_bytes_sent": traffic.bytes_sent,

@@ -74,10 +74,12 @@ class HostRelay(Relay):
         trace: bool = False,
     ) -> None:
         super().__init__(membership, config.cluster, local)
-        self._failure, self._starter = failure, starter
+        self._failure = failure
+        self._starter = starter
         self._blocks: UplinkSender | None = None
         if lanes is not None:
-            block, period = config.cluster.uplink_block_bytes, max(2e-3, 5e-5 * self.hosts)
+            block = config.cluster.uplink_block_bytes
+            period = max(2e-3, 5e-5 * self.hosts)
             self._blocks = UplinkSender(membership.control, TAG_BLOCK, lanes, local.row_dtype, block, period=period)
             self._keep(self._blocks)
         self._tables: TableSender | None = None
@@ -109,7 +111,8 @@ class HostRelay(Relay):
         if self._board.command not in (Command(state.command), Command.FAIL):
             self._board.command = Command(state.command)
         if state.command >= Command.STOP:
-            self._stopping, self._last_models = True, state.models
+            self._stopping = True
+            self._last_models = state.models
             if self._starter is not None:
                 self._starter.end()
         self._failure_at_root = self._failure_at_root or state.command == Command.FAIL
@@ -161,5 +164,6 @@ class HostRelay(Relay):
     def _figures(self) -> dict[str, float]:
         figures: dict[str, float] = {"seal_seconds": self.receiver.seal_seconds}
         if self._blocks is not None:
-            figures["bytes_sent"], figures["rows_forwarded"] = self._blocks.bytes_sent, self._blocks.rows
+            figures["bytes_sent"] = self._blocks.bytes_sent
+            figures["rows_forwarded"] = self._blocks.rows
         return figures

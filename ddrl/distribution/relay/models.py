@@ -23,7 +23,8 @@ from ddrl.distribution.transport.inbox import MailboxInbox
 from ddrl.distribution.transport.links import Links, measure_links
 from ddrl.distribution.transport.requests import withdraw
 
-WINDOW_SECONDS, MIN_WINDOW = 0.5, 1 << 16  # of a link's rate; bytes
+WINDOW_SECONDS = 0.5  # of a link's rate; bytes
+MIN_WINDOW = 1 << 16
 
 
 def bases_kept(config: ClusterConfig) -> int:
@@ -43,7 +44,10 @@ class Models(ABC):
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
         self.hosts = membership.hosts
         self.past = Traffic()  # of executors before this one
-        self._membership, self._inbox, self._config, self._trace = membership, inbox, config, trace
+        self._membership = membership
+        self._inbox = inbox
+        self._config = config
+        self._trace = trace
         self._post = membership.post
         self._epoch: int = -1
         self._kept: Executor | None = None  # whose requests stand
@@ -82,7 +86,8 @@ class Models(ABC):
         if self._kept is not None:
             self._kept.close()
             self._membership.drop(self._kept)
-            self.past, self._kept = self.totals(), None
+            self.past = self.totals()
+            self._kept = None
 
     def remeasure(self) -> None:
         """Measure the links together with all others. What is under way does not arrive any more."""

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 RECENT = 5  # models
-SLOWER, STUCK = 1.5, 3.0
+SLOWER = 1.5
+STUCK = 3.0
 
 
 class PaceWatch:
@@ -24,7 +25,9 @@ class PaceWatch:
     def __init__(
         self, interval: float = 20.0, stuck: float = STUCK, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock, self._interval, self._stuck = clock, interval, stuck
+        self._clock = clock
+        self._interval = interval
+        self._stuck = stuck
         self._begun: dict[int, float] = {}
         self._first: list[tuple[float, float]] = []  # (seconds, those for which nothing else was awaited)
         self._last: deque[float] = deque(maxlen=RECENT)

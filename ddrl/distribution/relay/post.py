@@ -21,7 +21,11 @@ class Post:
     def __init__(self, comm: MPI.Comm, tag: int, peers: Sequence[int], *, out_tag: int) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._out_tag, self._mpi, self._peers = comm, tag, out_tag, MPI, list(peers)
+        self._comm = comm
+        self._tag = tag
+        self._out_tag = out_tag
+        self._mpi = MPI
+        self._peers = list(peers)
         self._buffers: list[NDArray[np.uint8]] = [np.empty(MAX_BYTES, np.uint8) for _ in self._peers]
         self._receives: list[Any] = [
             comm.Irecv(buffer, peer, tag) for buffer, peer in zip(self._buffers, self._peers, strict=True)
@@ -78,4 +82,6 @@ class Post:
         for request in self._receives:
             request.Cancel()
         self._mpi.Request.Waitall(self._receives)
-        self._sends, self._sent, self._receives = [], [], []
+        self._sends = []
+        self._sent = []
+        self._receives = []

@@ -33,7 +33,8 @@ class ModelReceiver(Models):
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self.stopping = False  # rollouts take no more versions
         self._confirmed = 0  # models, by the plan in force
-        self._in_use, self._on_seal = in_use, on_seal
+        self._in_use = in_use
+        self._on_seal = on_seal
         self._unconfirmed: deque[Report] = deque()
 
     @property
@@ -52,7 +53,8 @@ class ModelReceiver(Models):
                 f"relay {self._membership.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root "
                 f"sends {plan.nbytes}: all hosts must use the same network"
             )
-        self._epoch, self._confirmed = plan.epoch, 0
+        self._epoch = plan.epoch
+        self._confirmed = 0
         self._unconfirmed.clear()  # of a plan that was cut off
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)
         self._post.send(0, Ready(plan.epoch))

@@ -72,7 +72,9 @@ class RootRelay(Relay):
                 f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes)}, and a table "
                 f"for each or none, not {len(mirrors)}"
             )
-        self._on_failure, self._orders, self._reports = on_failure, orders, reports
+        self._on_failure = on_failure
+        self._orders = orders
+        self._reports = reports
         self._unread: deque[bytes] = deque()  # reports for which there is no room yet
         self._blocks = UplinkReceiver(
             membership.control, TAG_BLOCK, lanes, local.row_dtype, config.cluster.uplink_block_bytes
@@ -87,7 +89,8 @@ class RootRelay(Relay):
         self._state: tuple[int, bytes] | None = None
         self._next_state = 0.0
         self._wishes_read = 0
-        self._placed, self._placed_at = 0, 0.0
+        self._placed = 0
+        self._placed_at = 0.0
         self._described_epoch = -1
 
     @property
@@ -177,7 +180,8 @@ class RootRelay(Relay):
         not hold up the end."""
         blocks = self._blocks
         if blocks.idle or blocks.placed != self._placed:
-            self._placed, self._placed_at = blocks.placed, now
+            self._placed = blocks.placed
+            self._placed_at = now
         elif blocks.discarded or now - self._placed_at > DRAIN_SECONDS:
             if not blocks.discarded:
                 self.problems.append("rows were given up after STOP, because the trainer no longer drains its lanes")
@@ -187,7 +191,8 @@ class RootRelay(Relay):
         figures: dict[str, float] = {"bytes_received": self._blocks.bytes_received, "rows_forwarded": self._blocks.rows}
         plan = self.sender.in_force
         if plan is not None:
-            figures["plan_epoch"], figures["plan_shards"] = plan.epoch, plan.shards
+            figures["plan_epoch"] = plan.epoch
+            figures["plan_shards"] = plan.shards
             figures["plan_chunk_bytes"] = plan.chunk_bytes
             figures["plan_bound_seconds"] = math.nan if plan.bound_seconds is None else plan.bound_seconds
         return figures

@@ -52,7 +52,10 @@ class ModelSender(Models):
         self._most = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
         self._in_flight = self._most
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
-        self._sent_version, self._tries, self._refused, self._asked = -1, 0, False, False
+        self._sent_version = -1
+        self._tries = 0
+        self._refused = False
+        self._asked = False
         self._bases = SentVersions()
         # In a closed loop the time of a model also holds what rollouts take to act with it, which varies.
         self._watch = PaceWatch(stuck=math.inf) if config.cluster.closed_loop else PaceWatch()
@@ -95,7 +98,8 @@ class ModelSender(Models):
     def change(self, scheme: str) -> None:
         """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
         first."""
-        self._config, self._asked = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme)), True
+        self._config = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme))
+        self._asked = True
 
     @property
     def _uses_links(self) -> bool:
@@ -113,7 +117,8 @@ class ModelSender(Models):
     def measure(self) -> None:
         """Measure the links anew, all hosts together, and plan with them. Lasts a second or two. What is under way is
         cut off: over a link that has become slow it could take long to arrive. The newest version then leaves again."""
-        self._refused, self._tries = self._refused or bool(self._open), 0
+        self._refused = self._refused or bool(self._open)
+        self._tries = 0
         self._open.clear()
         self._post.send_all(Measure())
         self.remeasure()

@@ -21,14 +21,15 @@ class HeldVersion:
     """A pinned version; the last `release` frees its reader for the next."""
 
     def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
-        self.version, self.checksum, self.time_ns, self.values = (
-            pin.version,
-            pin.checksum,
-            pin.time_ns,
-            np.asarray(pin.values, np.float64),
-        )
+        self.version = pin.version
+        self.checksum = pin.checksum
+        self.time_ns = pin.time_ns
+        self.values = np.asarray(pin.values, np.float64)
         self.data: Bytes = pin.data
-        self._pin, self._reader, self._free, self._shares = pin, reader, free, 1
+        self._pin = pin
+        self._reader = reader
+        self._free = free
+        self._shares = 1
 
     def valid(self) -> bool:
         """Whether the version has stayed whole; always so with firm readers."""
@@ -52,7 +53,8 @@ class OpenSlot:
 
     def __init__(self, slot: MailboxSlot, inbox: MailboxInbox) -> None:
         self.data: Bytes = slot.data
-        self._slot, self._inbox = slot, inbox
+        self._slot = slot
+        self._inbox = inbox
 
     def seal(
         self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool

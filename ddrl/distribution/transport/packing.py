@@ -27,7 +27,9 @@ class Packing:
     def __init__(self, plan: Plan, edges: list[int]) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._edges, self._chunks = MPI, edges, plan.chunks
+        self._mpi = MPI
+        self._edges = edges
+        self._chunks = plan.chunks
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
         ends = np.asarray(edges, np.int64)
@@ -42,7 +44,8 @@ class Packing:
         """Bytes of a message, headers included; known once its chunks are coded or have arrived."""
         if flight.lengths is None:
             return self.sizes[message]
-        first, count = self._first[message], self._count[message]
+        first = self._first[message]
+        count = self._count[message]
         return Headers.span(first, count)[1] + sum(flight.lengths[first : first + count])
 
     def headers(self, data: Bytes) -> Headers:
@@ -57,11 +60,14 @@ class Packing:
     def datatype(self, flight: Flight, message: int) -> MPI.Datatype:
         """A message about to be sent; good until the next one is asked for. Where sizes vary, headers and chunks go one
         behind the other, from wherever they stand."""
-        first, count, address = self._first[message], self._count[message], flight.data.ctypes.data
+        first = self._first[message]
+        count = self._count[message]
+        address = flight.data.ctypes.data
         if flight.lengths is None or flight.at is None:
             return self._whole(flight, address, first, count)
         start, nbytes = Headers.span(first, count)
-        sizes, places = [nbytes], [flight.headers.memory.ctypes.data + start]
+        sizes = [nbytes]
+        places = [flight.headers.memory.ctypes.data + start]
         for chunk in range(first, first + count):
             sizes.append(flight.lengths[chunk])
             places.append(address + flight.at[chunk])
@@ -72,7 +78,8 @@ class Packing:
     def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
         found = self._known.get((address, first, count))
         if found is None:
-            start, stop = self._edges[first], self._edges[first + count]
+            start = self._edges[first]
+            stop = self._edges[first + count]
             begin, nbytes = Headers.span(first, count)
             heads = flight.headers.memory.ctypes.data + begin
             found = self._mpi.BYTE.Create_hindexed([nbytes, stop - start], [heads, address + start])

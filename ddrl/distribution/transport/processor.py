@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 BYTE_CPU = 1e-9  # s at each end, where links are too slow to measure it; fitted once to benchmarks.distribution
-SMALL, LARGE = 1 << 10, 1 << 15  # bytes of payload
+SMALL = 1 << 10  # bytes of payload
+LARGE = 1 << 15
 FANOUT = 3
 MODELS = 4  # of each size; the first opens connections and is not counted
 MESSAGES = 1 << 9  # that all hosts receive in one model, about
@@ -40,7 +41,10 @@ class _Memory:
     """A place for one model: what the executor asks of a slot, and of a version that is held."""
 
     def __init__(self, nbytes: int, free: list[_Memory]) -> None:
-        self.version, self.checksum, self.time_ns, self.values = 0, 0, 0, np.zeros(8)
+        self.version = 0
+        self.checksum = 0
+        self.time_ns = 0
+        self.values = np.zeros(8)
         self.data: Bytes = np.zeros(nbytes, np.uint8)
         self._free = free
 
@@ -103,7 +107,8 @@ def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Pla
     executor = Executor(comm, plan, _Memories(plan.nbytes) if comm.rank else None, checksum, terms)
     guard.keep(executor)
     executor.open()
-    held, spent = _Memory(plan.nbytes, []), np.zeros(MODELS)
+    held = _Memory(plan.nbytes, [])
+    spent = np.zeros(MODELS)
     longest = max(5e-4, 2e-5 * comm.size)  # between polls: many relays on one machine must not poll all the time
     for model in range(MODELS):
         exchange.barrier()  # receives stand everywhere

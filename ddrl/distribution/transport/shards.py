@@ -88,11 +88,15 @@ def fill_headers(
     back: int = 0,
 ) -> None:
     """All but length and checksum of the chunks [K] of one model."""
-    model, chunks = headers.model, headers.chunks
+    model = headers.model
+    chunks = headers.chunks
     chunks["sequence"], chunks["index"] = sequence, np.arange(len(chunks))
-    chunks["epoch"], chunks["back"] = epoch % EPOCHS, back
+    chunks["epoch"] = epoch % EPOCHS
+    chunks["back"] = back
     model["magic"], model["count"], model["version"] = MAGIC, len(chunks), version
-    model["model_checksum"], model["time_ns"], model["values"] = model_checksum, time_ns, values
+    model["model_checksum"] = model_checksum
+    model["time_ns"] = time_ns
+    model["values"] = values
 
 
 def seal_header(headers: Headers, index: int, payload: Bytes, checksum: Checksum) -> None:
@@ -116,13 +120,17 @@ class Assembly:
         sequence: int,
         checksum: Checksum,
     ) -> None:
-        self.data, self.headers = data, headers
+        self.data = data
+        self.headers = headers
         self.problem = ""
         self.version = -1  # known once chunk 0 is there
-        self._bounds, self._edges = bounds, bounds.tolist()
+        self._bounds = bounds
+        self._edges = bounds.tolist()
         self._there = bytearray(len(bounds) - 1)
         self._missing = len(bounds) - 1
-        self._epoch, self._sequence, self._checksum = epoch % EPOCHS, sequence, checksum
+        self._epoch = epoch % EPOCHS
+        self._sequence = sequence
+        self._checksum = checksum
 
     @property
     def complete(self) -> bool:

@@ -27,7 +27,9 @@ class TableSender:
     def __init__(self, comm: MPI.Comm, tag: int, table: Counters) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._table = comm, tag, table
+        self._comm = comm
+        self._tag = tag
+        self._table = table
         self._request: Any = MPI.REQUEST_NULL
         self._data = table.table()
         self._next = 0.0
@@ -49,7 +51,8 @@ class TableSender:
     def finish(self) -> bool:
         """Send one last table; True once it has left."""
         if not self._last_one and self._request.Test():
-            self._last_one, self._next = True, float("inf")
+            self._last_one = True
+            self._next = float("inf")
             self._send()
         return self._last_one and bool(self._request.Test())
 
@@ -68,7 +71,10 @@ class TableReceiver:
     def __init__(self, comm: MPI.Comm, tag: int, mirrors: Sequence[Counters]) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._mpi, self._mirrors = comm, tag, MPI, list(mirrors)
+        self._comm = comm
+        self._tag = tag
+        self._mpi = MPI
+        self._mirrors = list(mirrors)
         self._data: list[NDArray[np.float64]] = [np.ascontiguousarray(mirror.table()) for mirror in mirrors]
         self._requests: list[Any] = [comm.Irecv(data, index + 1, tag) for index, data in enumerate(self._data)]
         self._received = [0] * len(self._mirrors)

@@ -34,7 +34,11 @@ class UplinkSender:
     ) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._lanes, self._mpi, self._period = comm, tag, lanes, MPI, period
+        self._comm = comm
+        self._tag = tag
+        self._lanes = lanes
+        self._mpi = MPI
+        self._period = period
         # No more than the lanes hold: rows that wait in blocks are as late as rows that wait in lanes.
         rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
         self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
@@ -91,7 +95,10 @@ class UplinkReceiver:
     ) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._lanes, self._mpi = comm, tag, list(lanes), MPI
+        self._comm = comm
+        self._tag = tag
+        self._lanes = list(lanes)
+        self._mpi = MPI
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
         self._requests: list[Any] = [
@@ -122,7 +129,8 @@ class UplinkReceiver:
             self._waiting[index] = self._blocks[index][:rows]
             moved = True
         for index in list(self._waiting):
-            rows, lane = self._waiting[index], self._lanes[index]
+            rows = self._waiting[index]
+            lane = self._lanes[index]
             room = min(len(rows), lane.capacity - len(lane))
             if room:
                 moved = True

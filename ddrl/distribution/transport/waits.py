@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SHARE, SHORTEST = 0.02, 2e-5  # of the time waited so far; [s]
+SHARE = 0.02  # of the time waited so far; [s]
+SHORTEST = 2e-5
 
 
 def nothing() -> None:
