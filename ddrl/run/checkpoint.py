@@ -22,7 +22,7 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
-from ddrl.run.directory import read_text, write_json
+from ddrl.run.directory import RunDirectory, read_text, write_json
 
 FORMAT = 3
 STATE = "state.json"
@@ -72,6 +72,14 @@ class Checkpoint:
     def env_steps(self) -> int:
         """Environment steps done when it was written."""
         return int(self.state["training"]["env_steps"])
+
+
+@dataclass(frozen=True)
+class TaskRecords:
+    """Where a task's records are kept, and what it goes on from."""
+
+    directory: RunDirectory
+    resume: Checkpoint | None = None
 
 
 def write_checkpoint(

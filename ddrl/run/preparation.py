@@ -19,7 +19,7 @@ from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.run.checkpoint import Checkpoint, newest_checkpoint
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory
-from ddrl.run.task import TaskRecords
+from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.topology import Topology
 
 LIVE_SETTINGS = {

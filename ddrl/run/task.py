@@ -25,8 +25,8 @@ from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.run.best_policy import BestPolicy
 from ddrl.run.building import build_learner, build_source
-from ddrl.run.checkpoint import Checkpoint, write_checkpoint
-from ddrl.run.directory import RunDirectory, write_json
+from ddrl.run.checkpoint import TaskRecords, write_checkpoint
+from ddrl.run.directory import write_json
 from ddrl.run.disk import Disk
 from ddrl.run.failure import describe, read_failure
 from ddrl.run.host import HostChannels
@@ -63,14 +63,6 @@ class Outcome(Enum):
     MOVED = 0
     IDLE = 1  # nothing to do now: `Task.wait` sleeps until there may be
     DONE = 2  # `Task.reason` says why
-
-
-@dataclass(frozen=True)
-class TaskRecords:
-    """Where a task's records are kept, and what it goes on from."""
-
-    directory: RunDirectory
-    resume: Checkpoint | None = None
 
 
 class Task:

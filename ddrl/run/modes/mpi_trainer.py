@@ -25,7 +25,8 @@ from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
 from ddrl.run.rounds.hosts import HostStarters
 from ddrl.run.rounds.starters import StarterProcess
-from ddrl.run.task import Task, TaskRecords
+from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.task import Task
 from ddrl.run.topology import Topology
 
 if TYPE_CHECKING:
