@@ -40,8 +40,9 @@ _NAMED = {
         ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
         ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
         ("a live epsilon is ignored", "if self.live.epsilon is None else self.live.epsilon", "if True else 0.0"),
+        ("lag of rows at arrival is zero", "self.arrival.add(lag)", "self.arrival.add(lag * 0)"),
     ),
-    "run/best_policy.py": (
+    "run/checkpoint.py": (
         (
             "the worst policy is kept",
             "self._rank(evaluation) >= self._rank(self.evaluation)",
@@ -53,6 +54,8 @@ _NAMED = {
             "return evaluation.played.mean >= target",
         ),
         ("the target is never reached", "self.target_reached = self.target_reached or reached", "pass"),
+        ("old checkpoints stay", "for old in _complete(folder)[:-keep]:", "for old in []:"),
+        ("a damaged file passes", "if actual != digest:", "if False:"),
     ),
     "run/task.py": (
         ("a resumed run has an empty replay", "source.load(resume.path)", "pass"),
@@ -66,11 +69,6 @@ _NAMED = {
         ),
         ("the best policy is not confirmed", "self.best.confirm(evaluator.confirm(self.best.vector()))", "pass"),
     ),
-    "run/checkpoint.py": (
-        ("old checkpoints stay", "for old in _complete(folder)[:-keep]:", "for old in []:"),
-        ("a damaged file passes", "if actual != digest:", "if False:"),
-    ),
-    "run/lag.py": (("lag of rows at arrival is zero", "self.arrival.add(lag)", "self.arrival.add(lag * 0)"),),
     "rollout/exploration.py": (
         ("epsilon never falls", "progress = min(env_steps / config.epsilon_decay_steps, 1.0)", "progress = 0.0"),
         ("all rollouts explore alike", "config.epsilon_spread * index / (count - 1)", "0.0 * index / (count - 1)"),
