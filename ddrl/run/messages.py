@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddrl.core.errors import DdrlError
-from ddrl.distribution.transport.waits import nothing, wait
+from ddrl.distribution.waits import nothing, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI

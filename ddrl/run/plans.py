@@ -12,9 +12,9 @@ from dataclasses import replace
 from ddrl.core.errors import ConfigError
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
+from ddrl.distribution.membership import SchemeWish, decode_plan, encode
 from ddrl.distribution.plans.planner import usual_network
 from ddrl.distribution.plans.scheme import Situation, load_scheme
-from ddrl.distribution.relay.control import SchemeWish, decode_plan, encode
 from ddrl.run.host import HostChannels
 from ddrl.run.topology import Topology
 

@@ -13,7 +13,8 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
 from ddrl.run.failure import read_failure, report_failure
 from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT

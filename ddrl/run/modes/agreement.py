@@ -22,7 +22,7 @@ import numpy as np
 
 from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import JobFailed
-from ddrl.distribution.transport.waits import wait
+from ddrl.distribution.waits import wait
 from ddrl.run.failure import describe
 from ddrl.run.messages import LONGEST, SHARE, barrier
 from ddrl.run.process import skip_finalize

@@ -28,7 +28,7 @@ from ddrl.run.topology import Topology, rollouts_of_host
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
     from ddrl.run.directory import RunDirectory
     from ddrl.run.preparation import Preparation
 
@@ -143,7 +143,7 @@ def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
     mine = topology.ranks[world.Get_rank()]
     if mine.role is not Role.RELAY:
         return None
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
 
     relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     comm = world.Create_group(world.Get_group().Incl(relays))

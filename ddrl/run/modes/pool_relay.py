@@ -15,7 +15,7 @@ from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
-from ddrl.distribution.relay import Membership
+from ddrl.distribution.membership import Membership
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import CHANNELS, LOOK_PERIOD, HostChannels, board_name
 from ddrl.run.members import GOING
