@@ -20,7 +20,8 @@ from ddrl.distribution import simulator as costs
 from ddrl.distribution.plans.scheme import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
-HOSTS, ROLLOUTS = 298, 36
+HOSTS = 298
+ROLLOUTS = 36
 STEPS = {"CartPole": 1e-4, "Atari": 2e-2}  # s, about, of a vector step of 8 environments
 DRAWS = 51  # of the phases
 

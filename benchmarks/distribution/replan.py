@@ -16,7 +16,11 @@ from benchmarks.distribution.cases import made, run_groups
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.simulator import bound_unequal
 
-HOSTS, RATE, SLOW, NBYTES, HOST = 16, "200mbit", "20mbit", 5_000_000, 5
+HOSTS = 16
+RATE = "200mbit"
+SLOW = "20mbit"
+NBYTES = 5_000_000
+HOST = 5
 
 
 def main() -> None:

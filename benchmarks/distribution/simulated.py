@@ -13,7 +13,9 @@ from ddrl.distribution import simulator as costs
 from ddrl.distribution.plans.scheme import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
-S, B, a = 20e6, 1.25e9, 50e-6
+S = 20e6
+B = 1.25e9
+a = 50e-6
 
 
 def stripes(hosts: int) -> tuple[float, dict[str, int]]:

@@ -76,7 +76,8 @@ TASKS = {
         },
     ),
 }  # fmt: skip
-seed, (PACKAGE, ALGORITHM, ENV, TARGET, EVALUATION_PERIOD, MOST, SETTINGS) = int(sys.argv[1]), TASKS[sys.argv[2]]
+seed = int(sys.argv[1])
+(PACKAGE, ALGORITHM, ENV, TARGET, EVALUATION_PERIOD, MOST, SETTINGS) = TASKS[sys.argv[2]]
 
 
 def now():
@@ -87,7 +88,9 @@ def now():
 def play(model, episodes, seed):
     env = DummyVecEnv([lambda: gym.make(ENV)] * episodes)
     env.seed(seed)
-    observation, returns, alive = env.reset(), np.zeros(episodes), np.ones(episodes, bool)
+    observation = env.reset()
+    returns = np.zeros(episodes)
+    alive = np.ones(episodes, bool)
     while alive.any():
         action, _ = model.predict(observation, deterministic=True)
         observation, reward, done, _ = env.step(action)
@@ -101,7 +104,10 @@ class StopAtTarget(BaseCallback):
 
     def __init__(self):
         super().__init__()
-        self.seconds, self.best, self.solved, self.turn = np.zeros(2), -np.inf, False, 0
+        self.seconds = np.zeros(2)
+        self.best = -np.inf
+        self.solved = False
+        self.turn = 0
 
     def _on_step(self):
         if self.num_timesteps < (self.turn + 1) * EVALUATION_PERIOD:

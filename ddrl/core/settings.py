@@ -59,7 +59,8 @@ def plugin_settings(config: Config, section: str, plugin: Any) -> Any:
     Raises ConfigError for a name, type or value that the plug-in does not take.
     """
     place = f"{section}.{plugin.name}"
-    table, component = config.tables.get(place, {}), getattr(plugin, "Settings", None)
+    table = config.tables.get(place, {})
+    component = getattr(plugin, "Settings", None)
     known = {} if component is None else get_type_hints(component)
     for name in table:
         if name not in known:

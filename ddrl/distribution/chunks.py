@@ -98,11 +98,15 @@ def fill_headers(
     back: int = 0,
 ) -> None:
     """All but length and checksum of the chunks [K] of one model."""
-    model, chunks = headers.model, headers.chunks
+    model = headers.model
+    chunks = headers.chunks
     chunks["sequence"], chunks["index"] = sequence, np.arange(len(chunks))
-    chunks["epoch"], chunks["back"] = epoch % EPOCHS, back
+    chunks["epoch"] = epoch % EPOCHS
+    chunks["back"] = back
     model["magic"], model["count"], model["version"] = MAGIC, len(chunks), version
-    model["model_checksum"], model["time_ns"], model["values"] = model_checksum, time_ns, values
+    model["model_checksum"] = model_checksum
+    model["time_ns"] = time_ns
+    model["values"] = values
 
 
 def seal_header(headers: Headers, index: int, payload: Bytes, checksum: Checksum) -> None:
@@ -126,13 +130,17 @@ class Assembly:
         sequence: int,
         checksum: Checksum,
     ) -> None:
-        self.data, self.headers = data, headers
+        self.data = data
+        self.headers = headers
         self.problem = ""
         self.version = -1  # known once chunk 0 is there
-        self._bounds, self._edges = bounds, bounds.tolist()
+        self._bounds = bounds
+        self._edges = bounds.tolist()
         self._there = bytearray(len(bounds) - 1)
         self._missing = len(bounds) - 1
-        self._epoch, self._sequence, self._checksum = epoch % EPOCHS, sequence, checksum
+        self._epoch = epoch % EPOCHS
+        self._sequence = sequence
+        self._checksum = checksum
 
     @property
     def complete(self) -> bool:
@@ -219,7 +227,8 @@ class Coding:
     """What all coded versions of one plan share: the codec, where chunks stand, and memory that is used again."""
 
     def __init__(self, codec: Codec, bounds: NDArray[np.int64], *, most_bases: int) -> None:
-        self.codec, self.bounds = codec, [int(bound) for bound in bounds]
+        self.codec = codec
+        self.bounds = [int(bound) for bound in bounds]
         self.edges = wire_edges(codec, self.bounds)
         self.bases: Bases | None = Bases(most_bases) if codec.uses_base else None
         self._free: list[Bytes] = []
@@ -239,14 +248,20 @@ class Encoder:
     def __init__(
         self, coding: Coding, wire: Bytes, headers: Headers, version: Held, base: Held | None, checksum: Checksum
     ) -> None:
-        self._coding, self._wire, self._headers, self._checksum = coding, wire, headers, checksum
-        self._version, self._base = version, base
+        self._coding = coding
+        self._wire = wire
+        self._headers = headers
+        self._checksum = checksum
+        self._version = version
+        self._base = base
         self._ready = bytearray(len(headers))
         self.lengths: list[int] = [0] * len(headers)
 
     def code(self, first: int, count: int) -> None:
         """See to it that these chunks are coded, their headers complete."""
-        bounds, edges, base = self._coding.bounds, self._coding.edges, None if self._base is None else self._base.data
+        bounds = self._coding.bounds
+        edges = self._coding.edges
+        base = None if self._base is None else self._base.data
         for chunk in range(first, first + count):
             if self._ready[chunk]:
                 continue
@@ -279,7 +294,8 @@ class CodedAssembly(Assembly):
         checksum: Checksum,
     ) -> None:
         super().__init__(wire, headers, np.asarray(coding.bounds, np.int64), epoch, sequence, checksum)
-        self._coding, self._model = coding, model
+        self._coding = coding
+        self._model = model
         self.at: list[int] = coding.edges[:-1]  # where each chunk begins in `data`
         self.lengths: list[int] = [stop - start for start, stop in itertools.pairwise(coding.edges)]
         self.back = 0  # models between the base and this one; 0: none is needed
@@ -294,7 +310,8 @@ class CodedAssembly(Assembly):
         if self._coding.codec.fixed:
             return
         edges = self._coding.edges
-        at, end = edges[first], edges[first + count]
+        at = edges[first]
+        end = edges[first + count]
         for chunk in range(first, first + count):
             self.at[chunk] = at
             self.lengths[chunk] = min(
@@ -406,7 +423,8 @@ class SentVersions:
 
     def refused(self, next_sequence: int) -> None:
         """Some receiver has refused a version: begin anew with a whole one."""
-        self._since, self._base = next_sequence, -1
+        self._since = next_sequence
+        self._base = -1
         self._drop(list(self._sent))
 
     def clear(self) -> None:

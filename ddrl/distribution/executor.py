@@ -162,7 +162,9 @@ class Packing:
     def __init__(self, plan: Plan, edges: list[int]) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._edges, self._chunks = MPI, edges, plan.chunks
+        self._mpi = MPI
+        self._edges = edges
+        self._chunks = plan.chunks
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
         ends = np.asarray(edges, np.int64)
@@ -177,7 +179,8 @@ class Packing:
         """Bytes of a message, headers included; known once its chunks are coded or have arrived."""
         if flight.lengths is None:
             return self.sizes[message]
-        first, count = self._first[message], self._count[message]
+        first = self._first[message]
+        count = self._count[message]
         return Headers.span(first, count)[1] + sum(flight.lengths[first : first + count])
 
     def headers(self, data: Bytes) -> Headers:
@@ -192,11 +195,14 @@ class Packing:
     def datatype(self, flight: Flight, message: int) -> MPI.Datatype:
         """A message about to be sent; good until the next one is asked for. Where sizes vary, headers and chunks go one
         behind the other, from wherever they stand."""
-        first, count, address = self._first[message], self._count[message], flight.data.ctypes.data
+        first = self._first[message]
+        count = self._count[message]
+        address = flight.data.ctypes.data
         if flight.lengths is None or flight.at is None:
             return self._whole(flight, address, first, count)
         start, nbytes = Headers.span(first, count)
-        sizes, places = [nbytes], [flight.headers.memory.ctypes.data + start]
+        sizes = [nbytes]
+        places = [flight.headers.memory.ctypes.data + start]
         for chunk in range(first, first + count):
             sizes.append(flight.lengths[chunk])
             places.append(address + flight.at[chunk])
@@ -207,7 +213,8 @@ class Packing:
     def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
         found = self._known.get((address, first, count))
         if found is None:
-            start, stop = self._edges[first], self._edges[first + count]
+            start = self._edges[first]
+            stop = self._edges[first + count]
             begin, nbytes = Headers.span(first, count)
             heads = flight.headers.memory.ctypes.data + begin
             found = self._mpi.BYTE.Create_hindexed([nbytes, stop - start], [heads, address + start])
@@ -258,11 +265,16 @@ class Executor:
                 f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
             )
         self.plan = plan
-        self.epoch, self.versions_in_flight = terms.epoch, terms.versions_in_flight
+        self.epoch = terms.epoch
+        self.versions_in_flight = terms.versions_in_flight
         self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
-        self._mpi, self._inbox, self._checksum, self._tracing = MPI, inbox, checksum, terms.trace
+        self._mpi = MPI
+        self._inbox = inbox
+        self._checksum = checksum
+        self._tracing = terms.trace
         self._host = comm.rank
-        self._coding, self._variable = coding, coding is not None and not coding.codec.fixed
+        self._coding = coding
+        self._variable = coding is not None and not coding.codec.fixed
         edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         self._packing = Packing(plan, self._edges)
@@ -334,7 +346,8 @@ class Executor:
 
         `base`: sequence and version that every receiver holds, for a codec that takes differences; None: a whole one.
         """
-        sequence, self._next = self._next, self._next + 1
+        sequence = self._next
+        self._next = self._next + 1
         data = held.data if self._coding is None else self._coding.take()
         headers = self._packing.headers(data)
         flight = Flight(sequence, data, headers, None, held=held, unsent=bool(self._mine), done=True)
@@ -355,7 +368,8 @@ class Executor:
                 self._coding, data, headers, held, base[1].share() if base else None, self._checksum
             )
             if self._variable:
-                flight.lengths, flight.at = flight.encoder.lengths, self._edges
+                flight.lengths = flight.encoder.lengths
+                flight.at = self._edges
             prepare = self._prepare(flight)
         self._flights[sequence] = flight
         self._transfers.open(sequence, self._packing.handles(flight, self._mine), [], True, prepare)
@@ -426,7 +440,8 @@ class Executor:
             opened = self._inbox.open(urgent=not self._ahead)
             if opened is None:
                 break
-            sequence, self._next = self._next, self._next + 1
+            sequence = self._next
+            self._next = self._next + 1
             data = opened.data if self._coding is None else self._coding.take()
             headers = self._packing.headers(data)
             flight = Flight(
@@ -439,8 +454,10 @@ class Executor:
                 coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence, self._checksum)
                 flight.assembly = coded
                 if self._variable:
-                    flight.lengths, flight.at = coded.lengths, coded.at
-                    prepare, arrived = self._prepare(flight), self._locate(flight, coded)
+                    flight.lengths = coded.lengths
+                    flight.at = coded.at
+                    prepare = self._prepare(flight)
+                    arrived = self._locate(flight, coded)
             self._flights[sequence] = flight
             self._ahead += 1
             handles = self._packing.handles
@@ -480,11 +497,14 @@ class Executor:
 
     def _conclude(self, flight: Flight, assembly: Assembly) -> None:
         """All chunks are here: seal the version, or refuse it."""
-        header, opened = flight.headers.model[0], flight.opened
+        header = flight.headers.model[0]
+        opened = flight.opened
         assert opened is not None
         flight.done = True
         self._ahead -= 1
-        seconds, decoded, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
+        seconds = 0.0
+        decoded = 0
+        bases = self._coding.bases if self._coding is not None else None
         if not assembly.problem:
             decoded = assembly.model_checksum()
         if assembly.problem:

@@ -39,7 +39,11 @@ class UplinkSender:
     ) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._lanes, self._mpi, self._period = comm, tag, lanes, MPI, period
+        self._comm = comm
+        self._tag = tag
+        self._lanes = lanes
+        self._mpi = MPI
+        self._period = period
         # No more than the lanes hold: rows that wait in blocks are as late as rows that wait in lanes.
         rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
         self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
@@ -96,7 +100,10 @@ class UplinkReceiver:
     ) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._lanes, self._mpi = comm, tag, list(lanes), MPI
+        self._comm = comm
+        self._tag = tag
+        self._lanes = list(lanes)
+        self._mpi = MPI
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
         self._requests: list[Any] = [
@@ -127,7 +134,8 @@ class UplinkReceiver:
             self._waiting[index] = self._blocks[index][:rows]
             moved = True
         for index in list(self._waiting):
-            rows, lane = self._waiting[index], self._lanes[index]
+            rows = self._waiting[index]
+            lane = self._lanes[index]
             room = min(len(rows), lane.capacity - len(lane))
             if room:
                 moved = True
@@ -184,7 +192,9 @@ class TableSender:
     def __init__(self, comm: MPI.Comm, tag: int, table: Counters) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._table = comm, tag, table
+        self._comm = comm
+        self._tag = tag
+        self._table = table
         self._request: Any = MPI.REQUEST_NULL
         self._data = table.table()
         self._next = 0.0
@@ -206,7 +216,8 @@ class TableSender:
     def finish(self) -> bool:
         """Send one last table; True once it has left."""
         if not self._last_one and self._request.Test():
-            self._last_one, self._next = True, float("inf")
+            self._last_one = True
+            self._next = float("inf")
             self._send()
         return self._last_one and bool(self._request.Test())
 
@@ -225,7 +236,10 @@ class TableReceiver:
     def __init__(self, comm: MPI.Comm, tag: int, mirrors: Sequence[Counters]) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._mpi, self._mirrors = comm, tag, MPI, list(mirrors)
+        self._comm = comm
+        self._tag = tag
+        self._mpi = MPI
+        self._mirrors = list(mirrors)
         self._data: list[NDArray[np.float64]] = [np.ascontiguousarray(mirror.table()) for mirror in mirrors]
         self._requests: list[Any] = [comm.Irecv(data, index + 1, tag) for index, data in enumerate(self._data)]
         self._received = [0] * len(self._mirrors)

@@ -174,7 +174,11 @@ class Post:
     def __init__(self, comm: MPI.Comm, tag: int, peers: Sequence[int], *, out_tag: int) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._out_tag, self._mpi, self._peers = comm, tag, out_tag, MPI, list(peers)
+        self._comm = comm
+        self._tag = tag
+        self._out_tag = out_tag
+        self._mpi = MPI
+        self._peers = list(peers)
         self._buffers: list[NDArray[np.uint8]] = [np.empty(MAX_BYTES, np.uint8) for _ in self._peers]
         self._receives: list[Any] = [
             comm.Irecv(buffer, peer, tag) for buffer, peer in zip(self._buffers, self._peers, strict=True)
@@ -231,12 +235,18 @@ class Post:
         for request in self._receives:
             request.Cancel()
         self._mpi.Request.Waitall(self._receives)
-        self._sends, self._sent, self._receives = [], [], []
+        self._sends = []
+        self._sent = []
+        self._receives = []
 
 
 # -- membership --------------------------------------------------------------------------------------------------------
 
-TAG_DOWN, TAG_UP, TAG_TABLE, TAG_BLOCK, TAG_EXCHANGE = 1, 2, 3, 4, 5
+TAG_DOWN = 1
+TAG_UP = 2
+TAG_TABLE = 3
+TAG_BLOCK = 4
+TAG_EXCHANGE = 5
 POLL_PERIOD = 0.01  # s, between polls of the post while others are waited for
 
 
@@ -253,9 +263,13 @@ class Membership:
     """Rank 0 of `comm` is the root. Making one is collective. `data` and `control` are communicators of its own."""
 
     def __init__(self, comm: MPI.Comm, describe: Callable[[BaseException], str] = describe_relay) -> None:
-        self.rank, self.hosts = comm.rank, comm.size - 1
-        self.data, self.control = comm.Dup(), comm.Dup()
-        self._describe, self._left, self._next_poll = describe, False, 0.0
+        self.rank = comm.rank
+        self.hosts = comm.size - 1
+        self.data = comm.Dup()
+        self.control = comm.Dup()
+        self._describe = describe
+        self._left = False
+        self._next_poll = 0.0
         self._unread: list[tuple[int, Message]] = []
         self._parts: list[Part] = []
         root = self.rank == 0
@@ -303,7 +317,8 @@ class Membership:
     def messages(self) -> list[tuple[int, Message]]:
         """Messages since the last call, (rank, message). RelayFailed where another relay has failed."""
         self._read()
-        unread, self._unread = self._unread, []
+        unread = self._unread
+        self._unread = []
         return unread
 
     def _read(self) -> None:

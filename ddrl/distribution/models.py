@@ -45,14 +45,15 @@ class HeldVersion:
     """A pinned version; the last `release` frees its reader for the next."""
 
     def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
-        self.version, self.checksum, self.time_ns, self.values = (
-            pin.version,
-            pin.checksum,
-            pin.time_ns,
-            np.asarray(pin.values, np.float64),
-        )
+        self.version = pin.version
+        self.checksum = pin.checksum
+        self.time_ns = pin.time_ns
+        self.values = np.asarray(pin.values, np.float64)
         self.data: Bytes = pin.data
-        self._pin, self._reader, self._free, self._shares = pin, reader, free, 1
+        self._pin = pin
+        self._reader = reader
+        self._free = free
+        self._shares = 1
 
     def valid(self) -> bool:
         """Whether the version has stayed whole; always so with firm readers."""
@@ -76,7 +77,8 @@ class OpenSlot:
 
     def __init__(self, slot: MailboxSlot, inbox: MailboxInbox) -> None:
         self.data: Bytes = slot.data
-        self._slot, self._inbox = slot, inbox
+        self._slot = slot
+        self._inbox = inbox
 
     def seal(
         self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool
@@ -130,7 +132,8 @@ class MailboxInbox:
 
 # -- models ------------------------------------------------------------------------------------------------------------
 
-WINDOW_SECONDS, MIN_WINDOW = 0.5, 1 << 16  # of a link's rate; bytes
+WINDOW_SECONDS = 0.5  # of a link's rate; bytes
+MIN_WINDOW = 1 << 16
 
 
 def bases_kept(config: ClusterConfig) -> int:
@@ -150,7 +153,10 @@ class Models(ABC):
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
         self.hosts = membership.hosts
         self.past = Traffic()  # of executors before this one
-        self._membership, self._inbox, self._config, self._trace = membership, inbox, config, trace
+        self._membership = membership
+        self._inbox = inbox
+        self._config = config
+        self._trace = trace
         self._post = membership.post
         self._epoch: int = -1
         self._kept: Executor | None = None  # whose requests stand
@@ -189,7 +195,8 @@ class Models(ABC):
         if self._kept is not None:
             self._kept.close()
             self._membership.drop(self._kept)
-            self.past, self._kept = self.totals(), None
+            self.past = self.totals()
+            self._kept = None
 
     def remeasure(self) -> None:
         """Measure the links together with all others. What is under way does not arrive any more."""
@@ -230,7 +237,8 @@ class Models(ABC):
 
 
 RECENT = 5  # models
-SLOWER, STUCK = 1.5, 3.0
+SLOWER = 1.5
+STUCK = 3.0
 
 
 class PaceWatch:
@@ -245,7 +253,9 @@ class PaceWatch:
     def __init__(
         self, interval: float = 20.0, stuck: float = STUCK, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock, self._interval, self._stuck = clock, interval, stuck
+        self._clock = clock
+        self._interval = interval
+        self._stuck = stuck
         self._begun: dict[int, float] = {}
         self._first: list[tuple[float, float]] = []  # (seconds, those for which nothing else was awaited)
         self._last: deque[float] = deque(maxlen=RECENT)
@@ -327,7 +337,10 @@ class ModelSender(Models):
         self._most = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
         self._in_flight = self._most
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
-        self._sent_version, self._tries, self._refused, self._asked = -1, 0, False, False
+        self._sent_version = -1
+        self._tries = 0
+        self._refused = False
+        self._asked = False
         self._bases = SentVersions()
         # In a closed loop the time of a model also holds what rollouts take to act with it, which varies.
         self._watch = PaceWatch(stuck=math.inf) if config.cluster.closed_loop else PaceWatch()
@@ -370,7 +383,8 @@ class ModelSender(Models):
     def change(self, scheme: str) -> None:
         """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
         first."""
-        self._config, self._asked = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme)), True
+        self._config = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme))
+        self._asked = True
 
     @property
     def _uses_links(self) -> bool:
@@ -388,7 +402,8 @@ class ModelSender(Models):
     def measure(self) -> None:
         """Measure the links anew, all hosts together, and plan with them. Lasts a second or two. What is under way is
         cut off: over a link that has become slow it could take long to arrive. The newest version then leaves again."""
-        self._refused, self._tries = self._refused or bool(self._open), 0
+        self._refused = self._refused or bool(self._open)
+        self._tries = 0
         self._open.clear()
         self._post.send_all(Measure())
         self.remeasure()
@@ -492,7 +507,8 @@ class ModelReceiver(Models):
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self.stopping = False  # rollouts take no more versions
         self._confirmed = 0  # models, by the plan in force
-        self._in_use, self._on_seal = in_use, on_seal
+        self._in_use = in_use
+        self._on_seal = on_seal
         self._unconfirmed: deque[Report] = deque()
 
     @property
@@ -511,7 +527,8 @@ class ModelReceiver(Models):
                 f"relay {self._membership.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root "
                 f"sends {plan.nbytes}: all hosts must use the same network"
             )
-        self._epoch, self._confirmed = plan.epoch, 0
+        self._epoch = plan.epoch
+        self._confirmed = 0
         self._unconfirmed.clear()  # of a plan that was cut off
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)
         self._post.send(0, Ready(plan.epoch))

@@ -84,7 +84,8 @@ class Plan:
 
     def connections(self) -> int:
         """Pairs of hosts that speak to each other."""
-        low, high = np.minimum(self.source, self.target), np.maximum(self.source, self.target)
+        low = np.minimum(self.source, self.target)
+        high = np.maximum(self.source, self.target)
         return len(np.unique(low * (self.hosts + 1) + high))
 
     def senders(self) -> int:
@@ -207,7 +208,9 @@ def cut_by_weight(nbytes: int, weights: list[float]) -> list[int]:
     total = sum(weights)
     if not weights or total <= 0 or min(weights) < 0:
         raise PlanError(f"shards need weights of at least 0, one of them positive, not {weights}")
-    units, seen, bounds = -(-nbytes // ALIGNMENT), 0.0, [0]
+    units = -(-nbytes // ALIGNMENT)
+    seen = 0.0
+    bounds = [0]
     for weight in weights:
         seen += weight
         bounds.append(min(nbytes, ALIGNMENT * round(units * seen / total)))

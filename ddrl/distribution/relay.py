@@ -60,7 +60,8 @@ IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block,
 RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts models
 SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
 # s, where MPI wakes nobody: shortest, longest while models travel
-BUSY_SLEEP, BUSY_MAX_SLEEP = 2e-4, 2e-3
+BUSY_SLEEP = 2e-4
+BUSY_MAX_SLEEP = 2e-3
 LOOK_SHARE = 0.1  # longest sleep over the time since something moved, where MPI wakes nobody
 TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
 
@@ -134,18 +135,25 @@ class Relay(ABC):
                 f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not "
                 f"{len(local.readers)}"
             )
-        self.hosts, self.rank = membership.hosts, membership.rank
+        self.hosts = membership.hosts
+        self.rank = membership.rank
         self.finished = False
         self.problems: list[str] = []  # of experience, for the log; those of models stand in `models.problems`
-        self._membership, self._post, self._local, self._board = membership, membership.post, local, local.board
+        self._membership = membership
+        self._post = membership.post
+        self._local = local
+        self._board = local.board
         self._inbox = MailboxInbox(local.mailbox, local.readers)
         self._flows: list[Flow] = []
         self._stopping = False
         self._next_counters = self._next_beside = 0.0
         self._events = Events(local.board.relay_bell)
         gc.freeze()  # what stands now need not be looked through again while models travel
-        self._sleep, self._moved_at = BUSY_SLEEP, 0.0
-        self._slept, self._woken, self._share = False, False, 0.0  # of moves after a sleep, those that MPI announced
+        self._sleep = BUSY_SLEEP
+        self._moved_at = 0.0
+        self._slept = False  # of moves after a sleep, those that MPI announced
+        self._woken = False
+        self._share = 0.0
 
     @abstractmethod
     def _handle(self, rank: int, message: Message) -> None:
@@ -167,7 +175,8 @@ class Relay(ABC):
         """Do what can be done without waiting; True if anything moved. RelayFailed where another relay has failed."""
         if self.finished:
             return False
-        now, moved = time.monotonic(), False
+        now = time.monotonic()
+        moved = False
         if now >= self._next_beside:
             self._next_beside = now + self.beside_period
             messages = self._membership.messages()
@@ -197,7 +206,8 @@ class Relay(ABC):
         if self.progress():
             self._moved_at = time.monotonic()
             if self._slept:  # how much of what moves announces itself
-                self._slept, self._share = False, self._share + 0.1 * (self._woken - self._share)
+                self._slept = False
+                self._share = self._share + 0.1 * (self._woken - self._share)
             self._sleep = SHORT_SLEEP if self._told else BUSY_SLEEP
             if not (self._told and self.rank):
                 return
@@ -206,7 +216,8 @@ class Relay(ABC):
             woken = self._events.wait(seen, self._sleep)
         else:
             woken = self._events.wait(seen, self._longest() if self._told else self._sleep, executor.wait)
-        self._slept, self._woken = True, woken
+        self._slept = True
+        self._woken = woken
         self._sleep = min(self._sleep * 1.5, self._longest())
 
     @property
@@ -221,7 +232,9 @@ class Relay(ABC):
 
     def _count(self) -> None:
         """Bring the counters up to date."""
-        row, traffic, newest = self._local.counters, self.models.totals(), self._local.mailbox.newest
+        row = self._local.counters
+        traffic = self.models.totals()
+        newest = self._local.mailbox.newest
         figures = {
             "heartbeat": time.time(),
             "model_bytes_sent": traffic.bytes_sent,
@@ -299,10 +312,12 @@ class HostRelay(Relay):
         trace: bool = False,
     ) -> None:
         super().__init__(membership, config.cluster, local)
-        self._failure, self._starter = failure, starter
+        self._failure = failure
+        self._starter = starter
         self._blocks: UplinkSender | None = None
         if lanes is not None:
-            block, period = config.cluster.uplink_block_bytes, max(2e-3, 5e-5 * self.hosts)
+            block = config.cluster.uplink_block_bytes
+            period = max(2e-3, 5e-5 * self.hosts)
             self._blocks = UplinkSender(membership.control, TAG_BLOCK, lanes, local.row_dtype, block, period=period)
             self._keep(self._blocks)
         self._tables: TableSender | None = None
@@ -334,7 +349,8 @@ class HostRelay(Relay):
         if self._board.command not in (Command(state.command), Command.FAIL):
             self._board.command = Command(state.command)
         if state.command >= Command.STOP:
-            self._stopping, self._last_models = True, state.models
+            self._stopping = True
+            self._last_models = state.models
             if self._starter is not None:
                 self._starter.end()
         self._failure_at_root = self._failure_at_root or state.command == Command.FAIL
@@ -386,7 +402,8 @@ class HostRelay(Relay):
     def _figures(self) -> dict[str, float]:
         figures: dict[str, float] = {"seal_seconds": self.receiver.seal_seconds}
         if self._blocks is not None:
-            figures["bytes_sent"], figures["rows_forwarded"] = self._blocks.bytes_sent, self._blocks.rows
+            figures["bytes_sent"] = self._blocks.bytes_sent
+            figures["rows_forwarded"] = self._blocks.rows
         return figures
 
 
@@ -430,7 +447,9 @@ class RootRelay(Relay):
                 f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes)}, and a table "
                 f"for each or none, not {len(mirrors)}"
             )
-        self._on_failure, self._orders, self._reports = on_failure, orders, reports
+        self._on_failure = on_failure
+        self._orders = orders
+        self._reports = reports
         self._unread: deque[bytes] = deque()  # reports for which there is no room yet
         self._blocks = UplinkReceiver(
             membership.control, TAG_BLOCK, lanes, local.row_dtype, config.cluster.uplink_block_bytes
@@ -445,7 +464,8 @@ class RootRelay(Relay):
         self._state: tuple[int, bytes] | None = None
         self._next_state = 0.0
         self._wishes_read = 0
-        self._placed, self._placed_at = 0, 0.0
+        self._placed = 0
+        self._placed_at = 0.0
         self._described_epoch = -1
 
     @property
@@ -535,7 +555,8 @@ class RootRelay(Relay):
         not hold up the end."""
         blocks = self._blocks
         if blocks.idle or blocks.placed != self._placed:
-            self._placed, self._placed_at = blocks.placed, now
+            self._placed = blocks.placed
+            self._placed_at = now
         elif blocks.discarded or now - self._placed_at > DRAIN_SECONDS:
             if not blocks.discarded:
                 self.problems.append("rows were given up after STOP, because the trainer no longer drains its lanes")
@@ -545,7 +566,8 @@ class RootRelay(Relay):
         figures: dict[str, float] = {"bytes_received": self._blocks.bytes_received, "rows_forwarded": self._blocks.rows}
         plan = self.sender.in_force
         if plan is not None:
-            figures["plan_epoch"], figures["plan_shards"] = plan.epoch, plan.shards
+            figures["plan_epoch"] = plan.epoch
+            figures["plan_shards"] = plan.shards
             figures["plan_chunk_bytes"] = plan.chunk_bytes
             figures["plan_bound_seconds"] = math.nan if plan.bound_seconds is None else plan.bound_seconds
         return figures

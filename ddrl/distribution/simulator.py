@@ -35,11 +35,14 @@ def direct_seconds(n: int, S: float, B: float, a: float) -> float:
 
 def tree_seconds(n: int, S: float, B: float, a: float, fanout: int, depth: int = 2) -> float:
     """f + f + ... whole models one after another; the last level's fan-out is what its parents must serve."""
-    levels, parents, placed = 0.0, 1, 0
+    levels = 0.0
+    parents = 1
+    placed = 0
     for level in range(1, depth + 1):
         size = n - placed if level == depth else min(fanout**level, n - placed)
         levels += math.ceil(size / parents)
-        placed, parents = placed + size, max(1, size)
+        placed = placed + size
+        parents = max(1, size)
     return levels * (a + S / B)
 
 
@@ -175,7 +178,8 @@ class Simulation:
     def period(self) -> float:
         """Seconds between models in the steady state: the first ones find idle links, the last ones have them to
         themselves."""
-        first, last = self.versions_in_flight - 1, len(self.finished) - self.versions_in_flight
+        first = self.versions_in_flight - 1
+        last = len(self.finished) - self.versions_in_flight
         if len(self.finished) < 2 or last <= first:
             return float((self.finished[-1] - self.started[0]) / len(self.finished))
         return float((self.finished[last] - self.finished[first]) / (last - first))
@@ -185,7 +189,10 @@ class _Run:
     """State of one simulation; hosts, chunks and messages by number."""
 
     def __init__(self, plan: Plan, network: Network, models: int, versions_in_flight: int, trace: bool) -> None:
-        self.plan, self.network, self.models, self.in_flight = plan, network, models, versions_in_flight
+        self.plan = plan
+        self.network = network
+        self.models = models
+        self.in_flight = versions_in_flight
         self.size: list[int] = (plan.payload() + network.header_bytes * plan.count).tolist()
         self.source: list[int] = plan.source.tolist()
         self.target: list[int] = plan.target.tolist()
@@ -203,7 +210,8 @@ class _Run:
         self.ready: list[list[int]] = [[] for _ in range(hosts)]
         self.sending = [False] * hosts
         # When a link's rate makes up for what it has carried; all have been idle before.
-        self.up_free, self.down_free = [-math.inf] * hosts, [-math.inf] * hosts
+        self.up_free = [-math.inf] * hosts
+        self.down_free = [-math.inf] * hosts
         self.cpu_free = [0.0] * hosts
         self.core_free: list[float] = [0.0] * network.cores
         self.missing: list[list[int]] = []
@@ -236,16 +244,19 @@ class _Run:
             for message in self.from_root:
                 heapq.heappush(self.ready[0], model * len(self.source) + message)
             if not self.plan.hosts:
-                self.hosts_left[model], self.ended = 0, self.ended + 1
+                self.hosts_left[model] = 0
+                self.ended = self.ended + 1
         self.send(0, now)
 
     def send(self, host: int, now: float) -> None:
         """Put the earliest ready message of an idle link on it."""
         if self.sending[host] or not self.ready[host]:
             return
-        network, key = self.network, heapq.heappop(self.ready[host])
+        network = self.network
+        key = heapq.heappop(self.ready[host])
         message = key % len(self.source)
-        size, target = self.size[message], self.target[message]
+        size = self.size[message]
+        target = self.target[message]
         begin = (
             self.compute(host, now, network.send_cpu + network.cpu_byte * size)
             if network.send_cpu or network.cpu_byte

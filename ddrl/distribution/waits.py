@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # -- waits -------------------------------------------------------------------------------------------------------------
 
-SHARE, SHORTEST = 0.02, 2e-5  # of the time waited so far; [s]
+SHARE = 0.02  # of the time waited so far; [s]
+SHORTEST = 2e-5
 
 
 def nothing() -> None:
@@ -117,8 +118,13 @@ class Events:
     A thread passes the bell on to a descriptor, for the kernel cannot wait for memory and descriptors together."""
 
     def __init__(self, bell: Doorbell) -> None:
-        self._bell, self._epolls, self._yielded = bell, epolls(), yield_when_idle(False)
-        self._asked, self._asking, self._seen, self._closed = threading.Semaphore(0), False, 0, False
+        self._bell = bell
+        self._epolls = epolls()
+        self._yielded = yield_when_idle(False)
+        self._asked = threading.Semaphore(0)
+        self._asking = False
+        self._seen = 0
+        self._closed = False
         if self._epolls:
             self._rung = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._thread = threading.Thread(target=self._pass_on, name="bell", daemon=True)
@@ -134,7 +140,8 @@ class Events:
         if self._bell.value != seen:
             return False
         if not self._asking:
-            self._asking, self._seen = True, seen
+            self._asking = True
+            self._seen = seen
             self._asked.release()
         woken = sleep(self._rung, self._epolls, seconds)
         with contextlib.suppress(BlockingIOError):  # not rung
@@ -146,7 +153,8 @@ class Events:
         """End the thread."""
         yield_when_idle(self._yielded)
         if self._epolls:
-            self._epolls, self._closed = [], True
+            self._epolls = []
+            self._closed = True
             self._asked.release()
             self._bell.ring()
             self._thread.join()

@@ -14,7 +14,8 @@ from ddrl.envs.admix.account import Account, Rule
 from ddrl.plots.frame import COLORS, DASHES, SCALE, add_line, legend_below, new_figure, say_nothing_yet
 from ddrl.telemetry.reading import Table
 
-POLICY, OPTIMUM = "policy", "hindsight"
+POLICY = "policy"
+OPTIMUM = "hindsight"
 FAR = 3.0  # times what the policy leaves of the optimum: rules that leave more do not set the scale
 MIN_EVALUATIONS = 4  # in the second half of training, for a spread
 

@@ -99,7 +99,8 @@ class Book:
 
     def require(self, spec: EnvSpec) -> None:
         """CheckpointError unless a policy trained in `spec` can be served: the same arrays in, the same scores out."""
-        wanted, given = self.spec.observation.arrays, spec.observation.arrays
+        wanted = self.spec.observation.arrays
+        given = spec.observation.arrays
         if wanted == given and spec.action == self.spec.action:
             return
         wrong = [f"{name}: {_words(given.get(name))}, here {_words(wanted.get(name))}" for name in sorted(

@@ -25,7 +25,8 @@ class LateReader:
     before may have it."""
 
     def __init__(self, mailbox: Mailbox, index: int) -> None:
-        self._mailbox, self._index = mailbox, index
+        self._mailbox = mailbox
+        self._index = index
         self._reader: MailboxReader | None = None
 
     def take(self) -> None:
@@ -53,11 +54,14 @@ def collect(
 ) -> None:
     """Collect the round that `sent` names, and those after it while `decision`, a pipe, gives a byte for each; end of
     file ends it. `say` is told of each round's data."""
-    board, mailbox, config = channels.board, channels.mailbox, channels.topology.config
+    board = channels.board
+    mailbox = channels.mailbox
+    config = channels.topology.config
     assert mailbox is not None
     reader = LateReader(mailbox, channels.topology.row_of(assignment))
     worker = make_worker(channels, assignment, channels.counters_row(assignment), reader)
-    round, goes_on = sent.round, True
+    round = sent.round
+    goes_on = True
     try:
         while goes_on:
             worker.restart(member_seed(config.run.seed, assignment.index, round))

@@ -33,7 +33,10 @@ class Chain(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme."""
-        nbytes, rate, a, burst = situation.nbytes, situation.rate, situation.message_seconds, situation.network.burst
+        nbytes = situation.nbytes
+        rate = situation.rate
+        a = situation.message_seconds
+        burst = situation.network.burst
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
             seconds = costs.chain_seconds(situation.hosts, nbytes, rate, a, chunks, burst)

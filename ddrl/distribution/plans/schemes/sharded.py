@@ -70,7 +70,10 @@ class Sharded(Scheme):
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme. Every host, half of them, or the m that is best for whole shards, which is less than n where
         messages are dear."""
-        hosts, nbytes, rate, a = situation.hosts, situation.nbytes, situation.rate, situation.message_seconds
+        hosts = situation.hosts
+        nbytes = situation.nbytes
+        rate = situation.rate
+        a = situation.message_seconds
         counts = (
             {situation.shards}
             if situation.shards

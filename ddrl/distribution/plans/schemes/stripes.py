@@ -52,7 +52,8 @@ class Stripes(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme. Equal trees of fan-out 2 are two_tree's."""
-        hosts, network = situation.hosts, situation.network
+        hosts = situation.hosts
+        network = situation.network
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
             for fanout in FANOUTS:
