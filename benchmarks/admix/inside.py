@@ -54,8 +54,11 @@ def days_env(
     turn = iter(range(1 << 40))  # environments begin on days that follow each other
     return AdmixVectorEnv(
         lambda seed, episode: kept_day(config, sequence, first_day + next(turn) % days),
-        num_envs, PlayConfig(**play), config.click_value, config.max_bids,
-    )  # fmt: skip
+        num_envs,
+        PlayConfig(**play),
+        config.click_value,
+        config.max_bids,
+    )
 
 
 def days_settings(sequence: int, market: Mapping[str, Any], play: Mapping[str, Any], wanted: Sequence[str]) -> Config:

@@ -28,10 +28,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 LONGEST_START = 6.0  # [s] before a signal: start-up, training and, of the shorter runs, the end
 LIMIT = float(os.environ.get("DDRL_ATTACK_LIMIT", "30"))  # [s] after which a run hangs; more on a machine that is busy
 SETTINGS = (
-    "replay.min_size=200", "rollout.warmup_steps=200", "env.num_envs=4", "learner.hidden=[16]", "learner.batch_size=16",
-    "replay.samples_per_insert=2", "evaluation.period=500", "evaluation.episodes=2", "evaluation.confirm_episodes=0",
-    "run.target_return=1000.0", "run.processes=2", "run.checkpoint_period=1000", "telemetry.period=0.2",
-)  # fmt: skip
+    "replay.min_size=200",
+    "rollout.warmup_steps=200",
+    "env.num_envs=4",
+    "learner.hidden=[16]",
+    "learner.batch_size=16",
+    "replay.samples_per_insert=2",
+    "evaluation.period=500",
+    "evaluation.episodes=2",
+    "evaluation.confirm_episodes=0",
+    "run.target_return=1000.0",
+    "run.processes=2",
+    "run.checkpoint_period=1000",
+    "telemetry.period=0.2",
+)
 CLEAN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 

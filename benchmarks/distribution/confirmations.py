@@ -65,14 +65,27 @@ def main() -> None:
             rows.append({"scheme": name, "task": task, "step_seconds": step, **spread})
     times = ("sealed", "acting", "by_host", "by_rollout")
     print_table(
-        ["scheme", "task", "ms to the last host", "last rollout acts", "heard, a message a host", "a message a rollout",
-         "models/s", "a rollout"],
         [
-            [row["scheme"], row["task"], *(row[key].median * 1e3 for key in times),
-             1 / row["by_host"].median, 1 / row["by_rollout"].median]
+            "scheme",
+            "task",
+            "ms to the last host",
+            "last rollout acts",
+            "heard, a message a host",
+            "a message a rollout",
+            "models/s",
+            "a rollout",
+        ],
+        [
+            [
+                row["scheme"],
+                row["task"],
+                *(row[key].median * 1e3 for key in times),
+                1 / row["by_host"].median,
+                1 / row["by_rollout"].median,
+            ]
             for row in rows
         ],
-    )  # fmt: skip
+    )
     setting = {"hosts": HOSTS, "rollouts": ROLLOUTS, "bytes": S, "bytes_per_second": B, "message_seconds": a}
     save(chosen.json, {**setting, "handed_seconds": handed, "rows": rows})
 

@@ -254,9 +254,20 @@ def learning(ranks: int, relays: int, few: int, overrides: list[str]) -> dict[st
             ]
         )
     print_table(
-        ["ranks, relays", "start-up s", "PSS GiB", "training s", "whole job s", "learning share", "versions/s",
-         "sealed at each host", "env steps", "return"], rows,
-    )  # fmt: skip
+        [
+            "ranks, relays",
+            "start-up s",
+            "PSS GiB",
+            "training s",
+            "whole job s",
+            "learning share",
+            "versions/s",
+            "sealed at each host",
+            "env steps",
+            "return",
+        ],
+        rows,
+    )
     return jobs
 
 

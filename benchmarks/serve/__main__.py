@@ -61,8 +61,9 @@ def inprocess(folder: Path, short: bool) -> dict[str, Any]:
     def all_of(decide: Any) -> Any:
         return lambda: [decide(body) for body in given]
 
-    seconds = interleave({name: all_of(case) for name, case in cases.items()}, 10 if short else 60, warmup=2,
-                         clock=time.process_time)  # fmt: skip
+    seconds = interleave(
+        {name: all_of(case) for name, case in cases.items()}, 10 if short else 60, warmup=2, clock=time.process_time
+    )
     micro = {name: Timing.of([1e6 * each / len(given) for each in times]) for name, times in seconds.items()}
     share = ratios(seconds["bare"], seconds["ours"])
     print_table(["", "us a request", "low", "high"], [[name, t.median, t.low, t.high] for name, t in micro.items()])
@@ -120,13 +121,17 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
     micro = {name: Timing.of(values) for name, values in processor.items()}
     shares = {name: ratios(rates["ours"], values) for name, values in rates.items() if name != "ours"}
     processor_shares = {name: ratios(values, processor["ours"]) for name, values in processor.items() if name != "ours"}
-    print_table(["server", "requests/s", "low", "high", "ours / it"], [
-        [name, t.median, t.low, t.high, shares[name].median if name in shares else 1.0] for name, t in rows.items()
-    ])  # fmt: skip
-    print_table(["server", "processor us a request", "low", "high", "it / ours"], [
-        [name, t.median, t.low, t.high, processor_shares[name].median if name in processor_shares else 1.0]
-        for name, t in micro.items()
-    ])  # fmt: skip
+    print_table(
+        ["server", "requests/s", "low", "high", "ours / it"],
+        [[name, t.median, t.low, t.high, shares[name].median if name in shares else 1.0] for name, t in rows.items()],
+    )
+    print_table(
+        ["server", "processor us a request", "low", "high", "it / ours"],
+        [
+            [name, t.median, t.low, t.high, processor_shares[name].median if name in processor_shares else 1.0]
+            for name, t in micro.items()
+        ],
+    )
     return {
         "requests_per_second": rows,
         "share_of": shares,
@@ -190,8 +195,14 @@ def million(folder: Path, short: bool) -> dict[str, Any]:
         answered += 1
     seconds = time.perf_counter() - begin
     assert mixer.requests == answered == count
-    figures = {"requests": count, "answered": answered, "versions": len(versions), "seconds": seconds,
-               "per_second": count / seconds, "answers_a_version": sorted(set(versions.values()))}  # fmt: skip
+    figures = {
+        "requests": count,
+        "answered": answered,
+        "versions": len(versions),
+        "seconds": seconds,
+        "per_second": count / seconds,
+        "answers_a_version": sorted(set(versions.values())),
+    }
     print(json.dumps(figures))
     return figures
 

@@ -53,10 +53,16 @@ class Bare:
         best = int(self._scores.argmax())
         return self._encode(
             Decision(
-                request.request_id, "bare", request.ad[best], request.kind[best], best, float(self._scores[0, best]),
-                request.ecpm[best], request.creative[best],
+                request.request_id,
+                "bare",
+                request.ad[best],
+                request.kind[best],
+                best,
+                float(self._scores[0, best]),
+                request.ecpm[best],
+                request.creative[best],
             )
-        )  # fmt: skip
+        )
 
 
 def application(decide: Any) -> Any:
@@ -92,9 +98,16 @@ def main(run: Path, server: str, kind: str) -> None:
         import uvicorn
 
         config = uvicorn.Config(
-            app, http="httptools", loop="uvloop", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False,
-        )  # fmt: skip
+            app,
+            http="httptools",
+            loop="uvloop",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
         print(f"bare server on http://127.0.0.1:{port}", flush=True)
         uvicorn.Server(config).run(sockets=[listening])
         return

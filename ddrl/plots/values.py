@@ -31,10 +31,13 @@ def predicted_returns(
     edges = _edges(values, [predicted], observed.tolist())
     mean = float(predicted[0] @ predicted[1])
     figure.add_bar(
-        x=(edges[1:] + edges[:-1]) / 2, y=_shares(predicted, edges), width=np.diff(edges),
+        x=(edges[1:] + edges[:-1]) / 2,
+        y=_shares(predicted, edges),
+        width=np.diff(edges),
         name=f"predicted, mean {mean:.3g}",
-        marker={"color": COLORS[0], "line": {"width": 0}}, opacity=0.75,
-    )  # fmt: skip
+        marker={"color": COLORS[0], "line": {"width": 0}},
+        opacity=0.75,
+    )
     if len(observed):
         shares = np.histogram(observed, edges)[0] / len(observed)
         _add_steps(figure, edges, shares, f"observed, mean {observed.mean():.3g} of {len(observed)}", 1)

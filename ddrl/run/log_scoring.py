@@ -93,9 +93,15 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
         if decision.kind == 0 and logged is not None and decision.ad == logged and part.logged_billed[row] >= 0:
             mixer.bill(Billing([logged], [1], [int(part.logged_billed[row])]))
         yield Scored(
-            decision.request_id, decision.ad, decision.kind, decision.score, decision.worth, len(request.ad), logged,
+            decision.request_id,
+            decision.ad,
+            decision.kind,
+            decision.score,
+            decision.worth,
+            len(request.ad),
+            logged,
             decision.version,
-        )  # fmt: skip
+        )
 
 
 class _JsonLines:

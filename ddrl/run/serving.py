@@ -79,13 +79,28 @@ def book_of(day: Morning) -> Book:
         pacing.begin(0, alpha_of(play, day))
     shown = Play(**{item.name: getattr(play, item.name) for item in fields(Play)})
     return Book(
-        spec=spec, play=shown, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
-        penalty=contracts.penalty, billed_rate=contracts.billed_rate, eligible=contracts.eligible,
-        curve=day.inventory.curve, theta=theta, prior=prior.astype(np.float32), rows=rows, bid_row=bid_row,
+        spec=spec,
+        play=shown,
+        ids=contracts.ad_id,
+        demand=contracts.demand,
+        limit=contracts.cap,
+        penalty=contracts.penalty,
+        billed_rate=contracts.billed_rate,
+        eligible=contracts.eligible,
+        curve=day.inventory.curve,
+        theta=theta,
+        prior=prior.astype(np.float32),
+        rows=rows,
+        bid_row=bid_row,
         fields=writer.ad_fields,
-        overall=OVERALL_FIELDS, bids=day.bids, regions=contracts.regions.shape[1], genders=GENDERS,
-        ages=contracts.ages.shape[1], click_value=day.click_value, pacing=pacing,
-    )  # fmt: skip
+        overall=OVERALL_FIELDS,
+        bids=day.bids,
+        regions=contracts.regions.shape[1],
+        genders=GENDERS,
+        ages=contracts.ages.shape[1],
+        click_value=day.click_value,
+        pacing=pacing,
+    )
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
@@ -108,9 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = ServeConfig(**{item.name: getattr(options, item.name) for item in fields(ServeConfig)})
         saved = load_policy(options.run)
         mixer = make_mixer(
-            options.run, saved, options.contracts or options.log, trust=options.trust, seed=config.seed,
+            options.run,
+            saved,
+            options.contracts or options.log,
+            trust=options.trust,
+            seed=config.seed,
             day_seconds=config.day_seconds,
-        )  # fmt: skip
+        )
         if options.log is not None:
             from ddrl.run.log_scoring import score_log
 
@@ -163,12 +182,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, metavar="FILE", help=f"file of the counters (RUN/{STATE})")
     parser.add_argument("--new-day", action="store_true", help="begin with counters of zero")
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="score this log instead, and end")
-    parser.add_argument("--out", type=Path, metavar="FILE", default=Path("decisions.parquet"),
-                        help="where the decisions go: .parquet or .jsonl")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        default=Path("decisions.parquet"),
+        help="where the decisions go: .parquet or .jsonl",
+    )
     parser.add_argument("--trust", action="store_true", help="run a chooser of one's own that the policy names")
     kinds = get_type_hints(ServeConfig)
     for item in fields(ServeConfig):
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
-        parser.add_argument(f"--{item.name.replace('_', '-')}", type=kinds[item.name], default=item.default,
-                            metavar=kinds[item.name].__name__.upper(), help=item.metadata["doc"] + unit)  # fmt: skip
+        parser.add_argument(
+            f"--{item.name.replace('_', '-')}",
+            type=kinds[item.name],
+            default=item.default,
+            metavar=kinds[item.name].__name__.upper(),
+            help=item.metadata["doc"] + unit,
+        )
     return parser

@@ -43,8 +43,16 @@ def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
         at = (np.arange(atoms) + 0.5) / atoms
         mixed = _pooled(predicted, at)
     known = [[row[np.isfinite(row)].tolist() for row in moment.T] for moment in met.returns]  # [M][K][at most N]
-    return {"form": form, "atoms": at, "steps": met.steps, "predicted": mixed, "returns": known,
-            "state": values[:, 0], "taken": taken[:, 0], "discrete": bool(actions)}  # fmt: skip
+    return {
+        "form": form,
+        "atoms": at,
+        "steps": met.steps,
+        "predicted": mixed,
+        "returns": known,
+        "state": values[:, 0],
+        "taken": taken[:, 0],
+        "discrete": bool(actions),
+    }
 
 
 def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64]) -> NDArray[np.floating[Any]]:

@@ -247,9 +247,17 @@ class Mixer:
     def contracts(self) -> list[ContractState]:
         """What is held of each contract, as of the last request."""
         columns = (
-            self.book.ids.tolist(), self.book.demand, self.book.limit, self.book.penalty, self.shown, self.seen_billed,
-            self._queue.estimate, self._queue.due, self.rate, self.theta,
-        )  # fmt: skip
+            self.book.ids.tolist(),
+            self.book.demand,
+            self.book.limit,
+            self.book.penalty,
+            self.shown,
+            self.seen_billed,
+            self._queue.estimate,
+            self._queue.due,
+            self.rate,
+            self.theta,
+        )
         return [ContractState(ad, *map(float, values)) for ad, *values in zip(*columns, strict=True)]
 
     # ---- tables ---------------------------------------------------------------------------------------------------
@@ -263,9 +271,18 @@ class Mixer:
     def _make_queue(self, seed: int) -> AdQueue:
         book = self.book
         tables: dict[str, Any] = {name: getattr(self, name) for name in ("shown", "seen_shown", "seen_billed", "sums")}
-        tables |= {name: np.ascontiguousarray(getattr(book, name)) for name in (
-            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row",
-        )}  # fmt: skip
+        tables |= {
+            name: np.ascontiguousarray(getattr(book, name))
+            for name in (
+                "ids",
+                "demand",
+                "limit",
+                "billed_rate",
+                "eligible",
+                "curve",
+                "bid_row",
+            )
+        }
         traffic = book.traffic_rows()
         tables |= {"rate": self.rate, "theta": self.theta, "rows": self._rows, "traffic_rows": traffic}
         tables["prior"] = self._prior

@@ -363,9 +363,16 @@ class AdmixVectorEnv:
         if self._bonuses:
             mask = (self.delivery.shown < self.contracts.cap) & self._feed.has_request[:, None]
         state = self._writer.write(
-            self._request, self._feed.has_request, mask, self.delivery, self._estimate, self._due, overall,
-            self._value, self._prior,
-        )  # fmt: skip
+            self._request,
+            self._feed.has_request,
+            mask,
+            self.delivery,
+            self._estimate,
+            self._due,
+            overall,
+            self._value,
+            self._prior,
+        )
         if self._order is not None:
             present_columns(state, self._order)
         return state

@@ -30,7 +30,7 @@ class Reader:
         if on_error not in ("raise", "drop"):
             raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
         self.counts: Counter[str] = Counter()
-        self.folder = folder  # fmt: skip
+        self.folder = folder
         self._contracts = contracts
         self._windows = windows
         self._bids = bids
