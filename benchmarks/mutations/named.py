@@ -298,17 +298,15 @@ _NAMED = {
             "            n_step=min(1, n_step),\n            burn_in=burn_in,\n            eviction=eviction.name",
         ),
     ),
-    "distribution/plans/costs.py": (
+    "distribution/simulator.py": (
         (
             "the bound forgets the receivers",
             "return max(S / up[0], S / min(down[1:]), n * S / sum(up))",
             "return max(S / up[0], n * S / sum(up))",
         ),
-    ),
-    "distribution/plans/simulator.py": (
         ("links receive many at once", "max(first_byte - ahead, self.down_free[target])", "first_byte - ahead"),
     ),
-    "distribution/transport/shards.py": (
+    "distribution/chunks.py": (
         (
             "checksums are not compared",
             "elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:",
@@ -320,7 +318,7 @@ _NAMED = {
             "foreign = False",
         ),
     ),
-    "distribution/relay/sending.py": (
+    "distribution/models.py": (
         ("more versions in flight than allowed", "or len(self._open) >= self._in_flight or", "or"),
         (
             "a refused version is not sent again",
@@ -332,11 +330,9 @@ _NAMED = {
             "if self._in_use is not None and not self._in_use(self._sent_version):",
             "if False:",
         ),
-    ),
-    "distribution/relay/receiving.py": (
         ("confirmed before it is used", "and not self._in_use(report.version)", "and False"),
     ),
-    "distribution/transport/uplink.py": (
+    "distribution/flows.py": (
         ("rows without room are lost", "room = min(len(rows), lane.capacity - len(lane))", "room = len(rows)"),
     ),
     "balance/collection.py": (

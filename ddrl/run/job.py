@@ -21,7 +21,7 @@ import numpy as np
 
 from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.distribution.transport.waits import nothing, wait
+from ddrl.distribution.waits import nothing, wait
 from ddrl.run.members import Evaluator
 from ddrl.run.process import (
     Interrupts,

@@ -301,7 +301,7 @@ class HostChannels:
         readers = len(self.topology.on_host(self.host))
         slots = config.channels.mailbox_slots
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
-            from ddrl.distribution.relay.core import (  # the creator alone needs it, not hundreds of rollouts
+            from ddrl.distribution.relay import (  # the creator alone needs it, not hundreds of rollouts
                 readers_needed,
                 slots_needed,
             )

@@ -25,7 +25,7 @@ from ddrl.run.topology import HostChannels, Topology, board_name, describe, repo
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
     from ddrl.run.directory import RunDirectory
     from ddrl.run.preparation import Preparation
 
@@ -142,7 +142,7 @@ def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
     mine = topology.ranks[world.Get_rank()]
     if mine.role is not Role.RELAY:
         return None
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
 
     relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     comm = world.Create_group(world.Get_group().Incl(relays))

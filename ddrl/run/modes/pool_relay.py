@@ -15,6 +15,7 @@ from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
+from ddrl.distribution.membership import Membership
 from ddrl.distribution.relay import Membership
 from ddrl.run.job import abort_on_error, barrier, part
 from ddrl.run.members import GOING

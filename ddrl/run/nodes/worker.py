@@ -16,7 +16,7 @@ from ddrl.channels.board import Command
 from ddrl.channels.counters import CounterRow
 from ddrl.core.errors import ChannelError, DdrlError, NetworkError
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.transport.waits import rest
+from ddrl.distribution.waits import rest
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import (

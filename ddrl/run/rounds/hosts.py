@@ -20,7 +20,7 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
-from ddrl.distribution.relay.control import Orders, Report, decode, encode
+from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.run.process import is_orphan
 from ddrl.run.rounds.orders import Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
 from ddrl.run.rounds.starters import StarterProcess
