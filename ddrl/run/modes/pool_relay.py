@@ -16,7 +16,6 @@ from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Membership
-from ddrl.distribution.relay import Membership
 from ddrl.run.job import abort_on_error, barrier, part
 from ddrl.run.members import GOING
 from ddrl.run.pool.ranks import STANDING, PoolRanks, RelayPlace
