@@ -19,7 +19,7 @@ from typing import Any
 
 from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
-from ddrl.run.lock import RunLock
+from ddrl.run.directory import RunLock
 from ddrl.telemetry import Run
 
 MARK = "DDRL_ATTACK"

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.distribution import cluster
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.links import Links
 from ddrl.distribution.plans.scheme import make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
-from ddrl.distribution.transport.links import Links
+from ddrl.distribution.simulator import Network, bound_unequal, simulate
 
 SOURCES = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 SEALED = "sealed loop"  # the next model leaves when every host has sealed the last

@@ -20,7 +20,7 @@ from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, made, run_groups
 from benchmarks.harness import arguments, print_table, save
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.simulator import bound_unequal
 
 CODECS = ("none", "bf16", "int8", "xor_zstd")
 IN_FLIGHT = 3  # versions; models of a case

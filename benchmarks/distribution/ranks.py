@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-import ddrl.distribution.relay.core as relay_module
+import ddrl.distribution.relay as relay_module
 from benchmarks.distribution.mpi import measure
 from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
+from benchmarks.distribution.traces import merge_traces
 from ddrl.channels.board import Board, Command
 from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
-from ddrl.distribution.relay.pace import PaceWatch
-from ddrl.distribution.transport.traces import merge_traces
-from ddrl.distribution.transport.waits import wait
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.models import PaceWatch
+from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
+from ddrl.distribution.waits import wait
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
 

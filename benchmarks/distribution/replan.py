@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import made, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.simulator import bound_unequal
 
 HOSTS = 16
 RATE = "200mbit"

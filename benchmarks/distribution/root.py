@@ -16,12 +16,12 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ddrl.channels.mailbox import Mailbox
-from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.models import PaceWatch
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.planner import choose_best
 from ddrl.distribution.plans.scheme import Choice, Situation
 from ddrl.distribution.relay import RootRelay
-from ddrl.distribution.relay.pace import PaceWatch
-from ddrl.distribution.transport.waits import wait
+from ddrl.distribution.waits import wait
 
 CONNECT_TAG = 99
 

@@ -43,7 +43,8 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     """One rank: the root's relay on the learner's mailbox, or another host's on one of its own."""
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
+    from ddrl.distribution.membership import Membership
+    from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
 
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))

@@ -20,7 +20,7 @@ from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.planner import choose_best, predict
 from ddrl.distribution.plans.scheme import Choice, Situation, candidates
 from ddrl.distribution.plans.schemes.stripes import budgets
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.simulator import Network
 
 NBYTES = 1_000_000
 MOST = 16

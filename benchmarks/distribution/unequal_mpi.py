@@ -22,7 +22,7 @@ from benchmarks.distribution.cases import case, made, run_groups
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
 from benchmarks.distribution.unequal import draw
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.simulator import bound_unequal
 
 NBYTES = 2_000_000
 MOST = 16

@@ -23,7 +23,7 @@ from ddrl.balance import Balancer
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
-from ddrl.distribution.transport.waits import wait
+from ddrl.distribution.waits import wait
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.pool.slots import CpuController, QuotaGroup

@@ -54,7 +54,8 @@ def relay(run_id: str) -> None:
     """One rank: the root's relay on the first core, or the other host's on the last."""
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
+    from ddrl.distribution.membership import Membership
+    from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
 
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))

@@ -26,10 +26,10 @@ from typing import Any
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.plans.planner import choose
 from ddrl.distribution.plans.planner import predict as predict_plan
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.simulator import Network
 from ddrl.plan.costs import Costs
 from ddrl.plan.rounds import rounds_per, serial_rounds
 from ddrl.pool.devices import Device

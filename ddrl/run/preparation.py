@@ -1,5 +1,6 @@
 """What is checked and made before anything starts, on rank 0 alone: settings, environment, algorithm, extras, run
-directory, checkpoint. Whatever can be refused is refused here, before any channel exists."""
+directory, checkpoint. Whatever can be refused is refused here, before any channel exists.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +11,70 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ddrl import __version__
 from ddrl.core.algorithm import Declaration
-from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
-from ddrl.run.checkpoint import Checkpoint, newest_checkpoint
+from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
 from ddrl.run.cli import Command
-from ddrl.run.directory import RunDirectory
-from ddrl.run.task import TaskRecords
+from ddrl.run.directory import RunDirectory, planned_path
 from ddrl.run.topology import Topology
+
+# -- banner ------------------------------------------------------------------------------------------------------------
+# The first words of a run, within half a second of rank 0's start: what runs where, and how to watch it.
+#
+# Printed before MPI, the environment's package or torch is loaded, which takes seconds, with many ranks a minute. What
+# cannot be read yet (a setting that is wrong, a directory that is none) is left to the checks that follow.
+
+
+def announce(command: Command, run_id: str, ranks: int) -> Path | None:
+    """Print the banner; the directory that a new run is to have. `ranks`: those of mpirun, 0 without it."""
+    try:
+        if command.resume is None:
+            config = command.config()
+            path = planned_path(config, run_id)
+        else:
+            path = command.resume.absolute()
+            config = apply_overrides(RunDirectory.open(path)[1], command.overrides)
+    except DdrlError:
+        return None
+    print(_banner(command, config, path, ranks), file=sys.stderr, flush=True)
+    return None if command.resume is not None else path
+
+
+def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    if command.serial:
+        processes = "one process, reproducible by run.seed"
+    elif ranks:
+        processes = f"{ranks} ranks under mpirun"
+    else:
+        processes = "local processes"
+    verb = "go on with" if command.resume is not None else "train"
+    dashboard = "streamlit run dashboard/app.py"
+    if path.parent.name != "runs":
+        dashboard += f" -- {shown.parent}"
+    neutral = ""
+    if command.task is None and command.resume is None:
+        neutral = (
+            f"neutral settings: no task ships for {config.env.id}; see learner.lr, run.max_env_steps in --help, or "
+            "name a "
+            "task.toml\n"
+        )
+    return (
+        f"ddrl {__version__}: {verb} {config.env.id} by {config.learner.algorithm}, {processes}\n"
+        f"run:      {shown}\n"
+        f"watch it: {dashboard}\n"
+        f"{neutral}starting ..."
+    )
+
+
+# -- preparation -------------------------------------------------------------------------------------------------------
 
 LIVE_SETTINGS = {
     "learner.lr": "lr",

@@ -29,7 +29,7 @@ from ddrl.envs.admix.pacing import Pacing
 from ddrl.envs.admix.settings import OVERALL_FIELDS
 from ddrl.envs.admix.state import StateWriter
 from ddrl.envs.admix.vector import AdmixVectorEnv
-from ddrl.run.lock import RunLock
+from ddrl.run.directory import RunLock
 from ddrl.serve import snapshot
 from ddrl.serve.book import Book, Play
 from ddrl.serve.mixer import Mixer

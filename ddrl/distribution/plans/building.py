@@ -7,8 +7,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ddrl.distribution.plans.cuts import cut_chunks
-from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.plan import Plan, cut_chunks
 from ddrl.distribution.plans.trees import Edges
 
 

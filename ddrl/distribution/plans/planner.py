@@ -13,9 +13,9 @@ import numpy as np
 
 from ddrl.core.config import Config
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
+from ddrl.distribution.plan import HEADER_BYTES, Plan
 from ddrl.distribution.plans.scheme import LAG_WEIGHT, Choice, Situation, candidates, load_scheme, make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution.simulator import Network, simulate
 
 LAST_ROUND = 16  # proposals that are simulated, beside the best one of each scheme
 EVENTS = 20_000  # messages in one simulation, about

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from typing import Any, ClassVar, NamedTuple, Self
 
 from ddrl.core.layouts import ParameterLayout
+from ddrl.distribution.chunks import Bytes
 from ddrl.distribution.transport.codec import require_layout
-from ddrl.distribution.transport.shards import Bytes
 
 
 class Part(NamedTuple):

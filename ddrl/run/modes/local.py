@@ -17,16 +17,14 @@ from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.modes.driver import drive
+from ddrl.run.job import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
 from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
 from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task
-from ddrl.run.topology import rollouts_of_host
+from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from ddrl.pool.devices import Device
 from ddrl.pool.leases import LeaseHolder
 from ddrl.pool.slots import CpuSlot, make_group
-from ddrl.run.moves import Move
-from ddrl.run.training import Training
+from ddrl.run.training import Move, Training
 
 if TYPE_CHECKING:
     from ddrl.core.config import RunConfig

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from ddrl.channels.board import Board
 from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.roles import Assignment
-from ddrl.run.host import HostChannels
 from ddrl.run.members import GOING, make_worker, member_seed
 from ddrl.run.rounds.orders import Sent
+from ddrl.run.topology import HostChannels
 
 LOOK_AT_BOARD = 1.0  # [s] between looks at the command; its bell is rung too
 

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddrl.core.errors import JobFailed
-from ddrl.run.moves import Move, Rows
 from ddrl.run.rounds.collectors import Collectors, Trace
 from ddrl.run.rounds.orders import Ended, Sent, earliest
 from ddrl.run.rounds.starters import Starters
-from ddrl.run.training import STATISTICS_PERIOD, Training
+from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, GradientMean

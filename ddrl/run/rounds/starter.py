@@ -22,12 +22,11 @@ import msgspec
 
 from ddrl.channels.board import Command
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import describe
-from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.process import die_with, ignore_interrupts, step_back
 from ddrl.run.rounds.collector import collect
 from ddrl.run.rounds.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
+from ddrl.run.topology import HostChannels, describe
 
 STOP_TIMEOUT = 10.0  # [s] a collector may be inside a long environment step when it is told to stop
 MAX_WORDS = 4_000  # bytes of what a collector printed that are kept

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddrl.distribution.plan import Plan, cut_evenly
 from ddrl.distribution.plans.building import without_empty
-from ddrl.distribution.plans.cuts import cut_evenly
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from ddrl.core.errors import ConfigError, PlanError
 from ddrl.core.fields import setting
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan, cut_evenly
 from ddrl.distribution.plans.building import shards_over_relays
-from ddrl.distribution.plans.cuts import cut_evenly
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation, preset_relays
 
 MAX_CONNECTIONS = 64 * 64  # relays times hosts of a proposal: each pair is a connection

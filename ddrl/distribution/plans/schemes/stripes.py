@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddrl.core.fields import setting
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import chunks_over_trees
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation
-from ddrl.distribution.plans.simulator import Network
 from ddrl.distribution.plans.trees import striped_trees
+from ddrl.distribution.simulator import Network
 
 FANOUTS = (2, 3, 4, 6, 8)
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddrl.core.errors import PlanError
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan, cut_by_weight, cut_evenly
 from ddrl.distribution.plans.building import shards_over_relays
-from ddrl.distribution.plans.cuts import cut_by_weight, cut_evenly
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation
 
 MAX_HOSTS = 64  # that it is proposed for: every host speaks to every other

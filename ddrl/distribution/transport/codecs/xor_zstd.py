@@ -12,7 +12,7 @@ from ddrl import _kernel
 from ddrl.core.errors import MessageError, MissingExtraError
 from ddrl.core.fields import setting
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.transport.shards import Bytes
+from ddrl.distribution.chunks import Bytes
 
 
 class XorZstd:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.transport.waits import nothing, rest, wait
+from ddrl.distribution.waits import nothing, rest, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
