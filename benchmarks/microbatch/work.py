@@ -66,8 +66,10 @@ def fit(trace: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.fl
     for node, (b, t) in enumerate(zip(sizes.T, seconds.T, strict=True)):
         slope, start = stats.theilslopes(t, b)[:2]
         if start < 0 or slope <= 0:
-            slope, start = np.median(t / b), 0.0
-        overhead[node], speed[node] = start, 1.0 / slope
+            slope = np.median(t / b)
+            start = 0.0
+        overhead[node] = start
+        speed[node] = 1.0 / slope
     off = np.log(seconds / (overhead + sizes / speed))
     return overhead, speed, float(1.4826 * np.median(np.abs(off - np.median(off))))
 

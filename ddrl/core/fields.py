@@ -42,7 +42,9 @@ def setting(
 def check_ranges(component: str, values: Any) -> None:
     """Raise ConfigError where a field of a component is out of its range, or names no plug-in."""
     for item in fields(values):
-        value, meta, name = getattr(values, item.name), item.metadata, f"{component}.{item.name}"
+        value = getattr(values, item.name)
+        meta = item.metadata
+        name = f"{component}.{item.name}"
         if meta["plugin"] and (value or item.default):
             plugins.check_name(name, meta["plugin"], value)
         if meta["choices"] and value not in meta["choices"]:

@@ -71,7 +71,8 @@ class Bounds(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         self._has_prior = PRIOR in spec.observation.arrays
-        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+        low = torch.tensor(spec.action_low)
+        high = torch.tensor(spec.action_high)
         self.register_buffer("low", low)
         self.register_buffer("width", high - low)
 
@@ -113,7 +114,8 @@ class QueueActor(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
-        self.queue, self.bounds = Queue(spec, hidden, extra=1), Bounds(spec)
+        self.queue = Queue(spec, hidden, extra=1)
+        self.bounds = Bounds(spec)
         self.head = nn.Linear(hidden[-1], 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -144,13 +146,15 @@ class QueueCritic(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int], outputs: int) -> None:
         super().__init__()
-        self.queue, self.bounds = Queue(spec, hidden, extra=3), Bounds(spec)
+        self.queue = Queue(spec, hidden, extra=3)
+        self.bounds = Bounds(spec)
         self._by_place = bool(spec.reward_shape)
         self.head = nn.Sequential(nn.Linear(hidden[-1], hidden[-1]), nn.ReLU(), nn.Linear(hidden[-1], outputs))
 
     def forward(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        share, begin = self.bounds.share(action), self.bounds.prior(observation)
+        share = self.bounds.share(action)
+        begin = self.bounds.prior(observation)
         extra = by_place(observation[f"{AXIS}_mask"], share, 3 * (share - begin), 0.5 * logit(begin))
         x, mask = self.queue(observation, extra, alone=self._by_place and action.requires_grad)
         if self._by_place:

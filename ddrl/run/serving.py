@@ -29,7 +29,7 @@ from ddrl.envs.admix.pacing import Pacing
 from ddrl.envs.admix.settings import OVERALL_FIELDS
 from ddrl.envs.admix.state import StateWriter
 from ddrl.envs.admix.vector import AdmixVectorEnv
-from ddrl.run.lock import RunLock
+from ddrl.run.directory import RunLock
 from ddrl.serve import snapshot
 from ddrl.serve.book import Book, Play
 from ddrl.serve.mixer import Mixer
@@ -56,7 +56,8 @@ def make_book(env: EnvConfig, contracts: Path | None = None) -> Book:
 
 def book_of(day: Morning) -> Book:
     """The book of a day before it begins."""
-    contracts, play = day.contracts, day.play
+    contracts = day.contracts
+    play = day.play
     required = day.inventory.split()
     theta = {"off": np.ones(contracts.count), "split": required, "water": None}[play.theta]
     theta = day.inventory.water() if theta is None else theta
@@ -67,7 +68,8 @@ def book_of(day: Morning) -> Book:
     spec = AdmixVectorEnv(always, 1, play, day.click_value, day.bids).spec
     prior = prior_of(play, day)
     writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
-    rows, bid_row = np.zeros((contracts.count, 0), np.float32), np.zeros(0, np.float32)
+    rows = np.zeros((contracts.count, 0), np.float32)
+    bid_row = np.zeros(0, np.float32)
     if writer.ad_fields:
         writer.prepare(spec.observation.numpy, required[None], theta[None])
         rows, bid_row = writer.constant_rows()
@@ -77,13 +79,28 @@ def book_of(day: Morning) -> Book:
         pacing.begin(0, alpha_of(play, day))
     shown = Play(**{item.name: getattr(play, item.name) for item in fields(Play)})
     return Book(
-        spec=spec, play=shown, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
-        penalty=contracts.penalty, billed_rate=contracts.billed_rate, eligible=contracts.eligible,
-        curve=day.inventory.curve, theta=theta, prior=prior.astype(np.float32), rows=rows, bid_row=bid_row,
+        spec=spec,
+        play=shown,
+        ids=contracts.ad_id,
+        demand=contracts.demand,
+        limit=contracts.cap,
+        penalty=contracts.penalty,
+        billed_rate=contracts.billed_rate,
+        eligible=contracts.eligible,
+        curve=day.inventory.curve,
+        theta=theta,
+        prior=prior.astype(np.float32),
+        rows=rows,
+        bid_row=bid_row,
         fields=writer.ad_fields,
-        overall=OVERALL_FIELDS, bids=day.bids, regions=contracts.regions.shape[1], genders=GENDERS,
-        ages=contracts.ages.shape[1], click_value=day.click_value, pacing=pacing,
-    )  # fmt: skip
+        overall=OVERALL_FIELDS,
+        bids=day.bids,
+        regions=contracts.regions.shape[1],
+        genders=GENDERS,
+        ages=contracts.ages.shape[1],
+        click_value=day.click_value,
+        pacing=pacing,
+    )
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
@@ -106,9 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = ServeConfig(**{item.name: getattr(options, item.name) for item in fields(ServeConfig)})
         saved = load_policy(options.run)
         mixer = make_mixer(
-            options.run, saved, options.contracts or options.log, trust=options.trust, seed=config.seed,
+            options.run,
+            saved,
+            options.contracts or options.log,
+            trust=options.trust,
+            seed=config.seed,
             day_seconds=config.day_seconds,
-        )  # fmt: skip
+        )
         if options.log is not None:
             from ddrl.run.log_scoring import score_log
 
@@ -161,12 +182,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, metavar="FILE", help=f"file of the counters (RUN/{STATE})")
     parser.add_argument("--new-day", action="store_true", help="begin with counters of zero")
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="score this log instead, and end")
-    parser.add_argument("--out", type=Path, metavar="FILE", default=Path("decisions.parquet"),
-                        help="where the decisions go: .parquet or .jsonl")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        default=Path("decisions.parquet"),
+        help="where the decisions go: .parquet or .jsonl",
+    )
     parser.add_argument("--trust", action="store_true", help="run a chooser of one's own that the policy names")
     kinds = get_type_hints(ServeConfig)
     for item in fields(ServeConfig):
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
-        parser.add_argument(f"--{item.name.replace('_', '-')}", type=kinds[item.name], default=item.default,
-                            metavar=kinds[item.name].__name__.upper(), help=item.metadata["doc"] + unit)  # fmt: skip
+        parser.add_argument(
+            f"--{item.name.replace('_', '-')}",
+            type=kinds[item.name],
+            default=item.default,
+            metavar=kinds[item.name].__name__.upper(),
+            help=item.metadata["doc"] + unit,
+        )
     return parser

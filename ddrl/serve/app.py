@@ -46,10 +46,15 @@ class App:
         load_policy: LoadPolicy,
         waiting: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.mixer, self.config, self.waiting, self.ending = mixer, config, waiting, False
-        self._load_policy, self._open = load_policy, 0
+        self.mixer = mixer
+        self.config = config
+        self.waiting = waiting
+        self.ending = False
+        self._load_policy = load_policy
+        self._open = 0
         self.answers: dict[int, int] = {}  # by status
-        self._buckets, self._seconds = [0] * (len(BUCKETS) + 1), 0.0
+        self._buckets = [0] * (len(BUCKETS) + 1)
+        self._seconds = 0.0
         self._document = _encode(openapi.document(MAX_BODY=config.max_body))
         self._heads: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
         self._paths: dict[str, dict[str, Callable[[bytes], Awaitable[Answer]]]] = {
@@ -65,11 +70,13 @@ class App:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One HTTP request."""
         assert scope["type"] == "http", scope["type"]
-        path, method = scope["path"], scope["method"]
+        path = scope["path"]
+        method = scope["method"]
         kind = "application/json"
         try:
             if path == "/v1/decide" and method == "POST":
-                status, body = 200, self._decide(await self._body(scope, receive, self.config.max_body))
+                status = 200
+                body = self._decide(await self._body(scope, receive, self.config.max_body))
             else:
                 action = self._action(path, method)
                 limit = self.config.max_policy if path == "/v1/policy" else self.config.max_body
@@ -78,11 +85,14 @@ class App:
         except ConnectionResetError:
             return  # the client has left before it said what it wants
         except Refused as refused:
-            status, body = refused.status, _encode(Error(str(refused)))
+            status = refused.status
+            body = _encode(Error(str(refused)))
         except (MessageError, CheckpointError) as error:
-            status, body = 422, _encode(Error(str(error)))
+            status = 422
+            body = _encode(Error(str(error)))
         except DdrlError as error:
-            status, body = 500, _encode(Error(str(error)))
+            status = 500
+            body = _encode(Error(str(error)))
         self.answers[status] = self.answers.get(status, 0) + 1
         await send({"type": "http.response.start", "status": status, "headers": self._headers(status, kind, len(body))})
         await send({"type": "http.response.body", "body": body})
@@ -116,7 +126,8 @@ class App:
         return body
 
     async def _rest(self, message: dict[str, Any], receive: Any, limit: int) -> list[bytes]:
-        parts, size = [message["body"]], len(message["body"])
+        parts = [message["body"]]
+        size = len(message["body"])
         while message.get("more_body"):
             message = await self._next(receive)
             parts.append(message["body"])
@@ -182,7 +193,8 @@ class App:
         return 200, self._document
 
     async def _metrics(self, body: bytes) -> Answer:
-        mixer, lines = self.mixer, list[str]()
+        mixer = self.mixer
+        lines = list[str]()
 
         def add(name: str, kind: str, words: str, *samples: tuple[str, float]) -> None:
             lines.extend((f"# HELP ddrl_serve_{name} {words}", f"# TYPE ddrl_serve_{name} {kind}"))
@@ -198,7 +210,8 @@ class App:
         add("policy_changes_total", "counter", "Policies taken into service after the first.", ("", mixer.changes))
         add("policy_info", "gauge", "The policy that chooses.", (f'{{version="{mixer.policy.version}"}}', 1))
         add("waiting", "gauge", "Requests taken and not yet answered.", ("", self.waiting()))
-        sums, samples = 0, list[tuple[str, float]]()
+        sums = 0
+        samples = list[tuple[str, float]]()
         for bound, count in zip((*BUCKETS, None), self._buckets, strict=True):
             sums += count
             samples.append((f'_bucket{{le="{"+Inf" if bound is None else f"{bound:g}"}"}}', sums))

@@ -99,11 +99,15 @@ class Book:
 
     def require(self, spec: EnvSpec) -> None:
         """CheckpointError unless a policy trained in `spec` can be served: the same arrays in, the same scores out."""
-        wanted, given = self.spec.observation.arrays, spec.observation.arrays
+        wanted = self.spec.observation.arrays
+        given = spec.observation.arrays
         if wanted == given and spec.action == self.spec.action:
             return
-        wrong = [f"{name}: {_words(given.get(name))}, here {_words(wanted.get(name))}" for name in sorted(
-            {*wanted, *given}) if wanted.get(name) != given.get(name)]  # fmt: skip
+        wrong = [
+            f"{name}: {_words(given.get(name))}, here {_words(wanted.get(name))}"
+            for name in sorted({*wanted, *given})
+            if wanted.get(name) != given.get(name)
+        ]
         if spec.action != self.spec.action:
             wrong.append(f"scores: {_words(spec.action)}, here {_words(self.spec.action)}")
         raise CheckpointError(

@@ -73,14 +73,18 @@ class _Connection(asyncio.Protocol):
     """One connection with at most one request under way."""
 
     def __init__(self, generator: Generator) -> None:
-        self._generator, self._buffer = generator, b""
-        self._due, self._sent, self.closes = 0.0, -1, False
+        self._generator = generator
+        self._buffer = b""
+        self._due = 0.0
+        self._sent = -1
+        self.closes = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport: Any = transport
 
     def send(self, number: int, due: float) -> None:
-        self._due, self._sent = due, number
+        self._due = due
+        self._sent = number
         self.transport.write(self._generator.request(number))
 
     def data_received(self, data: bytes) -> None:
@@ -92,9 +96,12 @@ class _Connection(asyncio.Protocol):
         size = int(self._buffer[at : self._buffer.find(b"\r\n", at)])
         if len(self._buffer) < head + 4 + size:
             return
-        status, body = int(self._buffer[9:12]), self._buffer[head + 4 : head + 4 + size]
+        status = int(self._buffer[9:12])
+        body = self._buffer[head + 4 : head + 4 + size]
         self.closes = self._buffer.find(b"\r\nconnection: close", 0, head) > 0
-        self._buffer, number, self._sent = b"", self._sent, -1
+        self._buffer = b""
+        number = self._sent
+        self._sent = -1
         self._generator.take(self, number, status, body, self._due)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,7 +116,9 @@ class Generator:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise ConfigError(f"{url}: write it as http://127.0.0.1:8700")
-        self._host, self._port, self._count = parts.hostname, parts.port, connections
+        self._host = parts.hostname
+        self._port = parts.port
+        self._count = connections
         self._rest = [body[body.index(b",") :] for body in bodies]
         self._head = b"POST /v1/decide HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ncontent-length: " % (
             parts.netloc.encode()
@@ -125,10 +134,14 @@ class Generator:
     async def run(self, requests: int | None, seconds: float | None, rate: float | None, seed: int = 0) -> Result:
         """Send until `requests` are answered or `seconds` have passed; `rate` [1/s]: open loop."""
         loop = asyncio.get_running_loop()
-        self._result, self._done, self._next = Result(), loop.create_future(), 0
+        self._result = Result()
+        self._done = loop.create_future()
+        self._next = 0
         self._limit = sys.maxsize if requests is None else requests
         self._end = float("inf") if seconds is None else time.perf_counter() + seconds
-        self._open_loop, self._due, self._under_way = rate is not None, deque[float](), 0
+        self._open_loop = rate is not None
+        self._due = deque[float]()
+        self._under_way = 0
         try:
             made = [
                 await loop.create_connection(lambda: _Connection(self), self._host, self._port)
@@ -140,7 +153,8 @@ class Generator:
         self._connected = len(made)
         begin = time.perf_counter()
         if rate is None:
-            first, self._idle = self._idle, []
+            first = self._idle
+            self._idle = []
             for connection in first:
                 self._send(connection, time.perf_counter())
         else:
@@ -153,7 +167,8 @@ class Generator:
 
     def take(self, connection: _Connection, number: int, status: int, body: bytes, due: float) -> None:
         """An answer has come."""
-        now, result = time.perf_counter(), self._result
+        now = time.perf_counter()
+        result = self._result
         result.latencies.append(now - due)
         result.statuses[status] += 1
         if status == 200:
@@ -191,7 +206,8 @@ class Generator:
 
     async def _schedule(self, rate: float, generator: np.random.Generator) -> None:
         """Requests at the times of a Poisson process."""
-        loop, due = asyncio.get_running_loop(), time.perf_counter()
+        loop = asyncio.get_running_loop()
+        due = time.perf_counter()
         while due < self._end and self._next + len(self._due) < self._limit:
             for gap in generator.exponential(1 / rate, 256).tolist():
                 due += gap
@@ -227,7 +243,10 @@ def bodies_of(
         ctr = np.round(generator.beta(0.8, 39.2, len(contracts) + bids), 7).tolist()
         keys = generator.integers(10**8, 10**9, (len(contracts) + bids, 2)).tolist()
         request = DisplayRequest(
-            number, region, gender, age,
+            number,
+            region,
+            gender,
+            age,
             ad=[*contracts, *generator.integers(10**6, 10**7, bids).tolist()],
             kind=[0] * len(contracts) + [1] * bids,
             ecpm=[0.0] * len(contracts) + ecpm,
@@ -235,7 +254,7 @@ def bodies_of(
             slot=1,
             creative=[f"{_PAGE}{one}/300x250/index.html?campaign={two}&format=html5&v=4" for one, two in keys],
             time=(number % 10_000) / 10_000,
-        )  # fmt: skip
+        )
         made.append(msgspec.json.encode(request))
     return made
 

@@ -59,18 +59,26 @@ class Mixer:
     ) -> None:
         """`seed`: of the draws by rate and theta. `clock` gives seconds; requests without a time are at (clock() - day
         begin) / day_seconds. CheckpointError for a policy of other features."""
-        self.book, self._clock, self.day_seconds = book, clock, day_seconds
+        self.book = book
+        self._clock = clock
+        self.day_seconds = day_seconds
         self.began = clock()
         count = len(book.ids)
-        self.rate, self.theta = np.full(count, book.play.rate), book.theta.copy()
-        self.shown, self.seen_shown, self.seen_billed = np.zeros(count), np.zeros(count), np.zeros(count)
+        self.rate = np.full(count, book.play.rate)
+        self.theta = book.theta.copy()
+        self.shown = np.zeros(count)
+        self.seen_shown = np.zeros(count)
+        self.seen_billed = np.zeros(count)
         self.sums = np.zeros(5)
         self.requests = self.empty_queues = self.cut_bids = self.changes = 0
-        self._rows, self._prior, self.pacing = book.rows.copy(), book.prior.copy(), copy.deepcopy(book.pacing)
+        self._rows = book.rows.copy()
+        self._prior = book.prior.copy()
+        self.pacing = copy.deepcopy(book.pacing)
         self._overall = np.zeros(len(book.overall), np.float32)
         self._place = {int(ad): place for place, ad in enumerate(book.ids)}
         self._queue = self._make_queue(seed)
-        self._decoder, self._encoder = msgspec.json.Decoder(DisplayRequest), msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(DisplayRequest)
+        self._encoder = msgspec.json.Encoder()
         self.use(policy)
         self.changes = 0
 
@@ -121,8 +129,10 @@ class Mixer:
         decision = Decision(request.request_id, policy.version)
         if slot >= 0:
             place: int = queue.origin_of(slot)
-            decision.place, decision.score = place, score
-            decision.ad, decision.kind = request.ad[place], request.kind[place]
+            decision.place = place
+            decision.score = score
+            decision.ad = request.ad[place]
+            decision.kind = request.kind[place]
             decision.worth = self._worth(request, place)
             if creative:
                 decision.creative = creative[place]
@@ -136,7 +146,8 @@ class Mixer:
 
     def _pace(self, pacing: Pacer) -> None:
         """The prior of a new decision, by what is due and known as of the present request."""
-        due, estimate = np.array([self._queue.due]), np.array([self._queue.estimate])
+        due = np.array([self._queue.due])
+        estimate = np.array([self._queue.estimate])
         self._prior[:] = 1000 * pacing.decide(due, estimate, self.seen_billed, self.seen_shown)[0]
         count = len(self._prior)
         self._prior_seen[:count] = self._prior * self._mask_seen[:count]
@@ -145,7 +156,9 @@ class Mixer:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]
 
     def _explain(self, request: DisplayRequest, moment: float, scores: NDArray[Any], chosen: int) -> Explanation:
-        book, queue, scores = self.book, self._queue, scores.reshape(-1)
+        book = self.book
+        queue = self._queue
+        scores = scores.reshape(-1)
         origin: list[int] = queue.origin
         reasons: list[int] = queue.reasons
         estimate: list[float] = queue.estimate
@@ -154,7 +167,8 @@ class Mixer:
         listed: list[Candidate] = []
         others: list[float] = []
         for place, (ad, kind) in enumerate(zip(request.ad, request.kind, strict=True)):
-            slot, reason = slot_of.get(place, -1), REASONS[reasons[place]]
+            slot = slot_of.get(place, -1)
+            reason = REASONS[reasons[place]]
             seen = slot >= 0 and (not reason or reason == REASONS[5])
             score = None if not seen else queue.score_of(scores, slot)
             worth = self._worth(request, place)
@@ -163,8 +177,11 @@ class Mixer:
                 j = self._place[ad]
                 rate = max(float(estimate[j] / self.shown[j] if self.shown[j] else book.billed_rate[j]), 1e-6)
                 candidate.alpha = None if score is None else (score - worth) / 1000 / rate
-                candidate.penalty, candidate.due, candidate.billed = float(book.penalty[j]), due[j], estimate[j]
-                candidate.rate, candidate.theta = float(self.rate[j]), float(self.theta[j])
+                candidate.penalty = float(book.penalty[j])
+                candidate.due = due[j]
+                candidate.billed = estimate[j]
+                candidate.rate = float(self.rate[j])
+                candidate.theta = float(self.theta[j])
             listed.append(candidate)
             if score is not None and not reason and slot != chosen:
                 others.append(score)
@@ -179,7 +196,8 @@ class Mixer:
         state = self._state_arrays(policy.inputs)
         self._queue.write_into(state)
         self._slot = policy.inputs.get("slot_id")
-        self._policy, self.changes = policy, self.changes + 1
+        self._policy = policy
+        self.changes = self.changes + 1
         self._held: NDArray[np.float32] | None = None  # the action that stands for further requests
         self._held_for = 0
 
@@ -229,9 +247,17 @@ class Mixer:
     def contracts(self) -> list[ContractState]:
         """What is held of each contract, as of the last request."""
         columns = (
-            self.book.ids.tolist(), self.book.demand, self.book.limit, self.book.penalty, self.shown, self.seen_billed,
-            self._queue.estimate, self._queue.due, self.rate, self.theta,
-        )  # fmt: skip
+            self.book.ids.tolist(),
+            self.book.demand,
+            self.book.limit,
+            self.book.penalty,
+            self.shown,
+            self.seen_billed,
+            self._queue.estimate,
+            self._queue.due,
+            self.rate,
+            self.theta,
+        )
         return [ContractState(ad, *map(float, values)) for ad, *values in zip(*columns, strict=True)]
 
     # ---- tables ---------------------------------------------------------------------------------------------------
@@ -245,9 +271,18 @@ class Mixer:
     def _make_queue(self, seed: int) -> AdQueue:
         book = self.book
         tables: dict[str, Any] = {name: getattr(self, name) for name in ("shown", "seen_shown", "seen_billed", "sums")}
-        tables |= {name: np.ascontiguousarray(getattr(book, name)) for name in (
-            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row",
-        )}  # fmt: skip
+        tables |= {
+            name: np.ascontiguousarray(getattr(book, name))
+            for name in (
+                "ids",
+                "demand",
+                "limit",
+                "billed_rate",
+                "eligible",
+                "curve",
+                "bid_row",
+            )
+        }
         traffic = book.traffic_rows()
         tables |= {"rate": self.rate, "theta": self.theta, "rows": self._rows, "traffic_rows": traffic}
         tables["prior"] = self._prior
@@ -279,8 +314,10 @@ class Mixer:
             "traffic": np.zeros(book.traffic_rows().shape[1], np.float32),
         }
         state = {name: inputs[name][0] if name in inputs else array for name, array in spare.items()}
-        self._mask_seen, self._prior_seen = state["queue_mask"], state["prior"]
-        self._further, self._further_places = None, [book.overall.index(name) for name in book.play.overall_fields]
+        self._mask_seen = state["queue_mask"]
+        self._prior_seen = state["prior"]
+        self._further = None
+        self._further_places = [book.overall.index(name) for name in book.play.overall_fields]
         whole = self._further_places == list(range(len(book.overall)))
         if "overall" in inputs and not whole:
             self._further = inputs["overall"][0]

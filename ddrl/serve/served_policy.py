@@ -37,7 +37,10 @@ class ServedPolicy:
             if view.dtype.kind == "f" and not np.isfinite(view).all():
                 raise NetworkError(f"the policy's parameter {name} holds a value that is not a number: train it again")
         again = shared is not None and shared.model == model
-        self.model, self.vector, self.evaluation, self.loaded = model, vector, evaluation or {}, time.time()
+        self.model = model
+        self.vector = vector
+        self.evaluation = evaluation or {}
+        self.loaded = time.time()
         self._acting = shared._acting if again and shared is not None else ActingPolicy(model, outputs=())
         self.inputs = self._acting.inputs(1)
         digest = hashlib.blake2b(model.onnx, digest_size=6)

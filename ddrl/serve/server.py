@@ -64,7 +64,8 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, say: Callab
 
 def _join(server: Any, life: _Life, ready: Callable[[], None]) -> None:
     """Let `life` begin once the server listens, and end after its last answer."""
-    startup, shutdown = server.startup, server.shutdown
+    startup = server.startup
+    shutdown = server.shutdown
 
     async def begin(sockets: Any = None) -> None:
         await startup(sockets)
@@ -76,7 +77,8 @@ def _join(server: Any, life: _Life, ready: Callable[[], None]) -> None:
         await shutdown(sockets)
         await life.end()
 
-    server.startup, server.shutdown = begin, end
+    server.startup = begin
+    server.shutdown = end
 
 
 def _listen(config: ServeConfig) -> socket.socket:
@@ -98,7 +100,10 @@ class _Life:
     """What goes on beside requests: policies are loaded in a thread and change between two requests."""
 
     def __init__(self, mixer: Mixer, run: Path, config: ServeConfig, state: Path) -> None:
-        self.mixer, self._run, self._config, self._state = mixer, run, config, state
+        self.mixer = mixer
+        self._run = run
+        self._config = config
+        self._state = state
         self.app = App(mixer, config, self._load)
         self._seen = self._stamp()
         self._tasks: list[asyncio.Task[None]] = []

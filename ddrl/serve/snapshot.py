@@ -83,4 +83,6 @@ def restore(path: Path, mixer: Mixer) -> None:
     if mixer.pacing:
         mixer.pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
     mixer.sums[:] = whole.sums
-    mixer.began, mixer.requests, mixer.empty_queues = whole.began, whole.requests, whole.empty_queues
+    mixer.began = whole.began
+    mixer.requests = whole.requests
+    mixer.empty_queues = whole.empty_queues

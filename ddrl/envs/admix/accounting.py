@@ -53,11 +53,21 @@ def account(
         raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
     known = morning(saved.env.id.partition(":")[2], saved.env.kwargs)
     # What is observed stays; rewards become V, and days are played whole.
-    play = replace(known.play, relative=False, reward_by="total", shortfall_weight=1.0, ctr_weight=1.0, bid_weight=1.0,
-                   episode_windows=0, first_window=0, last_window=0)  # fmt: skip
+    play = replace(
+        known.play,
+        relative=False,
+        reward_by="total",
+        shortfall_weight=1.0,
+        ctr_weight=1.0,
+        bid_weight=1.0,
+        episode_windows=0,
+        first_window=0,
+        last_window=0,
+    )
     reported, tuning = _cases(saved, known, days, log, say)
     played = _play(saved, play, known, reported.days)
-    case, row = reported.case, reported.case.days
+    case = reported.case
+    row = reported.case.days
     moments = np.linspace(0, 1, MOMENTS)
     counts = np.searchsorted(row.time[0, : row.length[0]], moments, side="right")
     reached = np.minimum(np.arange(len(played.course)) * play.repeat, row.length[0])  # requests after each step
@@ -76,15 +86,28 @@ def account(
         rules.append(Rule(name, case.normalised(outcome).tolist(), course.tolist(), asdict(settings)))
     billed = np.stack([np.interp(counts, reached, column) for column in played.billed.T], 1)
     return Account(
-        format=FORMAT, written=time.time(), policy=saved.evaluation, days=len(scores), requests=int(row.length[0]),
-        delay=play.delay, times=moments.tolist(), bid_only=float(case.optima[0].bid_only),
-        optimum=float(case.optima[0].upper), gap=float(max(best.gap for best in case.optima)), rules=rules,
+        format=FORMAT,
+        written=time.time(),
+        policy=saved.evaluation,
+        days=len(scores),
+        requests=int(row.length[0]),
+        delay=play.delay,
+        times=moments.tolist(),
+        bid_only=float(case.optima[0].bid_only),
+        optimum=float(case.optima[0].upper),
+        gap=float(max(best.gap for best in case.optima)),
+        rules=rules,
         contracts=[
-            ContractCourse(int(contracts.ad_id[j]), float(contracts.demand[j]), float(contracts.penalty[j]),
-                           due[:, j].tolist(), billed[:, j].tolist())
+            ContractCourse(
+                int(contracts.ad_id[j]),
+                float(contracts.demand[j]),
+                float(contracts.penalty[j]),
+                due[:, j].tolist(),
+                billed[:, j].tolist(),
+            )
             for j in range(contracts.count)
         ],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +142,8 @@ def _cases(
                 f"{past.contracts.count}"
             )
         say(f"the optimum of {log}")
-        reported, yesterdays = _as_days([today]), _as_days([past])
+        reported = _as_days([today])
+        yesterdays = _as_days([past])
         case = Case.of(reported, yesterdays, known.click_value)
         return _Reported(reported, case), Case.of(yesterdays, yesterdays, known.click_value)
     names = {item.name for item in fields(MarketConfig)}
@@ -152,8 +176,11 @@ def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[D
             "the policy was trained with other contracts, bid slots or fields of the state than the days to play have"
         )
     policy = ActingPolicy(saved.model, outputs=())
-    state, over = env.reset(0), np.zeros(len(days), bool)
-    value, course, billed = np.zeros(len(days)), [0.0], [np.zeros(env.contracts.count)]
+    state = env.reset(0)
+    over = np.zeros(len(days), bool)
+    value = np.zeros(len(days))
+    course = [0.0]
+    billed = [np.zeros(env.contracts.count)]
     while not over.all():
         step = env.step(policy.greedy(state, saved.vector))
         value += np.where(over, 0.0, step.raw_reward)
@@ -167,8 +194,10 @@ def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[D
 
 def _course(case: Case, outcome: Outcome, counts: NDArray[np.int64], due: Floats) -> Floats:
     """V of the first day [T] after `counts` [T] requests, of which `due` [T, C] impressions are due."""
-    days, length = case.days, int(case.days.length[0])
-    slot, place = outcome.slots[0, :length], np.arange(length)
+    days = case.days
+    length = int(case.days.length[0])
+    slot = outcome.slots[0, :length]
+    place = np.arange(length)
     wins = slot >= 0
     contract = np.where(wins, slot, 0)
     worth = np.where(wins, days.value[0, place, contract], days.bid[0, :length]).astype(np.float64)

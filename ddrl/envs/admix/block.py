@@ -39,12 +39,10 @@ class Block:
 
     def first(self, count: int) -> Block:
         """The first `count` requests."""
-        slot, score, worth, other = (
-            self.slot[:, :count],
-            self.score[:, :count],
-            self.worth[:, :count],
-            self.other[:, :count],
-        )
+        slot = self.slot[:, :count]
+        score = self.score[:, :count]
+        worth = self.worth[:, :count]
+        other = self.other[:, :count]
         return Block(slot, score, worth, other, self.contracts)
 
 

@@ -25,7 +25,10 @@ class Delivery:
     """Counts [n, C] of a day."""
 
     def __init__(self, count: int, past_rate: NDArray[np.float64], delay: int, own_counts: bool) -> None:
-        self.shape, self.delay, self.own_counts, self._past_rate = (count, len(past_rate)), delay, own_counts, past_rate
+        self.shape = (count, len(past_rate))
+        self.delay = delay
+        self.own_counts = own_counts
+        self._past_rate = past_rate
         self.shown = np.zeros(self.shape)
         self.billed = np.zeros(self.shape)
         self.seen_shown = np.zeros(self.shape)  # of impressions whose billing is known

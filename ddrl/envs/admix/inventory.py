@@ -79,7 +79,8 @@ class Inventory:
             cells = np.flatnonzero(self.eligible[:, contract] & (supply > 0))
             ratio = rest[cells] / supply[cells]  # the cell is used up once theta exceeds this
             order = np.argsort(ratio)
-            cells, ratio = cells[order], ratio[order]
+            cells = cells[order]
+            ratio = ratio[order]
             full = np.cumsum(rest[cells])
             open_supply = supply[cells].sum() - np.cumsum(supply[cells])
             reached = full + ratio * open_supply  # what theta = ratio[k] yields

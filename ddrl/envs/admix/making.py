@@ -81,7 +81,8 @@ def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = Non
     kind = factory.removesuffix("_env")
     if kind == "generated":
         market_settings, play_settings = _divide(given)
-        config, play = MarketConfig(**market_settings), PlayConfig(**play_settings)
+        config = MarketConfig(**market_settings)
+        play = PlayConfig(**play_settings)
         bids = config.max_bids
         if folder is None:
             day = Market(config).day(0)
@@ -91,7 +92,8 @@ def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = Non
         bids = int(given.pop("bids", 24))
         own = Path(given.pop("folder", ""))
         given.pop("on_error", None)  # of its rows, which a server does not read
-        play, folder = PlayConfig(**_known(given, PlayConfig)), own if folder is None else folder
+        play = PlayConfig(**_known(given, PlayConfig))
+        folder = own if folder is None else folder
     else:
         raise ConfigError(f"env.id: {factory} is no environment of ad mixing (generated or logged)")
     log = open_log(folder, bids)
@@ -110,7 +112,8 @@ class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     def __init__(self, vector: AdmixVectorEnv) -> None:
         """Take over a vector of one environment."""
         assert vector.num_envs == 1
-        self.vector, self._over = vector, False
+        self.vector = vector
+        self._over = False
         self._arrays = arrays_of(vector.spec)
         self.observation_space = spaces.Dict(
             {name: _box(array.shape, array.dtype) for name, array in self._arrays.items()}

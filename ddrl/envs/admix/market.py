@@ -61,7 +61,8 @@ class Market:
         return self.config.requests * self.share * self.curve[:, region] * np.exp(levels)
 
     def _book(self, rng: np.random.Generator) -> Contracts:
-        config, count = self.config, self.config.contracts
+        config = self.config
+        count = self.config.contracts
         regions = _some(rng, count, config.regions, max(1, round(config.breadth * config.regions)))
         ages = _some(rng, count, config.ages, max(1, round(config.breadth * config.ages)))
         gender = rng.integers(0, 2 * GENDERS, count)  # half of them target both
@@ -88,7 +89,9 @@ class MarketDay:
     """One day of a market, window by window; what is drawn depends on (market, seed, day, window) alone."""
 
     def __init__(self, market: Market, seed: int, day: int) -> None:
-        self.market, self.contracts, self.windows = market, market.contracts, market.config.windows
+        self.market = market
+        self.contracts = market.contracts
+        self.windows = market.config.windows
         self._name = [market.config.seed, seed, day]
         self._levels = self._walk(seed, day)
 
@@ -116,7 +119,8 @@ class MarketDay:
         """Slow levels of supply by cell [W, cells]: that of the region and that of the age."""
         config = self.market.config
         each = config.drift / np.sqrt(2)
-        region, age = self._part(0, config.regions, each), self._part(config.regions, config.ages, each)
+        region = self._part(0, config.regions, each)
+        age = self._part(config.regions, config.ages, each)
         both = region[:, :, None, None] + age[:, None, None, :]
         return np.broadcast_to(both, (config.windows, config.regions, GENDERS, config.ages)).reshape(config.windows, -1)
 
@@ -177,7 +181,8 @@ class MarketDay:
 
     def window(self, window: int) -> Requests:
         """The requests of one window."""
-        config, market = self.market.config, self.market
+        config = self.market.config
+        market = self.market
         rng = self._rng(_WINDOW, window)
         counts = rng.poisson(self.supply[window])
         total = int(counts.sum())
@@ -194,7 +199,9 @@ class MarketDay:
         bid_ctr = _beta(rng, few, config.ctr_count - few, (total, slots))
         if config.extra_bids:
             absent = np.arange(slots) >= config.bids + rng.integers(0, config.extra_bids + 1, total)[:, None]
-            ecpm[absent], bid_ad[absent], bid_ctr[absent] = 0, 0, 0
+            ecpm[absent] = 0
+            bid_ad[absent] = 0
+            bid_ctr[absent] = 0
         eligible = market.contracts.eligible[cell]
         if config.filtered:
             eligible &= rng.random(eligible.shape, np.float32) >= config.filtered

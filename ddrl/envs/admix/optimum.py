@@ -85,7 +85,8 @@ class Optimum:
 def solve_lp(problem: Problem) -> Optimum:
     """The program by HiGHS: exact, and slow above 10,000 requests. Needs scipy; EnvError where HiGHS gives up."""
     value, alpha, beta = _highs(problem)
-    alpha, beta = np.clip(alpha, 0, problem.penalty), np.maximum(beta, 0)
+    alpha = np.clip(alpha, 0, problem.penalty)
+    beta = np.maximum(beta, 0)
     return Optimum(value, dual_value(problem, alpha, beta), alpha, beta, problem.bid_only)
 
 
@@ -105,7 +106,8 @@ def solve_dual(
     clear margin take what the duals say, the program of the rest (at first 500 requests) is solved by HiGHS, whose
     duals begin the next round. Raises EnvError where `rounds` rounds do not reach the gap."""
     descent = _Descent(problem, np.zeros(len(problem.demand)) if alpha is None else alpha)
-    best, free = None, 500
+    best = None
+    free = 500
     for _ in range(rounds):
         descent.run(sweeps)
         lower, alpha, beta = _round(problem, descent.alpha, descent.beta, free)
@@ -117,7 +119,8 @@ def solve_dual(
         best = replace(best, lower=max(best.lower, lower))
         if best.gap <= gap:
             return best
-        descent, free = _Descent(problem, best.alpha, best.beta), free * 3
+        descent = _Descent(problem, best.alpha, best.beta)
+        free = free * 3
     assert best is not None
     raise EnvError(f"the dual of {len(problem.bid)} requests stands at a gap of {best.gap:.1e}, above {gap:.1e}")
 
@@ -164,11 +167,17 @@ class _Descent:
                 break
 
     def _move(self, contract: int) -> None:
-        problem, pairs = self.problem, self._pairs[contract]
-        demand, penalty, cap = problem.demand[contract], problem.penalty[contract], problem.cap[contract]
-        rows, places = problem.row[pairs], self._place[pairs]
+        problem = self.problem
+        pairs = self._pairs[contract]
+        demand = problem.demand[contract]
+        penalty = problem.penalty[contract]
+        cap = problem.cap[contract]
+        rows = problem.row[pairs]
+        places = self._place[pairs]
         self._offer[rows, places] = -np.inf
-        other, value, rate = self._offer[rows].max(1, initial=-np.inf), problem.value[pairs], problem.rate[pairs]
+        other = self._offer[rows].max(1, initial=-np.inf)
+        value = problem.value[pairs]
+        rate = problem.rate[pairs]
         usable = rate > 0
         threshold = (other - value + self.beta[contract])[usable] / rate[usable]
         order = np.argsort(threshold)
@@ -179,7 +188,8 @@ class _Descent:
         beta = 0.0
         if np.count_nonzero(gain > 0) > cap:  # the cap binds: the K-th largest gain is its price
             beta = float(-np.partition(-gain, int(cap))[int(cap)])
-        self.alpha[contract], self.beta[contract] = alpha, beta
+        self.alpha[contract] = alpha
+        self.beta[contract] = beta
         self._offer[rows, places] = value + rate * alpha - beta
 
 
@@ -227,8 +237,11 @@ def _highs(problem: Problem) -> tuple[float, Floats, Floats]:
         from scipy import optimize, sparse
     except ModuleNotFoundError:
         raise MissingExtraError("scipy", "admix", "the optimum by linear programming") from None
-    requests, columns, pairs = len(problem.bid), len(problem.demand), len(problem.row)
-    pair, contract = np.arange(pairs), np.arange(columns)
+    requests = len(problem.bid)
+    columns = len(problem.demand)
+    pairs = len(problem.row)
+    pair = np.arange(pairs)
+    contract = np.arange(columns)
     rows = np.concatenate([problem.column, contract, columns + problem.column, 2 * columns + problem.row])
     places = np.concatenate([pair, pairs + contract, pair, pair])
     entries = np.concatenate([-problem.rate, -np.ones(columns), np.ones(2 * pairs)])

@@ -19,7 +19,9 @@ class Pacing:
     (d_j - delivered) (curve step) / (curve left)."""
 
     def __init__(self, contracts: Contracts, step: float, count: int) -> None:
-        self._demand, self._penalty, self._step = np.maximum(contracts.demand, 1), contracts.penalty, step
+        self._demand = np.maximum(contracts.demand, 1)
+        self._penalty = contracts.penalty
+        self._step = step
         self._past_rate = contracts.billed_rate
         # [3, n, C]: alpha [currency]; what was due and delivered at the last decision, as shares of the demand
         self.state = np.zeros((3, count, contracts.count))
@@ -32,7 +34,8 @@ class Pacing:
         """One step. Given [n, C] impressions due, billed as estimated, and those of known billing: the worth [currency]
         of one more impression of each contract [n, C], the billed rate as estimated times alpha."""
         alpha, past_due, past_delivered = self.state
-        due, delivered = due / self._demand, estimate / self._demand
+        due = due / self._demand
+        delivered = estimate / self._demand
         past_due = np.where(past_due == UNKNOWN, due, past_due)
         needed = (1 - past_delivered) * (due - past_due) / np.maximum(1 - past_due, 1e-3)
         change = self._step * self._penalty * (needed - (delivered - past_delivered))

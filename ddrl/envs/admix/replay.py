@@ -103,15 +103,20 @@ class Days:
     @staticmethod
     def of(days: Sequence[Any], requests: Sequence[Requests], click_value: float) -> Days:
         """Stack `requests` of `days` (`feed.Day`)."""
-        n, longest = len(days), max(len(each) for each in requests)
+        n = len(days)
+        longest = max(len(each) for each in requests)
         contracts = days[0].contracts.count
         value = np.full((n, longest, contracts), -np.inf, np.float32)
-        bid, billing = np.zeros((n, longest), np.float32), np.ones((n, longest), np.float32)
-        time, window = np.ones((n, longest)), np.full((n, longest), days[0].windows - 1)
+        bid = np.zeros((n, longest), np.float32)
+        billing = np.ones((n, longest), np.float32)
+        time = np.ones((n, longest))
+        window = np.full((n, longest), days[0].windows - 1)
         for row, each in enumerate(requests):
             k = len(each)
             value[row, :k][each.eligible] = np.float32(click_value) * each.ctr[each.eligible]
-            bid[row, :k], billing[row, :k], time[row, :k] = each.best_bid, each.billing, each.time
+            bid[row, :k] = each.best_bid
+            billing[row, :k] = each.billing
+            time[row, :k] = each.time
             window[row, :k] = each.window
         length = np.array([len(each) for each in requests])
         rates = np.stack([day.billed_rate for day in days])
@@ -121,7 +126,8 @@ class Days:
         """Share of the demand that is due at `time` [n] -> [n, C]."""
         windows = self.curve.shape[1] - 1
         place = np.clip(time * windows, 0, windows)
-        left, rows = np.minimum(place.astype(np.int64), windows - 1), np.arange(len(time))
+        left = np.minimum(place.astype(np.int64), windows - 1)
+        rows = np.arange(len(time))
         part = (place - left)[:, None]
         return self.curve[rows, left] * (1 - part) + self.curve[rows, left + 1] * part
 
@@ -151,14 +157,20 @@ def replay(
     n, longest, count = days.value.shape
     blocks = -(-longest // period)
     lag = -(-delay // period)
-    shown_at, billed_at = np.zeros((blocks + 1, n, count), np.float32), np.zeros((blocks + 1, n, count), np.float32)
-    slots, value, trace = np.full((n, longest), -1, np.int16), np.zeros(n), []
-    rng, rows = np.random.default_rng(seed), np.arange(n)[:, None]
+    shown_at = np.zeros((blocks + 1, n, count), np.float32)
+    billed_at = np.zeros((blocks + 1, n, count), np.float32)
+    slots = np.full((n, longest), -1, np.int16)
+    value = np.zeros(n)
+    trace = []
+    rng = np.random.default_rng(seed)
+    rows = np.arange(n)[:, None]
     for block in range(blocks):
-        begin, end = block * period, min((block + 1) * period, longest)
+        begin = block * period
+        end = min((block + 1) * period, longest)
         known = max(block - lag, 0)
-        feedback = _feedback(days, contracts, begin, known * period, own_counts, shown_at[block], shown_at[known],
-                             billed_at[known])  # fmt: skip
+        feedback = _feedback(
+            days, contracts, begin, known * period, own_counts, shown_at[block], shown_at[known], billed_at[known]
+        )
         if with_trace:
             trace.append(feedback)
         decision = baseline.decide(feedback)
@@ -175,7 +187,8 @@ def replay(
         billed_at[block + 1] = billed_at[block] + np.bincount(place[billed], minlength=n * count).reshape(n, count)
         value += worth.sum(1, dtype=np.float64)
         slots[:, begin:end] = chosen
-    shown, billed_counts = shown_at[-1].astype(np.float64), billed_at[-1].astype(np.float64)
+    shown = shown_at[-1].astype(np.float64)
+    billed_counts = billed_at[-1].astype(np.float64)
     value -= np.maximum(contracts.demand - billed_counts, 0) @ contracts.penalty
     return Outcome(value, shown, billed_counts, slots, trace)
 
@@ -184,7 +197,8 @@ def _feedback(
     days: Days, contracts: Contracts, begin: int, known: int, own_counts: bool, shown: Any, seen_shown: Any, billed: Any
 ) -> Feedback:
     time = days.time[:, begin]
-    seen_shown, billed = seen_shown.astype(np.float64), billed.astype(np.float64)
+    seen_shown = seen_shown.astype(np.float64)
+    billed = billed.astype(np.float64)
     return Feedback(
         requests=begin,
         time=time,
@@ -215,7 +229,8 @@ def _block(
     after = shown + np.bincount(place[shows], minlength=n * count).reshape(n, count)
     if end - begin == 1 or not (after > cap).any():
         return chosen
-    counts, parts = shown.copy(), []  # somebody reaches the cap within the block: one request after the other
+    counts = shown.copy()  # somebody reaches the cap within the block: one request after the other
+    parts = []
     for request in range(begin, end):
         draw = None if draws is None else draws[:, request - begin : request - begin + 1]
         part = _block(days, cap, decision, draw, counts, request, request + 1)

@@ -42,7 +42,11 @@ class Case:
     @staticmethod
     def of(days: Sequence[Day], yesterdays: Sequence[Day], click_value: float, gap: float = 1e-4) -> Case:
         """Read the days and those before them, and solve both; yesterday's duals to a gap of 1e-3 at most."""
-        contracts, parts, optima, alphas, samples = days[0].contracts, [], [], [], []
+        contracts = days[0].contracts
+        parts = []
+        optima = []
+        alphas = []
+        samples = []
         for day, yesterday in zip(days, yesterdays, strict=True):
             past = Requests.join(list(yesterday))
             solved = solve_dual(Problem.of(past, contracts, click_value, yesterday.billed_rate), max(gap, 1e-3))

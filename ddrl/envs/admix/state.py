@@ -23,11 +23,15 @@ class StateWriter:
     """Writes observations of n environments that play the same contracts."""
 
     def __init__(self, count: int, contracts: Contracts, bids: int, play: PlayConfig) -> None:
-        self.contracts, self._bids, self._count = contracts, bids, count
+        self.contracts = contracts
+        self._bids = bids
+        self._count = count
         self._ad_fields = tuple(name for name in play.ad_fields if name not in ("ad_id", "slot_id"))
-        self._overall_fields, self._traffic_fields = play.overall_fields, play.traffic_fields
+        self._overall_fields = play.overall_fields
+        self._traffic_fields = play.traffic_fields
         self._ids = "ad_id" in play.ad_fields
-        self._slots, self._prior = "slot_id" in play.ad_fields, play.prior != "off"
+        self._slots = "slot_id" in play.ad_fields
+        self._prior = play.prior != "off"
         self._sizes = {"region": contracts.regions.shape[1], "gender": GENDERS, "age": contracts.ages.shape[1]}
         self._all = np.arange(count)
 
@@ -39,7 +43,8 @@ class StateWriter:
     @property
     def fields(self) -> tuple[Field, ...]:
         """Named arrays of one observation, without the queue's mask."""
-        queue, named = self.contracts.count + self._bids, []
+        queue = self.contracts.count + self._bids
+        named = []
         if self._ids:
             named.append(Field("ad_id", (queue,), "int32", ("queue",)))
         if self._prior:
@@ -62,7 +67,8 @@ class StateWriter:
     ) -> None:
         """Begin with an array that holds what stays: `required` [n, C] is d_j / S_j, `theta` [n, C]."""
         self._state = np.zeros(self._count, dtype)
-        count, contracts = self.contracts.count, self.contracts
+        count = self.contracts.count
+        contracts = self.contracts
         constant = {
             "kind": (1.0, 0.0),
             "required": (required, 0.0),
@@ -79,7 +85,8 @@ class StateWriter:
     def constant_rows(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What stays of a row of "ad" in the first environment after `prepare`: of each contract [C, fields], and of a
         bid [fields]."""
-        rows, count = self._state["ad"][0], self.contracts.count
+        rows = self._state["ad"][0]
+        count = self.contracts.count
         return rows[:count].copy(), rows[count].copy() if len(rows) > count else np.zeros(rows.shape[1], np.float32)
 
     def write(
@@ -96,7 +103,8 @@ class StateWriter:
     ) -> NDArray[Any]:
         """A new array of states [n]; `due` [n, C] impressions, `value` [n, C] of a click on a contract and `prior`
         [n, C], both eCPM."""
-        state, count = self._state, self.contracts.count
+        state = self._state
+        count = self.contracts.count
         state["queue_mask"] = mask
         bids_shown = mask.shape[1] > count
         if self._ids and bids_shown:
@@ -147,7 +155,8 @@ class StateWriter:
     def _write_traffic(self, cell: NDArray[np.int64], has_request: NDArray[np.bool_]) -> None:
         ages = self._sizes["age"]
         values = {"region": cell // (GENDERS * ages), "gender": cell // ages % GENDERS, "age": cell % ages}
-        traffic, begin = self._state["traffic"], 0
+        traffic = self._state["traffic"]
+        begin = 0
         traffic[...] = 0
         for name in self._traffic_fields:
             traffic[self._all, begin + values[name]] = has_request

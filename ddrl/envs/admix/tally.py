@@ -12,7 +12,8 @@ class Tally:
     """Counts of `count` environments with contracts in the first `contracts` slots of their queue, bids behind."""
 
     def __init__(self, count: int, contracts: int) -> None:
-        self._contracts, self._rows = contracts, np.arange(count)[:, None]
+        self._contracts = contracts
+        self._rows = np.arange(count)[:, None]
         self._sums = np.zeros((count, 5))  # contract ads shown, their ctr, bids shown, their ctr, their eCPM
         self.events = {"requests": 0, "empty_queues": 0, "contract_shown": 0, "bid_shown": 0, "billed": 0}
 
@@ -28,9 +29,12 @@ class Tally:
         request: dict[str, NDArray[Any]],
     ) -> None:
         """Count requests [n, k, ...] of the environments `moving`, and the slot shown at each [n, k] (-1: nothing)."""
-        is_contract, is_bid = (slot >= 0) & (slot < self._contracts), slot >= self._contracts
-        contract, bid = np.where(is_contract, slot, 0), np.where(is_bid, slot - self._contracts, 0)
-        sums, at = self._sums, (self._rows, np.arange(slot.shape[1]))
+        is_contract = (slot >= 0) & (slot < self._contracts)
+        is_bid = slot >= self._contracts
+        contract = np.where(is_contract, slot, 0)
+        bid = np.where(is_bid, slot - self._contracts, 0)
+        sums = self._sums
+        at = (self._rows, np.arange(slot.shape[1]))
         sums[:, 0] += is_contract.sum(1)
         sums[:, 1] += np.where(is_contract, request["ctr"][(*at, contract)], 0).sum(1)
         if request["ecpm"].shape[2]:

@@ -39,11 +39,15 @@ class AdmixVectorEnv:
     """`count` environments; `days(seed, episode)` gives each its days, all of the same contracts."""
 
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
-        self.num_envs, self.play, self.click_value, self._days = count, play, click_value, days
+        self.num_envs = count
+        self.play = play
+        self.click_value = click_value
+        self._days = days
         first = days(0, 0)
         if play.prior == "yesterday" and "yesterday_alpha" not in dir(first):  # which computes nothing
             raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
-        self.contracts, self.bids = first.contracts, bids
+        self.contracts = first.contracts
+        self.bids = bids
         self._contracts = self.contracts.count
         self._windows = first.windows
         self.queue = self._contracts + bids
@@ -74,16 +78,20 @@ class AdmixVectorEnv:
     def reset(self, seed: int) -> NDArray[Any]:
         """New days everywhere. Returns states [N]; the same seed gives the same run for the same scores."""
         words = np.random.SeedSequence(seed).generate_state(self.num_envs + 1, np.uint32)
-        self._seeds, self._rng = words[:-1].tolist(), np.random.Generator(np.random.SFC64(int(words[-1])))
+        self._seeds = words[:-1].tolist()
+        self._rng = np.random.Generator(np.random.SFC64(int(words[-1])))
         self._episode = [0] * self.num_envs
-        n, contracts = self.num_envs, self._contracts
+        n = self.num_envs
+        contracts = self._contracts
         self._feed = Feed(n)
         self.delivery = Delivery(n, self.contracts.billed_rate, self._delay, self.play.own_counts)
         self._curve = np.zeros((n, self._windows + 1, contracts))
         self._billed_rate = np.zeros((n, self._windows, contracts))
-        self._required, self._prior = np.zeros((n, contracts)), np.zeros((n, contracts))
+        self._required = np.zeros((n, contracts))
+        self._prior = np.zeros((n, contracts))
         self._charged = np.zeros((n, contracts))  # penalties that rewards have counted so far
-        self._over, self._continues = np.zeros(n, bool), np.zeros(n, bool)
+        self._over = np.zeros(n, bool)
+        self._continues = np.zeros(n, bool)
         for env in range(n):
             self._begin_day(env)
         self._writer.prepare(self._dtype, self._required, self.theta)
@@ -99,11 +107,15 @@ class AdmixVectorEnv:
         the mask."""
         if not self._started:
             raise EnvError("admix: step before reset; call reset(seed) first")
-        playing, order = ~self._over, self._order
+        playing = ~self._over
+        order = self._order
         action = self._check(action)
         starting = self._over & ~self._continues
-        value, revenue = np.zeros((self.num_envs, self._contracts + 1)), np.zeros(self.num_envs)
-        chosen, score, logged = np.full(self.num_envs, -1), np.zeros(self.num_envs), self._logged
+        value = np.zeros((self.num_envs, self._contracts + 1))
+        revenue = np.zeros(self.num_envs)
+        chosen = np.full(self.num_envs, -1)
+        score = np.zeros(self.num_envs)
+        logged = self._logged
         moving = playing
         self._gain = np.zeros((self.num_envs, self._contracts))
         whole = (
@@ -132,7 +144,8 @@ class AdmixVectorEnv:
         self._first_window[self._over] = self._window[self._over]
         past = playing & ~terminated & (self._window >= (self.play.last_window or self._windows))
         truncated = past | (playing & ~terminated & self._limit_reached())
-        self._over, self._continues = terminated | truncated, truncated & ~past
+        self._over = terminated | truncated
+        self._continues = truncated & ~past
         observation = self._observe()
         if self.play.first_window:  # what was due before an episode began is nobody's doing
             self._charged[starting] = self._shortfall[starting]
@@ -178,7 +191,8 @@ class AdmixVectorEnv:
         self.delivery.show(contract, billed, moving)
         now = {name: self._request[name][:, None] for name in ("ctr", "bid_ctr", "ecpm")}
         self._tally.count(slot[:, None], billed[:, None], moving, now)
-        chosen[moving], score[moving] = slot[moving], best[moving]
+        chosen[moving] = slot[moving]
+        score[moving] = best[moving]
         revenue += worth
         weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * worth
         if self._by_contract:
@@ -198,12 +212,15 @@ class AdmixVectorEnv:
         value: NDArray[np.float64],
     ) -> NDArray[np.int64]:
         """As `_show`, the next `repeat` requests of the environments `playing`; the slot logged last [N]."""
-        logged, left, rows = np.full(self.num_envs, -1), self.play.repeat, self._all[:, None]
+        logged = np.full(self.num_envs, -1)
+        left = self.play.repeat
+        rows = self._all[:, None]
         while left and (moving := playing & self._feed.has_request).any():
             request = self._feed.block(moving, min(left, self._delay or left))
             room = self.contracts.cap - self.delivery.shown
             block = play_block(request, action.astype(np.float32), room, moving, self.click_value)
-            count, contract = block.slot.shape[1], block.contract
+            count = block.slot.shape[1]
+            contract = block.contract
             request = {name: values[:, :count] for name, values in request.items()}
             rate = self._billed_rate[rows, request["window"], contract]
             known = (block.slot == request["logged"]) & (request["logged_billed"] >= 0)
@@ -211,7 +228,8 @@ class AdmixVectorEnv:
             self.delivery.show_block(contract, billed, moving)
             self._tally.count(block.slot, billed, moving, request)
             last = block.slot[:, -1]
-            chosen[moving], score[moving] = last[moving], block.score[moving, -1]
+            chosen[moving] = last[moving]
+            score[moving] = block.score[moving, -1]
             logged[moving] = request["logged"][moving, -1]
             revenue += block.worth.sum(1)
             weighted = np.where(contract >= 0, self.play.ctr_weight, self.play.bid_weight) * block.worth
@@ -235,7 +253,8 @@ class AdmixVectorEnv:
         day = self._days(self._seeds[env], self._episode[env])
         self._episode[env] += 1
         inventory = day.inventory
-        self._curve[env], self._billed_rate[env] = inventory.curve, day.billed_rate
+        self._curve[env] = inventory.curve
+        self._billed_rate[env] = day.billed_rate
         self._required[env] = inventory.split()
         if self.play.theta != "off":
             self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
@@ -283,7 +302,8 @@ class AdmixVectorEnv:
         left = np.minimum(place.astype(np.int64), self._windows - 1)
         part = (place - left)[:, None]
         share = self._curve[self._all, left] * (1 - part) + self._curve[self._all, left + 1] * part
-        self._due, self._time = share * self.contracts.demand, time
+        self._due = share * self.contracts.demand
+        self._time = time
         missing = np.maximum(self._due - self.delivery.billed, 0)
         self._shortfall = missing * self.contracts.penalty
         self._estimate = self.delivery.estimate
@@ -298,7 +318,8 @@ class AdmixVectorEnv:
         return np.zeros(self._estimate.shape, bool)
 
     def _check(self, action: NDArray[Any]) -> NDArray[Any]:
-        action, wanted = np.asarray(action), (self.num_envs, *self.spec.action.shape)
+        action = np.asarray(action)
+        wanted = (self.num_envs, *self.spec.action.shape)
         if action.shape != wanted:
             raise EnvError(f"admix: scores of shape {action.shape}; mode {self.play.mode} takes {wanted}")
         return action
@@ -342,9 +363,16 @@ class AdmixVectorEnv:
         if self._bonuses:
             mask = (self.delivery.shown < self.contracts.cap) & self._feed.has_request[:, None]
         state = self._writer.write(
-            self._request, self._feed.has_request, mask, self.delivery, self._estimate, self._due, overall,
-            self._value, self._prior,
-        )  # fmt: skip
+            self._request,
+            self._feed.has_request,
+            mask,
+            self.delivery,
+            self._estimate,
+            self._due,
+            overall,
+            self._value,
+            self._prior,
+        )
         if self._order is not None:
             present_columns(state, self._order)
         return state

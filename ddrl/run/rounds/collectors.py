@@ -71,10 +71,13 @@ class Collectors:
     round."""
 
     def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
-        self.workers, self.trace = workers, trace
-        self.warmth, self.predicted = Warmth(), Warmth()  # of all rounds but the first; of those with an instruction
+        self.workers = workers
+        self.trace = trace
+        self.warmth = Warmth()  # of all rounds but the first; of those with an instruction
+        self.predicted = Warmth()
         self.cpu_seconds = 0.0  # of collectors that have ended, their start included
-        self._starter, self._mode = starter, config.collectors
+        self._starter = starter
+        self._mode = config.collectors
         settings = PrewarmSettings(delay_cost=config.delay_cost)
         self._history = History(settings)
         self._instructions: dict[int, Instruction] = {}

@@ -28,7 +28,9 @@ class DualDescent:
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         contracts = outlook.contracts
-        self._step, self._demand, self._penalty = settings.step, np.maximum(contracts.demand, 1), contracts.penalty
+        self._step = settings.step
+        self._demand = np.maximum(contracts.demand, 1)
+        self._penalty = contracts.penalty
         self._alpha = outlook.yesterday_alpha.copy()
         self._missing = np.zeros_like(self._alpha)
 

@@ -54,7 +54,8 @@ class OracleImitation:
             penalty = np.maximum(outlook.contracts.penalty, 1e-12)
             demand = np.maximum(outlook.contracts.demand, 1)
             assert outlook.hindsight_alpha is not None
-            label, base = outlook.hindsight_alpha / penalty, outlook.yesterday_alpha / penalty
+            label = outlook.hindsight_alpha / penalty
+            base = outlook.yesterday_alpha / penalty
             for feedback in trace[:: max(1, len(trace) // 400)]:
                 rows = features(base, demand, feedback)
                 part = np.minimum((feedback.time * cls.parts).astype(np.int64), cls.parts - 1)

@@ -36,7 +36,9 @@ class Pid:
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         contracts = outlook.contracts
-        self._settings, self._demand, self._penalty = settings, np.maximum(contracts.demand, 1), contracts.penalty
+        self._settings = settings
+        self._demand = np.maximum(contracts.demand, 1)
+        self._penalty = contracts.penalty
         share = outlook.yesterday_alpha / np.maximum(contracts.penalty, 1e-12)
         self._base = settings.warm * share + (1 - settings.warm) * 0.5
         self._integral = np.zeros_like(share)
@@ -55,5 +57,6 @@ class Pid:
         free = self._base + settings.kp * error + settings.ki * self._integral + settings.kd * self._slope
         wound = ((free >= 1) & (error > 0)) | ((free <= 0) & (error < 0))
         self._integral += np.where(wound, 0, error * elapsed)
-        self._error, self._time = error, feedback.time
+        self._error = error
+        self._time = feedback.time
         return Decision(feedback.rate * np.clip(free, 0, 1) * self._penalty)

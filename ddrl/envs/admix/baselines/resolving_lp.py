@@ -31,7 +31,8 @@ class ResolvingLp:
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         contracts = outlook.contracts
-        self._settings, self._demand = settings, contracts.demand
+        self._settings = settings
+        self._demand = contracts.demand
         self._expected = np.array([inventory.requests for inventory in outlook.inventories])
         self._curve = [np.cumsum(inventory.supply.sum(1)) for inventory in outlook.inventories]
         self._problems = [

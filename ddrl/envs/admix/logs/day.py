@@ -70,7 +70,8 @@ class LogDay:
         return Requests.join(list(self))
 
     def _measured(self) -> NDArray[np.float64]:
-        regions, ages = self.contracts.regions.shape[1], self.contracts.ages.shape[1]
+        regions = self.contracts.regions.shape[1]
+        ages = self.contracts.ages.shape[1]
         supply = np.zeros((self.windows, regions * GENDERS * ages))
         for table in stream(
             self.folder / "track_log.parquet", TRACK, ("request_id", "time", "region", "gender", "age")

@@ -24,10 +24,31 @@ from ddrl.envs.admix.logs.schema import to_record
 from ddrl.envs.admix.logs.writer import LogWriter
 
 COLUMNS = (
-    "bid_id", "timestamp", "log_type", "ipinyou_id", "user_agent", "ip", "region", "city", "ad_exchange", "domain",
-    "url", "anonymous_url", "slot_id", "slot_width", "slot_height", "slot_visibility", "slot_format",
-    "slot_floor_price", "creative_id", "bidding_price", "paying_price", "key_page_url", "advertiser_id", "user_tags",
-)  # fmt: skip
+    "bid_id",
+    "timestamp",
+    "log_type",
+    "ipinyou_id",
+    "user_agent",
+    "ip",
+    "region",
+    "city",
+    "ad_exchange",
+    "domain",
+    "url",
+    "anonymous_url",
+    "slot_id",
+    "slot_width",
+    "slot_height",
+    "slot_visibility",
+    "slot_format",
+    "slot_floor_price",
+    "creative_id",
+    "bidding_price",
+    "paying_price",
+    "key_page_url",
+    "advertiser_id",
+    "user_tags",
+)
 IMPRESSION = "1"  # log_type
 FEMALE_TAG = "10111"  # user_tags of the third season: 10110 male, 10111 female
 CHUNK = 4096  # requests of a row group
@@ -96,7 +117,9 @@ def convert(
     order of time (sort the files by timestamp); EnvError where they do not."""
     if not 0 <= contract_ctr <= 1:
         raise EnvError(f"contract_ctr ({contract_ctr}) must be in [0, 1]")
-    known, total, last = contracts.eligible, 0, -1.0
+    known = contracts.eligible
+    total = 0
+    last = -1.0
     with LogWriter(folder, to_record(contracts, windows, click_value), contracts) as writer:
         batch: list[Impression] = []
 
@@ -174,7 +197,9 @@ def _requests(
     contract_ctr: float,
     windows: int,
 ) -> Requests:
-    k, count, ages = len(batch), contracts.count, contracts.ages.shape[1]
+    k = len(batch)
+    count = contracts.count
+    ages = contracts.ages.shape[1]
     region = np.array([regions.get(each.region, 0) for each in batch])
     time = np.array([each.second for each in batch]) / 86_400
     cell = (region * GENDERS + np.array([each.gender for each in batch])) * ages

@@ -30,15 +30,19 @@ class Reader:
         if on_error not in ("raise", "drop"):
             raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
         self.counts: Counter[str] = Counter()
-        self.folder, self._contracts, self._windows, self._bids, self._raise = (
-            folder, contracts, windows, bids, on_error == "raise",
-        )  # fmt: skip
+        self.folder = folder
+        self._contracts = contracts
+        self._windows = windows
+        self._bids = bids
+        self._raise = on_error == "raise"
         self._order = np.argsort(contracts.ad_id)
         self._ids = contracts.ad_id[self._order]
 
     def requests(self) -> Iterator[Requests]:
         """The requests of the log with the exposures that join them, in parts that lie within one window each."""
-        exposures, order, last_time = _Exposures(self), _Order(), 0.0
+        exposures = _Exposures(self)
+        order = _Order()
+        last_time = 0.0
         for table in stream(self.folder / "track_log.parquet", TRACK):
             kept = self.keep(table, self._broken_requests(table, order))
             if not kept.any():
@@ -71,14 +75,18 @@ class Reader:
         return kept
 
     def _broken_requests(self, table: Table, order: _Order) -> dict[str, Mask]:
-        values, sizes = table.values, table.sizes
+        values = table.values
+        sizes = table.sizes
         row_of = np.repeat(np.arange(len(table)), sizes)
 
         def any_entry(entries: Mask) -> Mask:
             return np.bincount(row_of[entries], minlength=len(table)) > 0
 
-        ids, time = values["request_id"], values["time"]
-        kind, ecpm, ctr = values["kind"], values["ecpm"], values["ctr"]
+        ids = values["request_id"]
+        time = values["time"]
+        kind = values["kind"]
+        ecpm = values["ecpm"]
+        ctr = values["ctr"]
         contract = self.contract_of(values["ad"])
         is_contract = kind == CONTRACT
         pair = np.where(is_contract & (contract >= 0), row_of * self._contracts.count + contract, -1)
@@ -102,24 +110,33 @@ class Reader:
         }
 
     def _convert(self, table: Table, kept: Mask, exposures: _Exposures, last_time: float) -> Requests:
-        values, rows = table.values, np.flatnonzero(kept)
-        k, count, slots = len(rows), self._contracts.count, self._bids
+        values = table.values
+        rows = np.flatnonzero(kept)
+        k = len(rows)
+        count = self._contracts.count
+        slots = self._bids
         number = np.cumsum(kept) - 1
         row_of = np.repeat(np.arange(len(table)), table.sizes)
         entries = kept[row_of] & (values["filters"] & FILTERED == 0)
         is_contract = entries & (values["kind"] == CONTRACT)
-        at, contract = number[row_of[is_contract]], self.contract_of(values["ad"][is_contract])
-        eligible, ctr = np.zeros((k, count), bool), np.zeros((k, count), np.float32)
-        eligible[at, contract], ctr[at, contract] = True, values["ctr"][is_contract]
+        at = number[row_of[is_contract]]
+        contract = self.contract_of(values["ad"][is_contract])
+        eligible = np.zeros((k, count), bool)
+        ctr = np.zeros((k, count), np.float32)
+        eligible[at, contract] = True
+        ctr[at, contract] = values["ctr"][is_contract]
         bids = np.flatnonzero(entries & (values["kind"] == BID) & (values["ecpm"] > 0))
         bids, place = self._place_bids(bids, number[row_of[bids]], values["ecpm"][bids], k)
         at = number[row_of[bids]]
-        bid_ad, ecpm = np.zeros((k, slots), np.int64), np.zeros((k, slots), np.float32)
+        bid_ad = np.zeros((k, slots), np.int64)
+        ecpm = np.zeros((k, slots), np.float32)
         bid_ctr = np.zeros((k, slots), np.float32)
-        bid_ad[at, place], ecpm[at, place] = values["ad"][bids], values["ecpm"][bids]
+        bid_ad[at, place] = values["ad"][bids]
+        ecpm[at, place] = values["ecpm"][bids]
         bid_ctr[at, place] = values["ctr"][bids]
         self.counts["empty queues"] += int((~eligible.any(1) & ~(ecpm > 0).any(1)).sum())
-        ids, time = values["request_id"][rows], values["time"][rows]
+        ids = values["request_id"][rows]
+        time = values["time"][rows]
         falls = np.diff(time, prepend=last_time) < 0
         if falls.any():
             row = int(rows[np.flatnonzero(falls)[0]])
@@ -159,7 +176,8 @@ class Reader:
         rank[order] = np.arange(len(bids)) - first[at[order]]
         stays = rank < self._bids
         self.counts["bids cut from long queues"] += int((~stays).sum())
-        bids, at = bids[stays], at[stays]
+        bids = bids[stays]
+        at = at[stays]
         first = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=requests))[:-1]])
         return bids, np.arange(len(bids)) - first[at]
 
@@ -192,10 +210,12 @@ class _Exposures:
         self._waiting = next(self._tables, None)
 
     def _read(self) -> Iterator[tuple[NDArray[Any], ...]]:
-        reader, order = self._reader, _Order()
+        reader = self._reader
+        order = _Order()
         for table in stream(reader.folder / "joined_exposure.parquet", EXPOSURE):
             values = table.values
-            kind, ecpm = values["kind"], values["ecpm"]
+            kind = values["kind"]
+            ecpm = values["ecpm"]
             kept = reader.keep(
                 table,
                 {
@@ -210,7 +230,9 @@ class _Exposures:
 
     def join(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Ad, kind and billing of the exposure of each request; kind -1 where there is none."""
-        ad, kind, billed = np.zeros(len(ids), np.int64), np.full(len(ids), -1), np.full(len(ids), -1)
+        ad = np.zeros(len(ids), np.int64)
+        kind = np.full(len(ids), -1)
+        billed = np.full(len(ids), -1)
         while self._waiting is not None:
             exposed = self._waiting[0]
             now = int(np.searchsorted(exposed, ids[-1], "right"))

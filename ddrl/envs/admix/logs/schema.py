@@ -19,7 +19,8 @@ from ddrl.envs.admix.contracts import GENDERS, Contracts
 
 VERSION = 1
 LARGEST = 1 << 27  # numbers in a table by cell
-CONTRACT, BID = 0, 1  # kinds of an ad
+CONTRACT = 0  # kinds of an ad
+BID = 1
 FILTERED = 1  # bit of `filters` that keeps an ad from being shown whatever the policy says
 
 TRACK = {
@@ -148,7 +149,8 @@ def to_record(contracts: Contracts, windows: int, click_value: float, forecast: 
         )
         for row in range(contracts.count)
     ]
-    regions, ages = contracts.regions.shape[1], contracts.ages.shape[1]
+    regions = contracts.regions.shape[1]
+    ages = contracts.ages.shape[1]
     rows = [] if forecast is None else [[round(float(value), 3) for value in row] for row in forecast]
     return LogRecord(VERSION, windows, regions, ages, click_value, listed, rows)
 

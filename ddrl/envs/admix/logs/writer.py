@@ -19,7 +19,8 @@ class LogWriter:
 
     def __init__(self, folder: Path, record: LogRecord, contracts: Contracts) -> None:
         self._arrow = arrow()
-        self._contracts, self._eligible = contracts, contracts.eligible
+        self._contracts = contracts
+        self._eligible = contracts.eligible
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "contracts.json").write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         self._track = self._open(folder / "track_log.parquet", TRACK)
@@ -47,7 +48,8 @@ class LogWriter:
         usable = requests.eligible[row, contract] | is_bid
         padded = requests.bid_ad.shape[1] > 0
         ad = self._contracts.ad_id[contract]
-        ecpm, ctr = np.zeros(len(row), np.float32), requests.ctr[row, contract]
+        ecpm = np.zeros(len(row), np.float32)
+        ctr = requests.ctr[row, contract]
         if padded:
             ad = np.where(is_bid, requests.bid_ad[row, bid], ad)
             ecpm = np.where(is_bid, requests.ecpm[row, bid], ecpm)
@@ -74,8 +76,10 @@ class LogWriter:
         at = np.flatnonzero(shown >= 0)
         chosen = shown[at]
         by_bid = chosen >= count
-        contract, bid = np.where(by_bid, 0, chosen), np.where(by_bid, chosen - count, 0)
-        ad, paid = self._contracts.ad_id[contract], np.zeros(len(at), np.float32)
+        contract = np.where(by_bid, 0, chosen)
+        bid = np.where(by_bid, chosen - count, 0)
+        ad = self._contracts.ad_id[contract]
+        paid = np.zeros(len(at), np.float32)
         if padded:
             ad = np.where(by_bid, requests.bid_ad[at, bid], ad)
             paid = np.where(by_bid, requests.ecpm[at, bid], paid)
@@ -105,7 +109,8 @@ class LogWriter:
     def _append(self, writer: Any, columns: dict[str, str], values: dict[str, Any]) -> None:
         arrays = []
         for name, kind in columns.items():
-            value, whole = values[name], self._type(kind)
+            value = values[name]
+            whole = self._type(kind)
             if isinstance(value, tuple):
                 offsets, flat = value
                 items = self._arrow.array(flat, whole.value_type)

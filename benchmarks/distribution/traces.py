@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.plan import Plan
 
 Note = tuple[int, str, int, int, int]  # ns, what, sequence, message, peer: `executor.Traffic.trace`
 

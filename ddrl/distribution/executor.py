@@ -4,28 +4,238 @@ One executor a relay, for one (communicator, plan); when either changes it is dr
 move in the kernel (`Transfers`): it posts some receives from each host ahead, passes a chunk on as soon as it is there,
 and sends what its outbox says is next. Here versions begin and end: memory for the next ones is there ahead, and a
 version is acted on only when all its chunks are verified. Nothing here blocks but `wait`. Written by the relay alone;
-must not import tensors. mpi4py objects are handed in."""
+must not import tensors. mpi4py objects are handed in.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddrl._kernel import Transfers
 from ddrl.core.errors import PlanError
-from ddrl.distribution.plans.plan import Plan
-from ddrl.distribution.transport.coding import CodedAssembly, Coding, Encoder
-from ddrl.distribution.transport.flights import Flight, Held, Inbox, Report, Terms, Traffic
-from ddrl.distribution.transport.packing import Packing
-from ddrl.distribution.transport.requests import Posted
-from ddrl.distribution.transport.shards import Assembly, Checksum, fill_headers, write_headers
+from ddrl.distribution.chunks import (
+    Assembly,
+    Bytes,
+    Checksum,
+    CodedAssembly,
+    Coding,
+    Encoder,
+    Headers,
+    fill_headers,
+    write_headers,
+)
+from ddrl.distribution.plan import Plan
+from ddrl.distribution.requests import Posted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+# -- flights -----------------------------------------------------------------------------------------------------------
+# What stands between the executor, the memory it moves and the relay: on which terms, versions under way, how they
+# end, and what has gone over the wire.
+#
+# Written by the executor alone; `Held`, `Opened` and `Inbox` are what it asks of this host's memory (`inbox` is the
+# real one).
+
+
+class Held(Protocol):
+    """A sealed version kept from being overwritten while it is sent on."""
+
+    version: int
+    data: Bytes
+    checksum: int
+    time_ns: int
+    values: NDArray[np.float64]
+
+    def valid(self) -> bool:
+        """Whether it has stayed whole."""
+        ...
+
+    def share(self) -> Held:
+        """The same, to be released once more."""
+        ...
+
+    def release(self) -> None:
+        """Let it be overwritten, unless others share it."""
+        ...
+
+
+class Opened(Protocol):
+    """Memory for one version that is still coming."""
+
+    data: Bytes
+
+    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> Held | None:
+        """Hand the version to the readers of this host; `hold` keeps it from being overwritten until released."""
+        ...
+
+    def abandon(self) -> None:
+        """Give the memory back unread."""
+        ...
+
+
+class Inbox(Protocol):
+    """Where versions land on this host; `inbox.MailboxInbox` is the real one."""
+
+    def open(self, urgent: bool) -> Opened | None:
+        """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader
+        if need be."""
+        ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a plan runs.
+
+    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
+    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
+    records every send and arrival."""
+
+    epoch: int = 0
+    versions_in_flight: int = 2
+    window_bytes: int = 0
+    trace: bool = False
+
+
+@dataclass
+class Report:
+    """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
+
+    sequence: int
+    version: int
+    problem: str
+    seconds: float
+
+
+@dataclass
+class Flight:
+    """One version on its way through this host."""
+
+    sequence: int
+    data: Bytes  # what travels: the slot itself, or the coded form
+    headers: Headers
+    assembly: Assembly | None  # None at the root, which holds everything
+    opened: Opened | None = None
+    held: Held | None = None
+    unsent: bool = False  # some of its messages have yet to leave
+    unreceived: int = 0
+    done: bool = False  # sealed or refused
+    encoder: Encoder | None = None  # root, with a codec
+    lengths: list[int] | None = None  # of the coded chunks in `data`, where they differ from version to version
+    at: list[int] | None = None  # and where they begin
+
+
+@dataclass
+class Traffic:
+    """Counters of one executor; bytes include headers."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    sealed: int = 0
+    refused: int = 0
+    trace: list[tuple[int, str, int, int, int]] = field(
+        default_factory=list[tuple[int, str, int, int, int]]
+    )  # (ns, what, sequence, message, peer)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+# How the messages of one plan stand in memory.
+#
+# Headers and payload of a message are gathered from two places (or, where sizes vary, from one for each chunk) by a
+# datatype, so nothing is copied. Used by `executor` alone.
+
+
+class Packing:
+    """`edges` [K + 1]: where chunks stand in what travels. `sizes`: bytes of each message, headers included, at most
+    where sizes vary."""
+
+    def __init__(self, plan: Plan, edges: list[int]) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._edges = edges
+        self._chunks = plan.chunks
+        self._first: list[int] = plan.first.tolist()
+        self._count: list[int] = plan.count.tolist()
+        ends = np.asarray(edges, np.int64)
+        payload = ends[plan.first + plan.count] - ends[plan.first]
+        heads = [Headers.span(first, count)[1] for first, count in zip(self._first, self._count, strict=True)]
+        self.sizes: list[int] = (payload + heads).tolist()
+        self._known: dict[tuple[int, int, int], MPI.Datatype] = {}  # by slot, first chunk and number of chunks
+        self._varying: MPI.Datatype | None = None  # of the last message of a size of its own
+        self._headers: dict[int, Headers] = {}  # by the address of the model's slot
+
+    def nbytes(self, flight: Flight, message: int) -> int:
+        """Bytes of a message, headers included; known once its chunks are coded or have arrived."""
+        if flight.lengths is None:
+            return self.sizes[message]
+        first = self._first[message]
+        count = self._count[message]
+        return Headers.span(first, count)[1] + sum(flight.lengths[first : first + count])
+
+    def headers(self, data: Bytes) -> Headers:
+        """Of the model that stands in `data`."""
+        return self._headers.setdefault(data.ctypes.data, Headers(self._chunks))
+
+    def handles(self, flight: Flight, messages: Sequence[int]) -> list[int]:
+        """MPI's handles of the datatypes of messages, as long as they can be."""
+        address = flight.data.ctypes.data
+        return [self._whole(flight, address, self._first[one], self._count[one]).handle for one in messages]
+
+    def datatype(self, flight: Flight, message: int) -> MPI.Datatype:
+        """A message about to be sent; good until the next one is asked for. Where sizes vary, headers and chunks go one
+        behind the other, from wherever they stand."""
+        first = self._first[message]
+        count = self._count[message]
+        address = flight.data.ctypes.data
+        if flight.lengths is None or flight.at is None:
+            return self._whole(flight, address, first, count)
+        start, nbytes = Headers.span(first, count)
+        sizes = [nbytes]
+        places = [flight.headers.memory.ctypes.data + start]
+        for chunk in range(first, first + count):
+            sizes.append(flight.lengths[chunk])
+            places.append(address + flight.at[chunk])
+        self._free_varying()
+        made = self._varying = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
+        return made
+
+    def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
+        found = self._known.get((address, first, count))
+        if found is None:
+            start = self._edges[first]
+            stop = self._edges[first + count]
+            begin, nbytes = Headers.span(first, count)
+            heads = flight.headers.memory.ctypes.data + begin
+            found = self._mpi.BYTE.Create_hindexed([nbytes, stop - start], [heads, address + start])
+            self._known[address, first, count] = found.Commit()
+        return found
+
+    def _free_varying(self) -> None:
+        """MPI keeps it until the message has left."""
+        if self._varying is not None:
+            self._varying.Free()
+            self._varying = None
+
+    def free(self) -> None:
+        """Nothing is under way any more."""
+        self._free_varying()
+        for datatype in self._known.values():
+            datatype.Free()
+        self._known = {}
+
+
+# -- executor ----------------------------------------------------------------------------------------------------------
 
 WINDOW = 1 << 19  # bytes
 POSTED = 8  # receives that stand posted from each host: more only make MPI look through more
@@ -55,11 +265,16 @@ class Executor:
                 f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
             )
         self.plan = plan
-        self.epoch, self.versions_in_flight = terms.epoch, terms.versions_in_flight
+        self.epoch = terms.epoch
+        self.versions_in_flight = terms.versions_in_flight
         self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
-        self._mpi, self._inbox, self._checksum, self._tracing = MPI, inbox, checksum, terms.trace
+        self._mpi = MPI
+        self._inbox = inbox
+        self._checksum = checksum
+        self._tracing = terms.trace
         self._host = comm.rank
-        self._coding, self._variable = coding, coding is not None and not coding.codec.fixed
+        self._coding = coding
+        self._variable = coding is not None and not coding.codec.fixed
         edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         self._packing = Packing(plan, self._edges)
@@ -131,7 +346,8 @@ class Executor:
 
         `base`: sequence and version that every receiver holds, for a codec that takes differences; None: a whole one.
         """
-        sequence, self._next = self._next, self._next + 1
+        sequence = self._next
+        self._next = self._next + 1
         data = held.data if self._coding is None else self._coding.take()
         headers = self._packing.headers(data)
         flight = Flight(sequence, data, headers, None, held=held, unsent=bool(self._mine), done=True)
@@ -152,7 +368,8 @@ class Executor:
                 self._coding, data, headers, held, base[1].share() if base else None, self._checksum
             )
             if self._variable:
-                flight.lengths, flight.at = flight.encoder.lengths, self._edges
+                flight.lengths = flight.encoder.lengths
+                flight.at = self._edges
             prepare = self._prepare(flight)
         self._flights[sequence] = flight
         self._transfers.open(sequence, self._packing.handles(flight, self._mine), [], True, prepare)
@@ -223,7 +440,8 @@ class Executor:
             opened = self._inbox.open(urgent=not self._ahead)
             if opened is None:
                 break
-            sequence, self._next = self._next, self._next + 1
+            sequence = self._next
+            self._next = self._next + 1
             data = opened.data if self._coding is None else self._coding.take()
             headers = self._packing.headers(data)
             flight = Flight(
@@ -236,8 +454,10 @@ class Executor:
                 coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence, self._checksum)
                 flight.assembly = coded
                 if self._variable:
-                    flight.lengths, flight.at = coded.lengths, coded.at
-                    prepare, arrived = self._prepare(flight), self._locate(flight, coded)
+                    flight.lengths = coded.lengths
+                    flight.at = coded.at
+                    prepare = self._prepare(flight)
+                    arrived = self._locate(flight, coded)
             self._flights[sequence] = flight
             self._ahead += 1
             handles = self._packing.handles
@@ -277,11 +497,14 @@ class Executor:
 
     def _conclude(self, flight: Flight, assembly: Assembly) -> None:
         """All chunks are here: seal the version, or refuse it."""
-        header, opened = flight.headers.model[0], flight.opened
+        header = flight.headers.model[0]
+        opened = flight.opened
         assert opened is not None
         flight.done = True
         self._ahead -= 1
-        seconds, decoded, bases = 0.0, 0, self._coding.bases if self._coding is not None else None
+        seconds = 0.0
+        decoded = 0
+        bases = self._coding.bases if self._coding is not None else None
         if not assembly.problem:
             decoded = assembly.model_checksum()
         if assembly.problem:

@@ -1,24 +1,75 @@
-"""Sleeping until MPI has something to do, or until this host's bell rings.
+"""Waiting for other processes over MPI without taking the processor from them: everything here sleeps between polls.
 
-Open MPI watches its sockets by epoll, and an epoll is itself something to wait on: it becomes readable when a message
-comes in, and when a full socket takes more. So a relay sleeps in the kernel and wakes with the packet, where it would
-else have to look again and again. MPI libraries and transports without an epoll (shared memory) cannot wake anybody:
-there every sleep must be short."""
+Blocking MPI calls spin; hundreds of processes that spin on a few cores would starve the one they wait for.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import math
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from ddrl.channels.board import Doorbell
+
+
+# -- waits -------------------------------------------------------------------------------------------------------------
+
+SHARE = 0.02  # of the time waited so far; [s]
+SHORTEST = 2e-5
+
+
+def nothing() -> None:
+    """Does nothing between polls."""
+
+
+def rest_seconds(
+    waited: float, share: float = SHARE, longest: float = math.inf, *, shortest: float = SHORTEST
+) -> float:
+    """A share of the time `waited`, at least `shortest` and at most `longest` [s]: what comes is late by no more than
+    that share, and hundreds that wait leave the cores alone."""
+    return min(longest, max(shortest, share * waited))
+
+
+def rest(begun: float, share: float = SHARE, longest: float = math.inf) -> None:
+    """Sleep `rest_seconds` of the time since `begun` (time.perf_counter)."""
+    time.sleep(rest_seconds(time.perf_counter() - begun, share, longest))
+
+
+def wait(
+    requests: Sequence[MPI.Request],
+    meanwhile: Callable[[], object] = nothing,
+    *,
+    share: float = SHARE,
+    longest: float = math.inf,
+) -> None:
+    """Until all of them have ended; `meanwhile` is called between polls; an error that it raises ends the wait."""
+    from mpi4py import MPI
+
+    begun = time.perf_counter()
+    while not MPI.Request.Testall(requests):
+        meanwhile()
+        rest(begun, share, longest)
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+# Sleeping until MPI has something to do, or until this host's bell rings.
+#
+# Open MPI watches its sockets by epoll, and an epoll is itself something to wait on: it becomes readable when a message
+# comes in, and when a full socket takes more. So a relay sleeps in the kernel and wakes with the packet, where it would
+# else have to look again and again. MPI libraries and transports without an epoll (shared memory) cannot wake anybody:
+# there every sleep must be short.
+
 
 MOST = 1024  # descriptors that select takes
 
@@ -67,8 +118,13 @@ class Events:
     A thread passes the bell on to a descriptor, for the kernel cannot wait for memory and descriptors together."""
 
     def __init__(self, bell: Doorbell) -> None:
-        self._bell, self._epolls, self._yielded = bell, epolls(), yield_when_idle(False)
-        self._asked, self._asking, self._seen, self._closed = threading.Semaphore(0), False, 0, False
+        self._bell = bell
+        self._epolls = epolls()
+        self._yielded = yield_when_idle(False)
+        self._asked = threading.Semaphore(0)
+        self._asking = False
+        self._seen = 0
+        self._closed = False
         if self._epolls:
             self._rung = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._thread = threading.Thread(target=self._pass_on, name="bell", daemon=True)
@@ -84,7 +140,8 @@ class Events:
         if self._bell.value != seen:
             return False
         if not self._asking:
-            self._asking, self._seen = True, seen
+            self._asking = True
+            self._seen = seen
             self._asked.release()
         woken = sleep(self._rung, self._epolls, seconds)
         with contextlib.suppress(BlockingIOError):  # not rung
@@ -96,7 +153,8 @@ class Events:
         """End the thread."""
         yield_when_idle(self._yielded)
         if self._epolls:
-            self._epolls, self._closed = [], True
+            self._epolls = []
+            self._closed = True
             self._asked.release()
             self._bell.ring()
             self._thread.join()

@@ -4,7 +4,8 @@
 Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two.
 In each round every host sends to the one a certain number of places further on, which answers when it has everything; a
 host's rate each way is the best of all rounds, so a slow partner does not count against it. Nobody spins while it
-waits. Models must be at rest meanwhile."""
+waits. Models must be at rest meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +20,163 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddrl.distribution.plans.simulator import Network
-from ddrl.distribution.transport.processor import measure_processor
-from ddrl.distribution.transport.requests import COLLECTIVE_TAG, Exchange, Guard, Unguarded
-from ddrl.distribution.transport.waits import rest
+from ddrl.channels.mailbox import checksum
+from ddrl.distribution.chunks import Bytes
+from ddrl.distribution.executor import Executor, Terms
+from ddrl.distribution.plan import Plan
+from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard, Unguarded
+from ddrl.distribution.simulator import Network
+from ddrl.distribution.waits import rest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+# -- processor ---------------------------------------------------------------------------------------------------------
+# What a message and a byte cost the processor here: short models through the executor itself, on the links that are
+# there.
+#
+# Collective over the relays, part of measuring the links. Two plans of the same trees carry a few models each, one of
+# small messages and one of large ones; every host counts the processor time of its own thread in the polls that moved
+# something, so that neither waiting for the wire nor a machine that others keep busy counts. What both cost a message
+# gives a line: its intercept is a message's cost at either end, its slope a byte's. The least of several models counts,
+# for what disturbs can only add.
+
+
+BYTE_CPU = 1e-9  # s at each end, where links are too slow to measure it; fitted once to benchmarks.distribution
+SMALL = 1 << 10  # bytes of payload
+LARGE = 1 << 15
+FANOUT = 3
+MODELS = 4  # of each size; the first opens connections and is not counted
+MESSAGES = 1 << 9  # that all hosts receive in one model, about
+SECONDS = 0.025  # of a link's time that a model of large messages may take
+MIN_BYTE = 1e-10  # s: 10 GB/s, which no checksum and copy together reach
+MIN_LARGE_PIECES = 6  # large messages to a host from which a slope is taken
+
+
+class _Memory:
+    """A place for one model: what the executor asks of a slot, and of a version that is held."""
+
+    def __init__(self, nbytes: int, free: list[_Memory]) -> None:
+        self.version = 0
+        self.checksum = 0
+        self.time_ns = 0
+        self.values = np.zeros(8)
+        self.data: Bytes = np.zeros(nbytes, np.uint8)
+        self._free = free
+
+    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> None:
+        """Nobody reads it."""
+        if not hold:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Free for the next."""
+        self._free.append(self)
+
+    def valid(self) -> bool:
+        """Nobody overwrites it."""
+        return True
+
+    def share(self) -> _Memory:
+        """The same."""
+        return self
+
+    def release(self) -> None:
+        """It stays."""
+
+
+class _Memories:
+    """An inbox of two places, taken in turn."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._free: list[_Memory] = []
+        self._free += [_Memory(nbytes, self._free) for _ in range(2)]
+
+    def open(self, urgent: bool) -> _Memory | None:
+        """A free place."""
+        return self._free.pop(0) if self._free else None
+
+
+def measure_processor(comm: MPI.Comm, rate: float, exchange: Exchange, guard: Guard) -> tuple[float, float]:
+    """Seconds that a message, and a byte of it, cost the processor at either end; every rank returns the same.
+
+    `rate`: of the links [bytes/s], the same on every rank. Where they are too slow for large messages in the time, a
+    byte costs BYTE_CPU."""
+    hosts = comm.size - 1
+    count = max(8, min(64, MESSAGES // hosts))
+    small = _message_seconds(
+        comm, exchange, guard, make_plan("stripes", hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL)
+    )
+    count = min(count, int(rate * SECONDS / LARGE))
+    if count < MIN_LARGE_PIECES:
+        return max(0.0, small - BYTE_CPU * SMALL), BYTE_CPU
+    large = _message_seconds(
+        comm, exchange, guard, make_plan("stripes", hosts, count * LARGE, fanout=FANOUT, chunk_bytes=LARGE)
+    )
+    byte = max(MIN_BYTE, (large - small) / (LARGE - SMALL))
+    return max(0.0, small - byte * SMALL), byte
+
+
+def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Plan) -> float:
+    """Processor seconds of a message at one end: of all hosts, over all messages' ends, in the cheapest model."""
+    terms = Terms(versions_in_flight=1)
+    executor = Executor(comm, plan, _Memories(plan.nbytes) if comm.rank else None, checksum, terms)
+    guard.keep(executor)
+    executor.open()
+    held = _Memory(plan.nbytes, [])
+    spent = np.zeros(MODELS)
+    longest = max(5e-4, 2e-5 * comm.size)  # between polls: many relays on one machine must not poll all the time
+    for model in range(MODELS):
+        exchange.barrier()  # receives stand everywhere
+        used = time.thread_time()
+        if comm.rank == 0:
+            held.version = model
+            executor.start(held)
+            spent[model] += time.thread_time() - used
+        pause = 5e-5
+        while not (executor.idle and (comm.rank == 0 or len(executor.reports) > model)):
+            used = time.thread_time()
+            if executor.progress():
+                spent[model] += time.thread_time() - used
+                pause = 5e-5
+            else:
+                guard.poll()
+                time.sleep(pause)
+                pause = min(longest, 1.5 * pause)
+    exchange.barrier()
+    executor.close()
+    exchange.barrier()  # before anything else is sent by these tags
+    guard.drop(executor)
+    everywhere = exchange.reduce(spent, np.add)
+    return float(everywhere[1:].min()) / (2 * plan.messages)
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
 
 PIECE = 1 << 15  # bytes of a message in the rounds
 ROUND_SECONDS = 0.06
 WAKE_SECONDS = 2e-4  # from a message's arrival until its relay runs
 # on one machine the kernel's packets cost its cores about as much again as the relays' own work
 SHARED_CPU = 2.0
-MIN_PIECES, MAX_PIECES = 4, 1 << 11  # pieces in a round
-ROUNDS, LEAST_ROUNDS = 12, 3  # partners of each host: at most, and where a slow link makes rounds long
-ROUNDS_SECONDS, ANEW_SECONDS = 1.0, 0.5  # s, after which there are no more rounds; where models wait
+MIN_PIECES = 4  # pieces in a round
+MAX_PIECES = 1 << 11
+ROUNDS = 12  # partners of each host: at most, and where a slow link makes rounds long
+LEAST_ROUNDS = 3
+ROUNDS_SECONDS = 1.0  # s, after which there are no more rounds; where models wait
+ANEW_SECONDS = 0.5
 FRAME_BYTES = 40  # of TCP and IP, by packet
 PACKET_BYTES = 1448
 ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
-LEAST_BURST, MOST_BURST = 1 << 10, 1 << 18  # bytes
-BURST_TURNS, BURST_SECONDS = 4, 0.03  # trips of each size, and s: at least
-LATENCY_TURNS, LATENCY_SECONDS = 6, 3e-3  # trips to a host: at least; s, for each relay there is
+LEAST_BURST = 1 << 10  # bytes
+MOST_BURST = 1 << 18
+BURST_TURNS = 4  # trips of each size, and s: at least
+BURST_SECONDS = 0.03
+LATENCY_TURNS = 6  # trips to a host: at least; s, for each relay there is
+LATENCY_SECONDS = 3e-3
 TAG = COLLECTIVE_TAG + 1
 
 
@@ -70,7 +205,8 @@ class Links:
         if max(rates) < ALIKE * middle and min(rates) > middle / ALIKE:  # what differs less is noise
             up = down = [middle] * len(self.up)
         else:
-            up, down = self.up, self.down
+            up = self.up
+            down = self.down
         shared = self.cores if self.machines == 1 and len(self.up) > 1 else 0
         message = 0.5 * self.message_seconds * (SHARED_CPU if shared else 1.0)
         return Network(
@@ -99,7 +235,8 @@ def measure_links(comm: MPI.Comm, guard: Guard | None = None, known: Links | Non
     limit = ROUNDS_SECONDS if known is None else ANEW_SECONDS
     rates, pieces = measure_rates(size, latency, lambda shift, counts: probe.gather(probe.round(shift, counts)), limit)
     fan = probe.fan_out(pieces)
-    up, down = rates.up, rates.down
+    up = rates.up
+    down = rates.down
     up[0] = max(up[0], fan)
     if known is not None:
         probe.close()
@@ -120,7 +257,8 @@ def measure_rates(
 ) -> tuple[Rates, int]:
     """Rates of all links, and the pieces that a middling one carries in a round. `timed`: plays a round (shift, pieces
     of each rank) and gives every rank's seconds, the same at every rank. `limit` [s], about."""
-    pieces, rates = MIN_PIECES, Rates(size, latency)
+    pieces = MIN_PIECES
+    rates = Rates(size, latency)
     shifts = list(range(1, size))
     if len(shifts) > ROUNDS:  # spread over near and far, the same on every rank
         few = ROUNDS if size <= 4 * ROUNDS else ROUNDS // 4
@@ -155,7 +293,8 @@ class Rates:
     little count only where none carried more: in them the burst of an idle link makes it seem faster than it is."""
 
     def __init__(self, size: int, latency: float) -> None:
-        self._size, self._latency = size, latency
+        self._size = size
+        self._latency = latency
         self._up: list[list[tuple[int, float]]] = [[] for _ in range(size)]  # (pieces, rate) of each round
         self._down: list[list[tuple[int, float]]] = [[] for _ in range(size)]
 
@@ -214,7 +353,8 @@ class _Probe(Exchange):
         for host in sorted({1, self.size // 2 or 1, self.size - 1}):
             self.barrier()
             times: list[float] = []
-            last, end = np.zeros(1, np.uint8), time.perf_counter() + LATENCY_SECONDS * self.size
+            last = np.zeros(1, np.uint8)
+            end = time.perf_counter() + LATENCY_SECONDS * self.size
             while not last[0]:  # the longer it lasts, the less often all others look whether it is over
                 if self.rank == 0:
                     last[0] = len(times) >= LATENCY_TURNS and time.perf_counter() > end
@@ -238,8 +378,10 @@ class _Probe(Exchange):
         """
         from mpi4py import MPI
 
-        size, rank = self.size, self.rank
-        source, target = (rank - shift) % size, (rank + shift) % size
+        size = self.size
+        rank = self.rank
+        source = (rank - shift) % size
+        target = (rank + shift) % size
         done = np.zeros(1, np.uint8)
         self.barrier()
         receives = [self.receive(self._in[index], source, TAG + 2) for index in range(counts[source])]
@@ -278,13 +420,16 @@ class _Probe(Exchange):
         """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
         quickest takes more than half as long as at `rate`. The size before that was between the burst and twice the
         burst; what it took is the rest at `rate`."""
-        data, answer, found = self._in.reshape(-1), np.zeros(1, np.uint8), 0.0
+        data = self._in.reshape(-1)
+        answer = np.zeros(1, np.uint8)
+        found = 0.0
         self.barrier()
         if self.rank == 0:
             data[0] = 1  # go on
 
             def quickest(size: int, least: float = BURST_SECONDS) -> float:
-                seconds, end = list[float](), time.perf_counter() + least
+                seconds = list[float]()
+                end = time.perf_counter() + least
                 while len(seconds) < BURST_TURNS or time.perf_counter() < end:
                     time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
                     begun = time.perf_counter()
@@ -293,7 +438,8 @@ class _Probe(Exchange):
                 return min(seconds)
 
             # While all others still look whether it is over trips take longer; the longer it lasts, the less they look.
-            nothing, size = quickest(1, LATENCY_SECONDS * self.size), max(LEAST_BURST, int(4 * rate * latency))
+            nothing = quickest(1, LATENCY_SECONDS * self.size)
+            size = max(LEAST_BURST, int(4 * rate * latency))
             while size <= MOST_BURST:  # less than the first size would be lost in the noise
                 seconds = max(0.0, quickest(size) - nothing)
                 full = seconds > 0.5 * size / rate

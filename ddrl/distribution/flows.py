@@ -3,7 +3,8 @@
 A relay's `UplinkSender` drains its host's lanes into a block and sends it in synchronous mode, two blocks at most on
 their way: a block has left only when the root has taken it, and the root takes a host's next block only when the last
 one fits into that host's lane to the trainer. So a slow trainer fills that lane, then the blocks, then the host's
-lanes, and at last its rollouts wait: backpressure reaches them."""
+lanes, and at last its rollouts wait: backpressure reaches them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.channels.counters import Counters
 from ddrl.channels.lane import Lane, LaneSet
-from ddrl.distribution.transport.requests import Posted
+from ddrl.distribution.requests import Posted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+# -- uplink ------------------------------------------------------------------------------------------------------------
 
 BLOCKS = 2  # per relay, on their way
 
@@ -34,7 +39,11 @@ class UplinkSender:
     ) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._lanes, self._mpi, self._period = comm, tag, lanes, MPI, period
+        self._comm = comm
+        self._tag = tag
+        self._lanes = lanes
+        self._mpi = MPI
+        self._period = period
         # No more than the lanes hold: rows that wait in blocks are as late as rows that wait in lanes.
         rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
         self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
@@ -91,7 +100,10 @@ class UplinkReceiver:
     ) -> None:
         from mpi4py import MPI
 
-        self._comm, self._tag, self._lanes, self._mpi = comm, tag, list(lanes), MPI
+        self._comm = comm
+        self._tag = tag
+        self._lanes = list(lanes)
+        self._mpi = MPI
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
         self._requests: list[Any] = [
@@ -122,7 +134,8 @@ class UplinkReceiver:
             self._waiting[index] = self._blocks[index][:rows]
             moved = True
         for index in list(self._waiting):
-            rows, lane = self._waiting[index], self._lanes[index]
+            rows = self._waiting[index]
+            lane = self._lanes[index]
             room = min(len(rows), lane.capacity - len(lane))
             if room:
                 moved = True
@@ -160,4 +173,95 @@ class UplinkReceiver:
         for request in self._requests:
             if request:
                 request.Cancel()
+        self._mpi.Request.Waitall(self._requests)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+# Counters tables of the other hosts, mirrored on the trainer's: whole tables, the newest replaces the last.
+#
+# Written by each relay about every quarter of a second, read by telemetry on the trainer's host. Loss of one would not
+# matter; none is lost.
+
+
+PERIOD = 0.25  # s
+
+
+class TableSender:
+    """Sends this host's table to rank 0."""
+
+    def __init__(self, comm: MPI.Comm, tag: int, table: Counters) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._tag = tag
+        self._table = table
+        self._request: Any = MPI.REQUEST_NULL
+        self._data = table.table()
+        self._next = 0.0
+        self._last_one = False
+        self.sent = 0
+
+    def progress(self) -> None:
+        """Send the table where the last one has left and PERIOD has passed."""
+        now = time.monotonic()
+        if now >= self._next and self._request.Test():
+            self._next = now + PERIOD
+            self._send()
+
+    def _send(self) -> None:
+        self._data = self._table.table()
+        self._request = self._comm.Isend(self._data, 0, self._tag)
+        self.sent += 1
+
+    def finish(self) -> bool:
+        """Send one last table; True once it has left."""
+        if not self._last_one and self._request.Test():
+            self._last_one = True
+            self._next = float("inf")
+            self._send()
+        return self._last_one and bool(self._request.Test())
+
+    def posted(self) -> Posted:
+        """Requests that stand."""
+        return Posted([], [self._request], [self._data])
+
+    def close(self) -> None:
+        """Wait for the last send."""
+        self._request.Wait()
+
+
+class TableReceiver:
+    """Loads the table that rank i + 1 sends into `mirrors[i]`."""
+
+    def __init__(self, comm: MPI.Comm, tag: int, mirrors: Sequence[Counters]) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._tag = tag
+        self._mpi = MPI
+        self._mirrors = list(mirrors)
+        self._data: list[NDArray[np.float64]] = [np.ascontiguousarray(mirror.table()) for mirror in mirrors]
+        self._requests: list[Any] = [comm.Irecv(data, index + 1, tag) for index, data in enumerate(self._data)]
+        self._received = [0] * len(self._mirrors)
+
+    def received(self, rank: int) -> int:
+        """Tables received from a rank."""
+        return self._received[rank - 1]
+
+    def progress(self) -> None:
+        """Load the tables that have arrived."""
+        indices: list[int] = self._mpi.Request.Testsome(self._requests) or []
+        for index in indices:
+            self._mirrors[index].load(self._data[index])
+            self._received[index] += 1
+            self._requests[index] = self._comm.Irecv(self._data[index], index + 1, self._tag)
+
+    def posted(self) -> Posted:
+        """Requests that stand."""
+        return Posted(self._requests, [], self._data)
+
+    def close(self) -> None:
+        """Withdraw the receives."""
+        for request in self._requests:
+            request.Cancel()
         self._mpi.Request.Waitall(self._requests)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.transport.waits import nothing, rest, wait
+from ddrl.distribution.waits import nothing, rest, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -77,8 +77,11 @@ class Exchange:
     cannot: they are made of sends and receives, over a binomial tree. Every rank calls them in the same order."""
 
     def __init__(self, comm: MPI.Comm, guard: Guard, tag: int = COLLECTIVE_TAG) -> None:
-        self.rank, self.size = comm.rank, comm.size
-        self._comm, self._guard, self._tag = comm, guard, tag
+        self.rank = comm.rank
+        self.size = comm.size
+        self._comm = comm
+        self._guard = guard
+        self._tag = tag
         self._receives: list[tuple[Any, Any]] = []  # (request, buffer)
         self._sends: list[tuple[Any, Any]] = []
         guard.keep(self)
@@ -118,7 +121,8 @@ class Exchange:
 
     def reduce(self, values: NDArray[np.float64], operation: Callable[..., NDArray[np.float64]]) -> NDArray[np.float64]:
         """`operation` (np.add, np.maximum) over all ranks' values, at every rank."""
-        total, step = values.copy(), 1
+        total = values.copy()
+        step = 1
         while step < self.size and not self.rank & step:
             if self.rank + step < self.size:
                 theirs = np.empty_like(total)
@@ -180,7 +184,8 @@ def withdraw(
         request.Cancel()
     taken: list[Any] = []
     barrier: MPI.Request | None = None
-    begun, status = time.perf_counter(), MPI.Status()
+    begun = time.perf_counter()
+    status = MPI.Status()
     try:
         while time.perf_counter() - begun < limit:
             for comm in comms:
