@@ -75,7 +75,8 @@ def ray(python: str, hosts: int, nbytes: int) -> dict[str, Any]:
 
 def report(chosen: Any, run: dict[str, Any], others: list[dict[str, Any]], rays: dict[str, Any]) -> None:
     """Print the table and write the JSON."""
-    rates, nbytes = [cluster.rate_bytes(chosen.rate)] * (chosen.hosts + 1), chosen.bytes
+    rates = [cluster.rate_bytes(chosen.rate)] * (chosen.hosts + 1)
+    nbytes = chosen.bytes
     if "seconds" in rays:
         others = [*others, {"label": f"Ray {rays['version']}, object store", "periods": rays["seconds"]}]
     rows = summarize(run["results"], rates, nbytes, modeled(rates, run["links"]))

@@ -16,7 +16,7 @@ from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import SEALED, case, efficiency, made, modeled, run_cases, summarize
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.scheme import make_plan, preset_relays
-from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution.simulator import Network, simulate
 
 # Rate, bytes, the source's m (at 30 hosts a tenth of them, as in its presets), bytes of a packet (fewer and larger: 299
 # hosts share these cores).

@@ -20,9 +20,10 @@ from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution.plans.planner import choose_best, predict
 from ddrl.distribution.plans.scheme import Choice, Situation, candidates
 from ddrl.distribution.plans.schemes.stripes import budgets
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.simulator import Network
 
-NBYTES, MOST = 1_000_000, 16
+NBYTES = 1_000_000
+MOST = 16
 DUEL = {"rounds": 5, "models": 4}  # of auto and the winner in turn; the first model of each turn is not counted
 
 
@@ -35,7 +36,8 @@ def draw(seed: int) -> list[str]:
 
 def sweep(rates: list[float]) -> list[dict[str, Any]]:
     """Every scheme with several settings."""
-    network, hosts = Network(rates, rates), len(rates) - 1
+    network = Network(rates, rates)
+    hosts = len(rates) - 1
     cases = [
         case("weighted", 3, label=f"weighted {size >> 10}k", up=rates, chunk_bytes=size)
         for size in (1 << 13, 1 << 14, 1 << 15)
@@ -70,7 +72,8 @@ def simulated(count: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for seed in range(count):
         rates = [cluster.rate_bytes(text) for text in draw(seed)]
-        hosts, network = len(rates) - 1, Network(rates, rates, latency=3e-4, message_seconds=3e-5)
+        hosts = len(rates) - 1
+        network = Network(rates, rates, latency=3e-4, message_seconds=3e-5)
         chosen = choose_best(Situation(network, NBYTES))
         everything = [
             *candidates(Situation(network, NBYTES)),
@@ -101,8 +104,10 @@ def simulated(count: int) -> dict[str, Any]:
 
 def judged(found: dict[str, Any], seed: int, rates: list[float]) -> dict[str, Any]:
     """One measured cluster as a row."""
-    texts, cases = draw(seed), len(sweep(rates)) + 1
-    results, duels = found["results"][:cases], found["results"][cases:]
+    texts = draw(seed)
+    cases = len(sweep(rates)) + 1
+    results = found["results"][:cases]
+    duels = found["results"][cases:]
     auto = statistics.median(period for result in duels[::2] for period in result["periods"])
     other = statistics.median(period for result in duels[1::2] for period in result["periods"])
     network = modeled(rates, found["links"])

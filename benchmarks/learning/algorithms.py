@@ -60,9 +60,11 @@ def main() -> None:
             run = partial(run_ddrl, file, seed, goal.target, [*goal.how, *settings], curve=True)
             once(path, algorithm, seed, goal, settings, run)
         for algorithm in goal.peers if options.peers is None else options.peers:
-            python, program = options.peer_python, "sb3_solve.py"
+            python = options.peer_python
+            program = "sb3_solve.py"
             if algorithm == "c51":
-                python, program = options.tianshou_python, "tianshou_c51.py"
+                python = options.tianshou_python
+                program = "tianshou_c51.py"
             if python:
                 run = partial(run_peer, python, f"{options.task}_{algorithm}", seed, program)
                 once(path, f"peer_{algorithm}", seed, goal, [], run)

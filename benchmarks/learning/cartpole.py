@@ -24,7 +24,9 @@ def main() -> None:
     )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
     options = parser.parse_args()
-    rows, ours, peers = [], [], []
+    rows = []
+    ours = []
+    peers = []
     for seed in range(1, (3 if options.short else options.seeds) + 1):
         mine = run_ddrl("cartpole", seed, STOP_AT, options.overrides)
         mine["solved"] = mine["reached"] and mine["confirmed_mean"] >= TARGET

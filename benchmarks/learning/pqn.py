@@ -14,7 +14,8 @@ from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from benchmarks.learning.solving import run_ddrl
 
 PEER = Path(__file__).parents[1] / "peers" / "cleanrl_pqn.py"
-SOLVED, TARGET = 475.0, 490.0
+SOLVED = 475.0
+TARGET = 490.0
 NO_UPDATES = ["run.max_env_steps=100"]  # a draw takes 16 trajectories
 
 

@@ -51,10 +51,12 @@ def run_ddrl(
             *(["--resume", str(run)] if begun else [task]),
             *(word for setting in settings for word in ([setting] if setting.startswith("--") else ["--set", setting])),
         ]
-        begin, processor = time.perf_counter(), _processor_seconds()
+        begin = time.perf_counter()
+        processor = _processor_seconds()
         shown = None if kept else subprocess.PIPE
         done = subprocess.run(command, stdout=shown, stderr=shown, text=True)
-        seconds, processor = time.perf_counter() - begin, _processor_seconds() - processor
+        seconds = time.perf_counter() - begin
+        processor = _processor_seconds() - processor
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stderr or ''}")
         summary = json.loads((run / "summary.json").read_text())
@@ -82,7 +84,8 @@ def run_ddrl(
                     {"env_steps": float(steps), "mean": float(mean), "wall_seconds": float(wall)}
                     for steps, mean, wall in zip(table["env_steps"], table["mean"], table["wall_seconds"], strict=True)
                 ]
-    confirmed, reached = json.loads(judged.stdout)["mean"], "target_return" in summary["reason"]
+    confirmed = json.loads(judged.stdout)["mean"]
+    reached = "target_return" in summary["reason"]
     result = {
         "seed": seed,
         "seconds": seconds,

@@ -7,7 +7,7 @@ from benchmarks.mutations.named import Fault
 _COMMUTES = "max and min of two numbers do not depend on their order"
 
 _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of the faulty line): why
-    ("ddrl/distribution/transport/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
+    ("ddrl/distribution/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
     ("ddrl/plots/pool.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
     ("ddrl/run/rounds/collectors.py", "swapped arguments", "max(sent.start"): _COMMUTES,
     ("ddrl/learner/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
@@ -25,7 +25,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/learner/algorithms/pqn.py", "constant", "state.reshape(-2,"): (
         "numpy takes any negative size for the one that it finds"
     ),
-    ("ddrl/distribution/relay/membership.py", "dropped call", 12 * " " + "pass"): (  # in `abandon`
+    ("ddrl/distribution/membership.py", "dropped call", 12 * " " + "pass"): (  # in `abandon`
         "a relay that abandons its job ends with it, and MPI frees what is left"
     ),
     ("ddrl/run/modes/serial.py", "constant", "board_name(topology.run_id, 1)"): (

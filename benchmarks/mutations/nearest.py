@@ -85,8 +85,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/run/__main__.py": ("tests/run/test_bad_input.py", "tests/run/test_start.py"),
     "ddrl/run/checkpoint.py": ("tests/run/test_task.py", "tests/run/test_damage.py", "tests/run/test_resume.py"),
     "ddrl/run/cli.py": ("tests/run/test_trust.py", "tests/run/test_bad_input.py"),
-    "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_serial.py"),
-    "ddrl/run/disk.py": ("tests/run/test_full_disk.py",),
+    "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_full_disk.py", "tests/run/test_serial.py"),
     "ddrl/run/modes/local.py": ("tests/run/test_start.py", "tests/run/test_processes.py"),
     "ddrl/run/modes/pool.py": ("tests/run/test_pool.py", "tests/run/test_pool_rounds.py"),
     "ddrl/run/nodes": ("tests/run/test_nodes.py",),
@@ -100,7 +99,8 @@ FIRST: dict[str, tuple[str, ...]] = {
 def nearest(path: str) -> list[tuple[str, ...]]:
     """The tests of a file, in rings: each runs where those before it have noticed nothing."""
     folder, further = _longest(NEAREST, path)
-    module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
+    module = path.removesuffix(".py").replace("/", ".")
+    stem = Path(path).stem
     files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
     own = tuple(name for name, _ in files if Path(name).stem == f"test_{stem}") or _longest(FIRST, path) or ()
     importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]

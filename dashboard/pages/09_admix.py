@@ -77,7 +77,8 @@ def critic(run: Run, names: list[str]) -> None:
     if values is None:
         st.caption("The critic's distributions are drawn when the run ends; a scalar critic has none.")
         return
-    steps, numbers = values["steps"], range(len(values["predicted"][0]))
+    steps = values["steps"]
+    numbers = range(len(values["predicted"][0]))
     left, right = st.columns(2)
     step = left.segmented_control("Step of play", steps, default=steps[0], key="step")
     moment = steps.index(step) if step in steps else 0

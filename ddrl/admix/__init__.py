@@ -9,7 +9,52 @@ slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddrl.admix.account import account_days
+    from ddrl.admix.contracts import Contracts, Inventory, Requests
+    from ddrl.admix.environment import AdmixVectorEnv
+    from ddrl.admix.logs import LogDay, LogWriter, open_log
+    from ddrl.admix.making import AdmixEnv, generated, generated_env, logged, logged_env
+    from ddrl.admix.market import Market, MarketDay
+    from ddrl.admix.messages import Billing, Control, Decision, DisplayRequest
+    from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+    from ddrl.admix.optimum import Optimum, Problem, solve_dual, solve_lp
+    from ddrl.admix.serving import open_mixer
+    from ddrl.admix.settings import MarketConfig, PlayConfig
+
+__all__ = [
+    "AdmixEnv",
+    "AdmixVectorEnv",
+    "Billing",
+    "Book",
+    "Contracts",
+    "Control",
+    "Decision",
+    "DisplayRequest",
+    "Inventory",
+    "LogDay",
+    "LogWriter",
+    "Market",
+    "MarketConfig",
+    "MarketDay",
+    "Mixer",
+    "Optimum",
+    "PlayConfig",
+    "Problem",
+    "Requests",
+    "ServedPolicy",
+    "account_days",
+    "generated",
+    "generated_env",
+    "logged",
+    "logged_env",
+    "open_log",
+    "open_mixer",
+    "solve_dual",
+    "solve_lp",
+]
 
 _HOMES = {
     "account": ("account_days",),
@@ -24,7 +69,6 @@ _HOMES = {
     "serving": ("open_mixer",),
     "settings": ("MarketConfig", "PlayConfig"),
 }
-__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

@@ -135,8 +135,17 @@ def account(
         raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
     known = morning(saved.env.id.partition(":")[2], saved.env.kwargs)
     # What is observed stays; rewards become V, and days are played whole.
-    play = replace(known.play, relative=False, reward_by="total", shortfall_weight=1.0, ctr_weight=1.0, bid_weight=1.0,
-                   episode_windows=0, first_window=0, last_window=0)  # fmt: skip
+    play = replace(
+        known.play,
+        relative=False,
+        reward_by="total",
+        shortfall_weight=1.0,
+        ctr_weight=1.0,
+        bid_weight=1.0,
+        episode_windows=0,
+        first_window=0,
+        last_window=0,
+    )
     reported, tuning = _cases(saved, known, days, log, say)
     played = _play(saved, play, known, reported.days)
     case = reported.case
@@ -159,15 +168,28 @@ def account(
         rules.append(Rule(name, case.normalised(outcome).tolist(), course.tolist(), asdict(settings)))
     billed = np.stack([np.interp(counts, reached, column) for column in played.billed.T], 1)
     return Account(
-        format=FORMAT, written=time.time(), policy=saved.evaluation, days=len(scores), requests=int(row.length[0]),
-        delay=play.delay, times=moments.tolist(), bid_only=float(case.optima[0].bid_only),
-        optimum=float(case.optima[0].upper), gap=float(max(best.gap for best in case.optima)), rules=rules,
+        format=FORMAT,
+        written=time.time(),
+        policy=saved.evaluation,
+        days=len(scores),
+        requests=int(row.length[0]),
+        delay=play.delay,
+        times=moments.tolist(),
+        bid_only=float(case.optima[0].bid_only),
+        optimum=float(case.optima[0].upper),
+        gap=float(max(best.gap for best in case.optima)),
+        rules=rules,
         contracts=[
-            ContractCourse(int(contracts.ad_id[j]), float(contracts.demand[j]), float(contracts.penalty[j]),
-                           due[:, j].tolist(), billed[:, j].tolist())
+            ContractCourse(
+                int(contracts.ad_id[j]),
+                float(contracts.demand[j]),
+                float(contracts.penalty[j]),
+                due[:, j].tolist(),
+                billed[:, j].tolist(),
+            )
             for j in range(contracts.count)
         ],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,9 @@ def replay(
         begin = block * period
         end = min((block + 1) * period, longest)
         known = max(block - lag, 0)
-        feedback = _feedback(days, contracts, begin, known * period, own_counts, shown_at[block], shown_at[known],
-                             billed_at[known])  # fmt: skip
+        feedback = _feedback(
+            days, contracts, begin, known * period, own_counts, shown_at[block], shown_at[known], billed_at[known]
+        )
         if with_trace:
             trace.append(feedback)
         decision = baseline.decide(feedback)

@@ -364,7 +364,8 @@ def _pieces(day: Day, first_window: int) -> Iterator[Requests]:
 # -- state -------------------------------------------------------------------------------------------------------------
 # The state that a policy sees (fields chosen by settings), written into one structured array [n].
 #
-# `ad` [n, Q, fields], `ad_id` [n, Q], `queue_mask` [n, Q], `slot_id` [n], `overall` [n, fields], `traffic` [n, one-hot].
+# `ad` [n, Q, fields], `ad_id` [n, Q], `queue_mask` [n, Q], `slot_id` [n], `overall` [n, fields], `traffic` [n,
+# one-hot].
 # Contract j stands in queue slot j, bid b in slot C + b, unless the queue is shuffled. What the mask leaves out is 0.
 
 
@@ -518,7 +519,8 @@ class StateWriter:
 # -- block -------------------------------------------------------------------------------------------------------------
 # Many requests at once under one action: which ads mode "bonuses" shows, and what that is worth.
 #
-# The rules are those of `vector`, request by request, where nothing is drawn at random: rate and theta are 1, no support
+# The rules are those of `vector`, request by request, where nothing is drawn at random: rate and theta are 1, no
+# support
 # policy. Contract j stands in slot j, bids behind them.
 
 
@@ -598,7 +600,8 @@ def play_block(
 # -- vector ------------------------------------------------------------------------------------------------------------
 # n ad-mixing environments that step together, in numpy across the environments (`ddrl.core.specs.VectorEnv`).
 #
-# A step takes the scores of the present queue, shows the ad of the highest score that may play, counts it, and brings the
+# A step takes the scores of the present queue, shows the ad of the highest score that may play, counts it, and brings
+# the
 # next request. Rules, in this order:
 #
 # 1. A contract is in the queue when it is targeted, not filtered, below its cap, and drawn with probability `rate`.

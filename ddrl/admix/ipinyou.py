@@ -23,10 +23,31 @@ from ddrl.admix.logs import LogWriter, to_record
 from ddrl.core.errors import EnvError, shortened
 
 COLUMNS = (
-    "bid_id", "timestamp", "log_type", "ipinyou_id", "user_agent", "ip", "region", "city", "ad_exchange", "domain",
-    "url", "anonymous_url", "slot_id", "slot_width", "slot_height", "slot_visibility", "slot_format",
-    "slot_floor_price", "creative_id", "bidding_price", "paying_price", "key_page_url", "advertiser_id", "user_tags",
-)  # fmt: skip
+    "bid_id",
+    "timestamp",
+    "log_type",
+    "ipinyou_id",
+    "user_agent",
+    "ip",
+    "region",
+    "city",
+    "ad_exchange",
+    "domain",
+    "url",
+    "anonymous_url",
+    "slot_id",
+    "slot_width",
+    "slot_height",
+    "slot_visibility",
+    "slot_format",
+    "slot_floor_price",
+    "creative_id",
+    "bidding_price",
+    "paying_price",
+    "key_page_url",
+    "advertiser_id",
+    "user_tags",
+)
 IMPRESSION = "1"  # log_type
 FEMALE_TAG = "10111"  # user_tags of the third season: 10110 male, 10111 female
 CHUNK = 4096  # requests of a row group

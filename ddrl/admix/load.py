@@ -243,7 +243,10 @@ def bodies_of(
         ctr = np.round(generator.beta(0.8, 39.2, len(contracts) + bids), 7).tolist()
         keys = generator.integers(10**8, 10**9, (len(contracts) + bids, 2)).tolist()
         request = DisplayRequest(
-            number, region, gender, age,
+            number,
+            region,
+            gender,
+            age,
             ad=[*contracts, *generator.integers(10**6, 10**7, bids).tolist()],
             kind=[0] * len(contracts) + [1] * bids,
             ecpm=[0.0] * len(contracts) + ecpm,
@@ -251,7 +254,7 @@ def bodies_of(
             slot=1,
             creative=[f"{_PAGE}{one}/300x250/index.html?campaign={two}&format=html5&v=4" for one, two in keys],
             time=(number % 10_000) / 10_000,
-        )  # fmt: skip
+        )
         made.append(msgspec.json.encode(request))
     return made
 

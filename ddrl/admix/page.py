@@ -14,6 +14,20 @@ from ddrl.admix.account import Account, Rule
 from ddrl.plots.frame import COLORS, DASHES, SCALE, add_line, legend_below, new_figure, say_nothing_yet
 from ddrl.telemetry.reading import Table
 
+__all__ = [
+    "delivery",
+    "delivery_ahead",
+    "duals_of_contracts",
+    "latest_contract",
+    "oscillation",
+    "revenue_left",
+    "revenue_over_day",
+    "revenue_swings",
+    "rule_scores",
+    "scores_table",
+    "why_chosen",
+]
+
 POLICY = "policy"
 OPTIMUM = "hindsight"
 FAR = 3.0  # times what the policy leaves of the optimum: rules that leave more do not set the scale
@@ -26,9 +40,12 @@ def revenue_over_day(account: Account, *, height: int = 380) -> go.Figure:
     for index, rule in enumerate(_ordered(account)):
         _add_rule(figure, account, rule, np.asarray(rule.value), index)
     figure.add_scatter(
-        x=[1], y=[account.optimum], name="optimum (linear program)", mode="markers",
+        x=[1],
+        y=[account.optimum],
+        name="optimum (linear program)",
+        mode="markers",
         marker={"symbol": "star", "size": 13, "color": COLORS[5]},
-    )  # fmt: skip
+    )
     return legend_below(figure, len(account.rules) + 1)
 
 
@@ -58,10 +75,15 @@ def scores_table(account: Account) -> dict[str, list[Any]]:
         "worst day": [round(min(rule.scores), 4) for rule in rules],
         "best day": [round(max(rule.scores), 4) for rule in rules],
         "first day [currency]": [round(rule.value[-1], 3) for rule in rules],
-        "settings": [", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                               for name, value in rule.settings.items() if not isinstance(value, list | dict))
-                     for rule in rules],
-    }  # fmt: skip
+        "settings": [
+            ", ".join(
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in rule.settings.items()
+                if not isinstance(value, list | dict)
+            )
+            for rule in rules
+        ],
+    }
 
 
 def delivery_ahead(account: Account, *, height: int = 0) -> go.Figure:
@@ -70,15 +92,20 @@ def delivery_ahead(account: Account, *, height: int = 0) -> go.Figure:
     figure = new_figure(
         "Delivery ahead of the play curve", "time [days]", "contract", height=height or 150 + 14 * count, legend=False
     )
-    ahead = np.array([
-        (np.asarray(one.billed) - np.asarray(one.due)) / max(one.demand, 1.0) for one in account.contracts
-    ])  # fmt: skip
+    ahead = np.array(
+        [(np.asarray(one.billed) - np.asarray(one.due)) / max(one.demand, 1.0) for one in account.contracts]
+    )
     edge = float(np.clip(np.abs(ahead).max(initial=0.0), 1e-3, 1.0))
     figure.add_heatmap(
-        x=account.times, y=[f"{one.ad}" for one in account.contracts], z=ahead, colorscale=SCALE, zmin=-edge, zmax=edge,
+        x=account.times,
+        y=[f"{one.ad}" for one in account.contracts],
+        z=ahead,
+        colorscale=SCALE,
+        zmin=-edge,
+        zmax=edge,
         colorbar={"title": {"text": "of demand"}, "thickness": 12, "tickformat": ".0%"},
         hovertemplate="contract %{y} at %{x:.2f}: %{z:.1%} of its demand ahead<extra></extra>",
-    )  # fmt: skip
+    )
     figure.update_yaxes(type="category", autorange="reversed", automargin=True, showgrid=False)
     figure.update_layout(hovermode="closest")
     return figure
@@ -108,9 +135,7 @@ def duals_of_contracts(
     """What one more billed impression of each contract is worth: {by whom: [C]}, below its penalty [C]; in eCPM."""
     figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=height)
     names = [str(ad) for ad in ads]
-    figure.add_bar(
-        x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35
-    )  # fmt: skip
+    figure.add_bar(x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35)
     for index, (name, alpha) in enumerate(alphas.items()):
         marker = {"size": 11, "symbol": ("diamond", "circle", "x")[index % 3], "color": COLORS[index]}
         figure.add_scatter(x=names, y=1000 * np.asarray(alpha), name=name, mode="markers", marker=marker)
@@ -122,15 +147,23 @@ def rule_scores(scores: Mapping[str, Sequence[float]], *, height: int = 0) -> go
     """Normalised scores by rule, the best on top: the mean over the days as a bar, the days as points."""
     order = sorted(scores, key=lambda name: -float(np.mean(scores[name])))
     figure = new_figure(
-        "Share of what contracts can add to bids alone", "(V - V_bid_only) / (V_opt - V_bid_only)", "",
-        height=height or 110 + 26 * len(order), legend=False,
-    )  # fmt: skip
+        "Share of what contracts can add to bids alone",
+        "(V - V_bid_only) / (V_opt - V_bid_only)",
+        "",
+        height=height or 110 + 26 * len(order),
+        legend=False,
+    )
     names = [name.replace("_", " ") for name in order]
     figure.add_bar(
-        y=names, x=[float(np.mean(scores[name])) for name in order], orientation="h", marker={"color": COLORS[0]},
-        text=[f"{np.mean(scores[name]):.3f}" for name in order], textposition="inside", insidetextanchor="start",
+        y=names,
+        x=[float(np.mean(scores[name])) for name in order],
+        orientation="h",
+        marker={"color": COLORS[0]},
+        text=[f"{np.mean(scores[name]):.3f}" for name in order],
+        textposition="inside",
+        insidetextanchor="start",
         insidetextfont={"color": "white"},
-    )  # fmt: skip
+    )
     points = [(value, name) for name, rule in zip(names, order, strict=True) for value in scores[rule]]
     marker = {"color": COLORS[1], "size": 6}
     figure.add_scatter(x=[value for value, _ in points], y=[name for _, name in points], mode="markers", marker=marker)
@@ -150,9 +183,14 @@ def why_chosen(decision: Mapping[str, Any], *, height: int = 0) -> go.Figure:
     for kind, name in enumerate(("contract", "bid")):
         own = [one for one in rows if one["kind"] == kind]
         figure.add_bar(
-            y=[_candidate(one) for one in own], x=[one["score"] or 0.0 for one in own], orientation="h", name=name,
-            marker={"color": COLORS[kind]}, text=[_reason(one) for one in own], textposition="auto",
-        )  # fmt: skip
+            y=[_candidate(one) for one in own],
+            x=[one["score"] or 0.0 for one in own],
+            orientation="h",
+            name=name,
+            marker={"color": COLORS[kind]},
+            text=[_reason(one) for one in own],
+            textposition="auto",
+        )
     figure.update_yaxes(
         categoryorder="array", categoryarray=[_candidate(one) for one in rows][::-1], automargin=True, showgrid=False
     )

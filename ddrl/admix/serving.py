@@ -34,7 +34,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, RunDirError
 from ddrl.core.files import replacement
 from ddrl.core.trust import check_trust, foreign_code
-from ddrl.run.lock import RunLock
+from ddrl.run.directory import RunLock
 
 # -- serving -----------------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,8 @@ def _digest(run: Path, name: str) -> str:
 
 def _origin(module: str) -> str:
     """The file that a module's name means here; found without importing anything."""
-    path, spec = None, None
+    path = None
+    spec = None
     for part in module.split("."):  # one part at a time: a dotted name makes the finder ask for the imported package
         spec = PathFinder.find_spec(part, path)
         if spec is None:

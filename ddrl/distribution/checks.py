@@ -18,7 +18,8 @@ def check_cluster(config: Config, hosts: int, nbytes: int | None = None) -> list
 
     `nbytes` of a model, None where it is not known yet. O(messages of a plan)."""
     cluster = config.cluster
-    scheme, codec = load_scheme(cluster.scheme), codecs.load_codec(cluster.codec)
+    scheme = load_scheme(cluster.scheme)
+    codec = codecs.load_codec(cluster.codec)
     settings = plugin_settings(config, "cluster", scheme)
     plugin_settings(config, "cluster", codec)
     codec.check()

@@ -43,7 +43,8 @@ class Actor(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
-        self._observation, self._shape = spec.observation, spec.action.shape
+        self._observation = spec.observation
+        self._shape = spec.action.shape
         self.trunk = nn.Sequential()
         for width, following in itertools.pairwise((spec.observation.size, *hidden)):
             self.trunk.extend([nn.Linear(width, following), nn.ReLU(inplace=True)])
@@ -79,7 +80,8 @@ class Critics(nn.Module):
         super().__init__()
         self._observation = spec.observation
         widths = (spec.observation.size + spec.action.size, *hidden, outputs)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for width, following in itertools.pairwise(widths):
             bound = 1.0 / math.sqrt(width)
             self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))

@@ -14,7 +14,9 @@ from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, 
 from ddrl.pool.reading import PoolRecord, figures_beside_bounds, waits_for
 
 MOST_LEASES = 240  # drawn at once; of more, the newest
-_HELD, _WAITS, _COLLECTS = 0.12, -0.12, -0.3  # where they stand in a task's row
+_HELD = 0.12  # where they stand in a task's row
+_WAITS = -0.12
+_COLLECTS = -0.3
 _GRAY = "#808080"
 
 

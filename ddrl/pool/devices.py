@@ -82,7 +82,9 @@ def _parse(item: str) -> Device:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise ConfigError(f"pool.devices: '{item}' is no device: write cuda:0, cpu:2, cpu:0-3 or cpu:1@0.5")
-    kind, place, share = match["type"], match["place"], match["share"]
+    kind = match["type"]
+    place = match["place"]
+    share = match["share"]
     if kind != "cpu":
         if share is not None or (place is not None and not place.isdigit()):
             raise ConfigError(f"pool.devices: '{item}': only CPU slots have several cores or a share")

@@ -15,7 +15,8 @@ from ddrl.pool.simulator import simulate
 from ddrl.pool.traces import generate
 
 ROUNDS = 120  # simulated of each task
-_FROM, _TO = 0.1, 0.95  # of the time until the first task ends: the steady part
+_FROM = 0.1  # of the time until the first task ends: the steady part
+_TO = 0.95
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,8 @@ class _Search:
             return True
         holds: list[tuple[float, float, int]] = []
         for k in running:
-            trace, round = self._chains[k].trace, rounds[k]
+            trace = self._chains[k].trace
+            round = rounds[k]
             arrivals = [parameters[k] + collect for collect in self._chains[k].collect[round]]
             begin = max(min(arrivals), free[0])
             holds.append((begin, trace.held(round, begin, arrivals), k))

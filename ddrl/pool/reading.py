@@ -119,9 +119,11 @@ def waits_for(record: PoolRecord) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for device in range(len(record.devices)):
         holds = [lease for lease in record.leases if lease.device == device]  # one after another
-        granted, released = [lease.granted for lease in holds], [lease.released for lease in holds]
+        granted = [lease.granted for lease in holds]
+        released = [lease.released for lease in holds]
         for waiting in record.leases:
-            first, last = bisect_right(released, waiting.asked), bisect_left(granted, waiting.granted)
+            first = bisect_right(released, waiting.asked)
+            last = bisect_left(granted, waiting.granted)
             for holder in holds[first:last]:
                 seconds = min(waiting.granted, holder.released) - max(waiting.asked, holder.granted)
                 if holder.task != waiting.task and seconds > 0:
@@ -176,7 +178,8 @@ def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
     held: 1. Makespan: the longest task without waits, or all holds on all devices (ddrl.pool.offline)."""
     if not record.leases or not record.seconds:
         return []
-    traces, devices = recorded_traces(record), len(record.devices)
+    traces = recorded_traces(record)
+    devices = len(record.devices)
     busy = {task: sum(lease.busy for lease in record.leases if lease.task == task) for task in record.tasks}
     held = sum(lease.released - lease.granted for lease in record.leases)
     duty = sum(busy[trace.name] / sum(trace.alone(number) for number in range(trace.rounds)) for trace in traces)

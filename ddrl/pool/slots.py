@@ -58,7 +58,8 @@ class QuotaGroup:
     largest weight there is, at least where others want the cores too."""
 
     def __init__(self, controller: CpuController, name: str, capacity: float) -> None:
-        self.controller, self.path = controller, controller.base / name
+        self.controller = controller
+        self.path = controller.base / name
         self._home = controller.home
         quota = max(MIN_QUOTA_US, round(capacity * PERIOD_US))
         try:

@@ -13,12 +13,11 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
-from ddrl.run.failure import read_failure, report_failure
-from ddrl.run.host import HostChannels
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.rounds.starters import StarterProcess
-from ddrl.run.topology import Topology
+from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
 from ddrl.telemetry import HostSampler
 
 
@@ -64,7 +63,8 @@ def _make_relay(
     if policy is None:
         return None
     model, mailbox = policy
-    config, ranks = topology.config, topology.on_host(mine.host)
+    config = topology.config
+    ranks = topology.on_host(mine.host)
     rollouts = [channels.counters.row(row) for row, rank in enumerate(ranks) if rank.role is Role.ROLLOUT]
     using = [(row["policy_version"], row["ended"]) for row in rollouts]
 

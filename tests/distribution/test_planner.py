@@ -7,10 +7,10 @@ import pytest
 
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.distribution.plans.plan import HEADER_BYTES
+from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.plans.planner import choose, choose_best, predict
 from ddrl.distribution.plans.scheme import Choice, Situation, candidates, make_plan
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.simulator import Network
 
 
 def unequal_network(seed):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ddrl._kernel import Outbox
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PlanError
-from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.executor import POSTED
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.scheme import PACKAGE, load_scheme, make_plan, preset_relays
-from ddrl.distribution.transport.executor import POSTED
 from tests.waiting import PATIENCE
 
 SCHEMES = [name for name in plugins.names(PACKAGE) if hasattr(load_scheme(name), "plan")]
@@ -208,7 +208,7 @@ def test_plans_need_no_mpi():
 
     code = (
         "import sys; sys.modules['mpi4py'] = None; from ddrl.core import plugins; import ddrl.distribution.relay\n"
-        "from ddrl.distribution.plans import costs, planner, scheme, simulator\n"
+        "from ddrl.distribution.plans import planner, scheme\nfrom ddrl.distribution import simulator\n"
         "for name in plugins.names(scheme.PACKAGE): scheme.load_scheme(name)\n"
         "assert 'torch' not in sys.modules"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
+from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from tests.sources import environment
 from tests.waiting import PATIENCE
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
 from ddrl.distribution.plans.planner import choose_best
 from ddrl.distribution.plans.scheme import Situation, make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution.simulator import Network, simulate
 
 RATE, MODEL = 1e6, 64 * 4000
 

@@ -26,9 +26,9 @@ from ddrl.learner.flat import FlatParameters
 from ddrl.learner.transfers import move
 from ddrl.pool.devices import parse_devices
 from ddrl.run.__main__ import main
-from ddrl.run.moves import Move
 from ddrl.run.pool.lending import Lender
 from ddrl.run.process import fix_order_of_sums
+from ddrl.run.training import Move
 from ddrl.testing import fakegpu
 from tests.learner import (
     continuous_cases,

@@ -7,8 +7,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ddrl.distribution.plans.cuts import cut_chunks
-from ddrl.distribution.plans.plan import Plan
+from ddrl.distribution.plan import Plan, cut_chunks
 from ddrl.distribution.plans.trees import Edges
 
 
@@ -26,7 +25,8 @@ def whole_models(name: str, hosts: int, nbytes: int, edges: Edges, **parameters:
 
 def without_empty(edges: list[int]) -> tuple[list[int], list[int]]:
     """Chunk boundaries without the empty shards, and the chunk of each shard (-1: empty)."""
-    bounds, chunk_of = [0], list[int]()
+    bounds = [0]
+    chunk_of = list[int]()
     for start, stop in itertools.pairwise(edges):
         chunk_of.append(len(bounds) - 1 if stop > start else -1)
         if stop > start:
@@ -54,13 +54,15 @@ def shards_over_relays(
 ) -> Plan:
     """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; one past the hosts the root
     serves itself."""
-    bounds, pieces = [0], list[tuple[int, int, int]]()  # (turn, shard, chunk)
+    bounds = [0]  # (turn, shard, chunk)
+    pieces = list[tuple[int, int, int]]()
     for shard, (start, stop) in enumerate(itertools.pairwise(edges)):
         ends = cut_chunks(start, stop, chunk_bytes)
         pieces += [(turn, shard, len(bounds) - 1 + turn) for turn in range(len(ends))]
         bounds += ends
     if nbytes == 0:
-        bounds, pieces = [0, 0], [(0, 0, 0)]
+        bounds = [0, 0]
+        pieces = [(0, 0, 0)]
     depth = [0] * len(edges)
     for turn, shard, _ in pieces:
         depth[shard] = max(depth[shard], turn + 1)

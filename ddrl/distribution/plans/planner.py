@@ -13,9 +13,9 @@ import numpy as np
 
 from ddrl.core.config import Config
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.plans.plan import HEADER_BYTES, Plan
+from ddrl.distribution.plan import HEADER_BYTES, Plan
 from ddrl.distribution.plans.scheme import LAG_WEIGHT, Choice, Situation, candidates, load_scheme, make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution.simulator import Network, simulate
 
 LAST_ROUND = 16  # proposals that are simulated, beside the best one of each scheme
 EVENTS = 20_000  # messages in one simulation, about
@@ -27,7 +27,8 @@ SENDERS_COST = 0.05
 def choose(config: Config, hosts: int, nbytes: int, network: Network | None = None) -> Choice:
     """What cluster.scheme asks for, for models of `nbytes` to `hosts` hosts. `network` None: equal links of 1 Gbit/s
     and 0.1 ms. Raises ConfigError where the settings cannot be followed."""
-    scheme, cluster = load_scheme(config.cluster.scheme), config.cluster
+    scheme = load_scheme(config.cluster.scheme)
+    cluster = config.cluster
     situation = Situation(
         network or usual_network(hosts), nbytes, cluster.versions_in_flight, cluster.shards, cluster.chunk_bytes
     )
@@ -44,8 +45,12 @@ def choose_best(situation: Situation, *, budget_seconds: float = math.inf) -> Ch
     soonest.
 
     The ranking goes on until `budget_seconds` are spent, best guesses first; at least one proposal is simulated."""
-    hosts, nbytes, network = situation.hosts, situation.nbytes, situation.network
-    best, least, begun = Choice("direct", {}), math.inf, time.monotonic()
+    hosts = situation.hosts
+    nbytes = situation.nbytes
+    network = situation.network
+    best = Choice("direct", {})
+    least = math.inf
+    begun = time.monotonic()
     if hosts < 1 or nbytes < 1:
         return best
     down = float(np.median(network.down))
@@ -56,7 +61,8 @@ def choose_best(situation: Situation, *, budget_seconds: float = math.inf) -> Ch
         if situation.versions_in_flight > 1:  # what comes from several hosts at once waits in one queue
             cost += (plan.senders() - 1) * float(plan.payload().max(initial=0)) / down
         if cost < least:
-            best, least = Choice(candidate.scheme, candidate.parameters, period), cost
+            best = Choice(candidate.scheme, candidate.parameters, period)
+            least = cost
         if time.monotonic() - begun > budget_seconds:
             break
     return best

@@ -18,9 +18,9 @@ import numpy as np
 
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PlanError
-from ddrl.distribution.plans import costs
-from ddrl.distribution.plans.plan import Plan
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan
+from ddrl.distribution.simulator import Network
 
 PACKAGE = "ddrl.distribution.plans.schemes"
 SETTING = "cluster.scheme"

@@ -7,15 +7,14 @@ same values on every machine."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, ClassVar, Protocol, Self
 
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.layouts import ALIGNMENT, ParameterLayout
+from ddrl.core.layouts import ParameterLayout
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.transport.shards import Bytes
+from ddrl.distribution.chunks import Bytes
 
 PACKAGE = "ddrl.distribution.transport.codecs"
 SETTING = "cluster.codec"
@@ -70,13 +69,3 @@ def require_layout(name: str, layout: ParameterLayout | None) -> ParameterLayout
     if layout is None:
         raise ConfigError(f"{SETTING} = {name} needs the manifest of the model's parameters: hand it to the relay")
     return layout
-
-
-def wire_edges(codec: Codec, bounds: list[int]) -> list[int]:
-    """Where the coded chunks of a model cut at `bounds` [K + 1] stand in memory, [K + 1]: at 64-byte boundaries unless
-    the size is fixed."""
-    edges = [0]
-    for start, stop in itertools.pairwise(bounds):
-        size = codec.wire_bytes(start, stop)
-        edges.append(edges[-1] + (size if codec.fixed else -(-size // ALIGNMENT) * ALIGNMENT))
-    return edges

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from typing import Any, ClassVar, NamedTuple, Self
 
 from ddrl.core.layouts import ParameterLayout
+from ddrl.distribution.chunks import Bytes
 from ddrl.distribution.transport.codec import require_layout
-from ddrl.distribution.transport.shards import Bytes
 
 
 class Part(NamedTuple):
@@ -63,7 +63,8 @@ class FloatCodec(ABC):
             end = min(stop, self._stops[place])
             part = Part(start, end, self._starts[place], self._stops[place])
             parts.append((part, self._float[place], self.part_bytes(part) if self._float[place] else end - start))
-            start, place = end, place + 1
+            start = end
+            place = place + 1
         return parts
 
     def wire_bytes(self, start: int, stop: int) -> int:

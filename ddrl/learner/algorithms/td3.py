@@ -64,7 +64,9 @@ class TD3:
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
         from ddrl.learner import actor_critic, batches, targets
 
-        self._settings, self._loss, self._rules = settings, config.learner.loss, targets
+        self._settings = settings
+        self._loss = config.learner.loss
+        self._rules = targets
         self._draw_rows = batches.draw_rows
         self._action_size = spec.action.size
         self.critics = actor_critic.make_critics(spec, config.learner.hidden, count=2)

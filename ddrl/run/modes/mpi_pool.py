@@ -20,18 +20,15 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, PoolError
 from ddrl.core.settings import apply_overrides, load_config
 from ddrl.run import cli
-from ddrl.run.failure import report_failure
-from ddrl.run.host import board_name
-from ddrl.run.leftovers import sweep_open_mpi
+from ddrl.run.job import abort_on_error, barrier, broadcast, part
 from ddrl.run.members import GOING
-from ddrl.run.messages import barrier, broadcast
-from ddrl.run.modes.agreement import abort_on_error, part
 from ddrl.run.modes.local import local_ranks
 from ddrl.run.modes.mpi import meet
 from ddrl.run.modes.pool import plan_of, run_plan
 from ddrl.run.pool.plan import PoolPlan
 from ddrl.run.pool.ranks import STANDING, PoolRanks, assign_relays
-from ddrl.run.process import is_orphan
+from ddrl.run.process import is_orphan, sweep_open_mpi
+from ddrl.run.topology import board_name, report_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -69,10 +66,12 @@ class TaskRelays:
         configs = _settings_of(plan)
         self._relays = _agreed_relays(configs, plan)
         places = assign_relays(machines, len(plan.tasks), self._relays)
-        self.hosts, self.launcher = len(places[0]), launcher
+        self.hosts = len(places[0])
+        self.launcher = launcher
         for name, config in configs.items():
             self._check(name, config)
-        self._world, self._parent = world, parent
+        self._world = world
+        self._parent = parent
         cores = tuple(core for device in plan.parsed_devices() for core in device.cores)
         names = [task.name for task in plan.tasks]
         names += [f"place {number + 1}/{len(places)}" for number in range(len(names), len(places))]

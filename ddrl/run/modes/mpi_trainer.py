@@ -14,19 +14,16 @@ from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.leftovers import sweep_open_mpi
-from ddrl.run.modes.agreement import Agreement, part
-from ddrl.run.modes.driver import drive
+from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
-from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
+from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
 from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
 from ddrl.run.rounds.hosts import HostStarters
 from ddrl.run.rounds.starters import StarterProcess
-from ddrl.run.task import Task, TaskRecords
-from ddrl.run.topology import Topology
+from ddrl.run.task import Task
+from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +31,8 @@ if TYPE_CHECKING:
     from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
-RANK, ENDED = COLUMNS.index("rank"), COLUMNS.index("ended")
+RANK = COLUMNS.index("rank")
+ENDED = COLUMNS.index("ended")
 
 
 def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
@@ -58,7 +56,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
-                comm, others = join_nodes(world, topology), join_others(world, topology)
+                comm = join_nodes(world, topology)
+                others = join_others(world, topology)
                 assert others is not None
                 meeting = others
                 leader = None if comm is None else _lead_nodes(comm, task, channels)
@@ -114,7 +113,8 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
 
     training = task.training
     replays = training.source if isinstance(training.source, NodeReplays) else None
-    exchange, counters = Exchange(training.learner), training.ends.counters
+    exchange = Exchange(training.learner)
+    counters = training.ends.counters
     training.gradients = leader = Leader(
         comm,
         exchange,

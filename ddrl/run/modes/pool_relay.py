@@ -15,16 +15,13 @@ from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
-from ddrl.distribution.relay import Membership
-from ddrl.run.failure import describe, report_failure
-from ddrl.run.host import CHANNELS, LOOK_PERIOD, HostChannels, board_name
+from ddrl.distribution.membership import Membership
+from ddrl.run.job import abort_on_error, barrier, part
 from ddrl.run.members import GOING
-from ddrl.run.messages import barrier
-from ddrl.run.modes.agreement import abort_on_error, part
 from ddrl.run.pool.ranks import STANDING, PoolRanks, RelayPlace
 from ddrl.run.process import keep_off
 from ddrl.run.relay import relay_process
-from ddrl.run.topology import Topology
+from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

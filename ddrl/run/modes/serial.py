@@ -12,11 +12,11 @@ from typing import Any
 
 from ddrl.channels.board import Board
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.host import HostChannels, board_name
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, fix_order_of_sums, flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
+from ddrl.run.topology import HostChannels, board_name
 
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
 
@@ -47,7 +47,8 @@ class SerialRun:
 
     def turn(self) -> Outcome:
         """One vector step, all that can be learned after it, and what is due: an evaluation, a checkpoint, the end."""
-        task, training = self.task, self.task.training
+        task = self.task
+        training = self.task.training
         moved = False
         if not task.steering.paused:
             if training.source.insertable():
@@ -73,11 +74,13 @@ class SerialRun:
         self._channels.close()
 
     def _evaluate_where_due(self) -> None:
-        task, state = self.task, self.task.training.state
+        task = self.task
+        state = self.task.training.state
         if state.env_steps < self._next_evaluation:
             return
         self._next_evaluation = self._evaluation_after(state.env_steps)
-        vector, turn = task.acting_vector(), state.env_steps // task.config.evaluation.period
+        vector = task.acting_vector()
+        turn = state.env_steps // task.config.evaluation.period
         task.accept(self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn), vector)
 
     def _cut(self) -> None:

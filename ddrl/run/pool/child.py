@@ -20,8 +20,11 @@ from ddrl.run.process import die_with, keep_off
 
 def main() -> int:
     """Run the task; 0 where it ended well, an interrupt included."""
-    directory, name, parent = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    run_id, hosts = sys.argv[4], int(sys.argv[5])
+    directory = Path(sys.argv[1])
+    name = sys.argv[2]
+    parent = int(sys.argv[3])
+    run_id = sys.argv[4]
+    hosts = int(sys.argv[5])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the task itself takes care of signals
     plan = PoolPlan.read(directory)
     task = next(task for task in plan.tasks if task.name == name)

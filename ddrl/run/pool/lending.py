@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from ddrl.pool.devices import Device
 from ddrl.pool.leases import LeaseHolder
 from ddrl.pool.slots import CpuSlot, make_group
-from ddrl.run.moves import Move
-from ddrl.run.training import Training
+from ddrl.run.training import Move, Training
 
 if TYPE_CHECKING:
     from ddrl.core.config import RunConfig
@@ -39,7 +38,10 @@ class Lender:
     ) -> None:
         self.rounds = 0  # that have ended
         self.switch_seconds = 0.0  # entering and leaving devices, the learner's moves included
-        self._training, self._holder, self._devices, self._splits = training, holder, devices, splits
+        self._training = training
+        self._holder = holder
+        self._devices = devices
+        self._splits = splits
         self._slots = [
             CpuSlot(device, make_group(device, group_name(pool_id, index))) if device.is_slot else None
             for index, device in enumerate(devices)
@@ -61,7 +63,8 @@ class Lender:
         assert index is not None, "a wait without a limit ends with a device or an error"
         begin = time.perf_counter()
         self._place = place = ExitStack()
-        device, slot = self._devices[index], self._slots[index]
+        device = self._devices[index]
+        slot = self._slots[index]
         place.callback(self._release, slot, 0.0 if slot is None else slot.busy)
         if slot is not None:
             place.enter_context(slot)
@@ -99,7 +102,8 @@ class Lender:
 
     def _leave(self) -> None:
         assert self._place is not None
-        place, self._place = self._place, None
+        place = self._place
+        self._place = None
         self._ended = time.perf_counter()
         place.close()
         self.switch_seconds += time.perf_counter() - self._ended

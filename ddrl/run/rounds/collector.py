@@ -13,9 +13,10 @@ from collections.abc import Callable
 from ddrl.channels.board import Board
 from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.roles import Assignment
-from ddrl.run.host import HostChannels
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.members import GOING, make_worker, member_seed
 from ddrl.run.rounds.orders import Sent
+from ddrl.run.topology import HostChannels
 
 LOOK_AT_BOARD = 1.0  # [s] between looks at the command; its bell is rung too
 
@@ -25,7 +26,8 @@ class LateReader:
     before may have it."""
 
     def __init__(self, mailbox: Mailbox, index: int) -> None:
-        self._mailbox, self._index = mailbox, index
+        self._mailbox = mailbox
+        self._index = index
         self._reader: MailboxReader | None = None
 
     def take(self) -> None:
@@ -53,11 +55,14 @@ def collect(
 ) -> None:
     """Collect the round that `sent` names, and those after it while `decision`, a pipe, gives a byte for each; end of
     file ends it. `say` is told of each round's data."""
-    board, mailbox, config = channels.board, channels.mailbox, channels.topology.config
+    board = channels.board
+    mailbox = channels.mailbox
+    config = channels.topology.config
     assert mailbox is not None
     reader = LateReader(mailbox, channels.topology.row_of(assignment))
     worker = make_worker(channels, assignment, channels.counters_row(assignment), reader)
-    round, goes_on = sent.round, True
+    round = sent.round
+    goes_on = True
     try:
         while goes_on:
             worker.restart(member_seed(config.run.seed, assignment.index, round))
@@ -66,7 +71,7 @@ def collect(
                 return
             reader.take()
             worker.refresh()
-            for _ in range(config.pool.collect_steps):
+            for _ in range(config.section(PoolConfig).collect_steps):
                 if board.command not in GOING:
                     return
                 worker.step()

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ddrl.core.config import PoolConfig
 from ddrl.pool import prewarm
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.rounds.orders import Begin, Corrected, Ended, Order, Plan, Sent, Up
 from ddrl.run.rounds.starters import Starters
 
@@ -71,10 +71,13 @@ class Collectors:
     round."""
 
     def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
-        self.workers, self.trace = workers, trace
-        self.warmth, self.predicted = Warmth(), Warmth()  # of all rounds but the first; of those with an instruction
+        self.workers = workers
+        self.trace = trace
+        self.warmth = Warmth()  # of all rounds but the first; of those with an instruction
+        self.predicted = Warmth()
         self.cpu_seconds = 0.0  # of collectors that have ended, their start included
-        self._starter, self._mode = starter, config.collectors
+        self._starter = starter
+        self._mode = config.collectors
         settings = PrewarmSettings(delay_cost=config.delay_cost)
         self._history = History(settings)
         self._instructions: dict[int, Instruction] = {}

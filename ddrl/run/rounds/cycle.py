@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddrl.core.errors import JobFailed
-from ddrl.run.moves import Move, Rows
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.rounds.collectors import Collectors, Trace
 from ddrl.run.rounds.orders import Ended, Sent, earliest
 from ddrl.run.rounds.starters import Starters
-from ddrl.run.training import STATISTICS_PERIOD, Training
+from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, GradientMean
@@ -40,7 +40,7 @@ def go_in_rounds(task: Task, starters: Starters, lanes: Sequence[Rows]) -> Colle
     """Let a task go in rounds; its collectors, which the caller closes. lanes: of the workers, by worker."""
     folder = task.directory.path
     trace = Trace(folder, folder.name, time.monotonic())
-    collectors = Collectors(starters, task.config.pool, task.topology.rollouts, trace)
+    collectors = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
     task.training.follow(Rounds(task.training, collectors, lanes))
     return collectors
 
@@ -51,8 +51,9 @@ class Rounds:
     def __init__(self, training: Training, collectors: Collectors, lanes: Sequence[Rows]) -> None:
         self.collectors = collectors
         self.number = -1
-        self._training, self._lanes = training, lanes
-        self._by_worker = training.config.pool.gradient_order == "worker"
+        self._training = training
+        self._lanes = lanes
+        self._by_worker = training.config.section(PoolConfig).gradient_order == "worker"
         self._arrived: list[Sent] = []  # this round's, not recorded yet
         self._recorded: set[int] = set()
         self._restarts = 0
@@ -63,7 +64,8 @@ class Rounds:
 
     def begin(self, version: int) -> None:
         """See `RoundCycle`."""
-        self.number, self._restarts = version, 0
+        self.number = version
+        self._restarts = 0
         self._recorded.clear()
         self._training.source.cut()  # the next collectors begin new episodes
         self.collectors.begin(version, time.monotonic())
@@ -98,11 +100,13 @@ class Rounds:
     def _update(self, batches: list[Any], shares: list[Iterator[Any]], *, gather: bool) -> Iterator[Move]:
         """One update from `batches`, None where a worker has none. gather: fill `batches` and `shares` on the way, as
         the workers' data come."""
-        training, learner = self._training, self._training.learner
+        training = self._training
+        learner = self._training.learner
         with_statistics = training.state.updates % STATISTICS_PERIOD == 0
         steps: list[tuple[Gradient, Any]] = []
         for part in learner.parts:
-            mean, done = learner.mean(), 0
+            mean = learner.mean()
+            done = 0
             while done < (len(self._lanes) if gather else len(batches)):
                 if done == len(batches):
                     sent = self._next()

@@ -20,13 +20,12 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
-from ddrl.distribution.relay.control import Orders, Report, decode, encode
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels
-from ddrl.run.moves import Rows
+from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.run.process import is_orphan
 from ddrl.run.rounds.orders import Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
 from ddrl.run.rounds.starters import StarterProcess
+from ddrl.run.topology import HostChannels, read_failure
+from ddrl.run.training import Rows
 
 ROOM_TIMEOUT = 60.0  # [s] for the root relay to take an order
 BUFFER_BYTES = 1 << 22  # of rows that are parted at once
@@ -92,9 +91,12 @@ class HostStarters:
 
     def __init__(self, channels: HostChannels, own: StarterProcess, launcher: int) -> None:
         topology = channels.topology
-        self._run_id, self._launcher = topology.run_id, launcher
-        self._own, self._board = own, channels.board
-        self._orders, self._reports = channels.orders, channels.reports
+        self._run_id = topology.run_id
+        self._launcher = launcher
+        self._own = own
+        self._board = channels.board
+        self._orders = channels.orders
+        self._reports = channels.reports
         self._hosts = topology.hosts
         self._host_of = [rank.host for rank in topology.ranks if rank.role is Role.ROLLOUT]
         self._lanes = LaneSet(channels.remote_lanes)

@@ -22,12 +22,11 @@ import msgspec
 
 from ddrl.channels.board import Command
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import describe
-from ddrl.run.host import HostChannels
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.process import die_with, ignore_interrupts, step_back
 from ddrl.run.rounds.collector import collect
 from ddrl.run.rounds.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
+from ddrl.run.topology import HostChannels, describe
 
 STOP_TIMEOUT = 10.0  # [s] a collector may be inside a long environment step when it is told to stop
 MAX_WORDS = 4_000  # bytes of what a collector printed that are kept
@@ -103,7 +102,9 @@ class Starter:
     """See the module."""
 
     def __init__(self, channels: HostChannels, orders: int, reports: int) -> None:
-        self._channels, self._orders, self._reports = channels, orders, reports
+        self._channels = channels
+        self._orders = orders
+        self._reports = reports
         ranks = [rank for rank in channels.topology.on_host(channels.host) if rank.role is Role.ROLLOUT]
         self._ranks: dict[int, Assignment] = {rank.index: rank for rank in ranks}
         self._lanes = {index: channels.attach_lane(index) for index in self._ranks}  # to count their rows
@@ -114,11 +115,13 @@ class Starter:
         self._selector = selectors.DefaultSelector()
         for descriptor in (orders, self._own):
             self._selector.register(descriptor, selectors.EVENT_READ)
-        self._down, self._up = Lines(orders), Lines(self._own)
+        self._down = Lines(orders)
+        self._up = Lines(self._own)
 
     def run(self) -> None:
         """Until the orders end; then all collectors end."""
-        down, up = msgspec.json.Decoder(Down), msgspec.json.Decoder(Sent)
+        down = msgspec.json.Decoder(Down)
+        up = msgspec.json.Decoder(Sent)
         while not self._down.ended:
             unsent = {(one.round, one.worker) for one in self._processes.values() if not one.has_sent}
             at = self._schedule.next_time(unsent)
@@ -175,13 +178,16 @@ class Starter:
     def _advance(self, process: _Process) -> None:
         """A collector that has sent and stays is one of the next round."""
         if process.stays and process.has_sent:
-            process.round, process.has_sent, process.stays = process.round + 1, False, False
+            process.round = process.round + 1
+            process.has_sent = False
+            process.stays = False
             self._decide(process)
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _start(self, round: int, worker: int) -> None:
-        begin, parent = time.monotonic(), os.getpid()
+        begin = time.monotonic()
+        parent = os.getpid()
         theirs, decision = os.pipe()
         errors = os.memfd_create("errors")
         pid = os.fork()
@@ -254,7 +260,8 @@ class Lines:
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self.ended = False
-        self._descriptor, self._rest = descriptor, b""
+        self._descriptor = descriptor
+        self._rest = b""
 
     def read(self) -> list[bytes]:
         """Those that have come since the last call."""
@@ -293,7 +300,9 @@ def _become(parent: int, errors: int, work: Callable[[], None]) -> None:
 def main() -> int:
     """Serve one task until who started this process, its trainer or its host's relay, says so or ends."""
     ignore_interrupts()  # the trainer decides when to stop
-    run_id, host, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    run_id = sys.argv[1]
+    host = int(sys.argv[2])
+    parent = int(sys.argv[3])
     die_with(parent)
     reports = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no report

@@ -55,7 +55,8 @@ class StarterProcess:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._orders, self._reports = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._orders = self._process.stdin.fileno()
+        self._reports = self._process.stdout.fileno()
         self._lines = Lines(self._reports)
         self._decoder = msgspec.json.Decoder(Up)
 

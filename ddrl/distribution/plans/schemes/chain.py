@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import chunk_bounds
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import LAG_WEIGHT, Scheme, Situation
 
 
@@ -33,7 +33,10 @@ class Chain(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme."""
-        nbytes, rate, a, burst = situation.nbytes, situation.rate, situation.message_seconds, situation.network.burst
+        nbytes = situation.nbytes
+        rate = situation.rate
+        a = situation.message_seconds
+        burst = situation.network.burst
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
             seconds = costs.chain_seconds(situation.hosts, nbytes, rate, a, chunks, burst)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import chunk_bounds
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddrl.distribution.plan import Plan, cut_evenly
 from ddrl.distribution.plans.building import without_empty
-from ddrl.distribution.plans.cuts import cut_evenly
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme
 
 
@@ -46,7 +45,8 @@ class ScatterRing(Scheme):
         scatter(0, size)
         for turn in range(size - 1):
             for host in range(size):
-                chunk, target = blocks[(host - turn) % size], (host + 1) % size
+                chunk = blocks[(host - turn) % size]
+                target = (host + 1) % size
                 if chunk >= 0 and target and chunk not in held[target]:
                     send(host, target, [chunk])
         return Plan.of("scatter_ring", hosts, bounds, messages)

@@ -8,10 +8,9 @@ from typing import Any
 
 from ddrl.core.errors import ConfigError, PlanError
 from ddrl.core.fields import setting
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan, cut_evenly
 from ddrl.distribution.plans.building import shards_over_relays
-from ddrl.distribution.plans.cuts import cut_evenly
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation, preset_relays
 
 MAX_CONNECTIONS = 64 * 64  # relays times hosts of a proposal: each pair is a connection
@@ -71,7 +70,10 @@ class Sharded(Scheme):
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme. Every host, half of them, or the m that is best for whole shards, which is less than n where
         messages are dear."""
-        hosts, nbytes, rate, a = situation.hosts, situation.nbytes, situation.rate, situation.message_seconds
+        hosts = situation.hosts
+        nbytes = situation.nbytes
+        rate = situation.rate
+        a = situation.message_seconds
         counts = (
             {situation.shards}
             if situation.shards

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddrl.core.fields import setting
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import chunks_over_trees
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation
-from ddrl.distribution.plans.simulator import Network
 from ddrl.distribution.plans.trees import striped_trees
+from ddrl.distribution.simulator import Network
 
 FANOUTS = (2, 3, 4, 6, 8)
 
@@ -52,7 +52,8 @@ class Stripes(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme. Equal trees of fan-out 2 are two_tree's."""
-        hosts, network = situation.hosts, situation.network
+        hosts = situation.hosts
+        network = situation.network
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
             for fanout in FANOUTS:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ddrl.core.errors import PlanError
 from ddrl.core.fields import setting
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import whole_models
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation
 from ddrl.distribution.plans.trees import level_tree
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import chunks_over_trees
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation
 from ddrl.distribution.plans.trees import striped_trees
 

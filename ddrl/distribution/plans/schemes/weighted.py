@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddrl.core.errors import PlanError
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.plan import Plan, cut_by_weight, cut_evenly
 from ddrl.distribution.plans.building import shards_over_relays
-from ddrl.distribution.plans.cuts import cut_by_weight, cut_evenly
-from ddrl.distribution.plans.plan import Plan
 from ddrl.distribution.plans.scheme import Scheme, Situation
 
 MAX_HOSTS = 64  # that it is proposed for: every host speaks to every other
@@ -36,7 +35,8 @@ class Weighted(Scheme):
             return shards_over_relays(
                 "weighted", hosts, nbytes, cut_evenly(nbytes, max(1, hosts)), chunk_bytes, up=list(up)
             )
-        total, others = float(sum(up)), float(sum(up[1:]))
+        total = float(sum(up))
+        others = float(sum(up[1:]))
         rate = min(float(up[0]), total / hosts)  # at which a model can leave the root once, and reach all
         shares = [rate * value / others if others else 0.0 for value in up[1:]]
         relayed = [min(share, value / max(1, hosts - 1)) for share, value in zip(shares, up[1:], strict=True)]
@@ -54,7 +54,8 @@ class Weighted(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """See Scheme."""
-        hosts, nbytes = situation.hosts, situation.nbytes
+        hosts = situation.hosts
+        nbytes = situation.nbytes
         if hosts > MAX_HOSTS or not situation.unequal:
             return
         for size in situation.chunk_sizes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddrl import _kernel
+from ddrl.distribution.chunks import Bytes
 from ddrl.distribution.transport.floats import FloatCodec, Part
-from ddrl.distribution.transport.shards import Bytes
 
 
 class Bf16(FloatCodec):

@@ -12,7 +12,7 @@ from ddrl import _kernel
 from ddrl.core.errors import MessageError, MissingExtraError
 from ddrl.core.fields import setting
 from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.transport.shards import Bytes
+from ddrl.distribution.chunks import Bytes
 
 
 class XorZstd:
@@ -69,7 +69,8 @@ class XorZstd:
         planes = self._scratch(stop - start)
         _kernel.split_planes(planes, model[start:stop], None if base is None else base[start:stop])
         words = (stop - start) // 4
-        lengths, at = out[: self._HEAD].view(np.uint32), self._HEAD
+        lengths = out[: self._HEAD].view(np.uint32)
+        at = self._HEAD
         for plane in range(4):
             data = planes[plane * words : (plane + 1) * words]
             coded = np.frombuffer(self._compress(data), np.uint8) if words else data  # type: ignore[arg-type]
@@ -86,7 +87,9 @@ class XorZstd:
         """See Codec."""
         if stop <= start:
             return
-        words, planes, at = (stop - start) // 4, self._scratch(stop - start), self._HEAD
+        words = (stop - start) // 4
+        planes = self._scratch(stop - start)
+        at = self._HEAD
         lengths: list[int] = np.frombuffer(wire[: self._HEAD].tobytes(), np.uint32).tolist()
         rest = stop - start - 4 * words
         if len(wire) < self._HEAD or self._HEAD + sum(lengths) + rest != len(wire) or max(lengths, default=0) > words:
@@ -94,7 +97,8 @@ class XorZstd:
                 f"{len(wire)} bytes are no coded form of bytes {start}..{stop}: their planes have {lengths} bytes"
             )
         for plane, length in enumerate(lengths):
-            coded, target = wire[at : at + length], planes[plane * words : (plane + 1) * words]
+            coded = wire[at : at + length]
+            target = planes[plane * words : (plane + 1) * words]
             if length < words:
                 target[:] = self._expand(coded, words)
             else:
