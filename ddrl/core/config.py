@@ -239,10 +239,6 @@ class Config:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
             )
-        if learner.node_replay == "own" and not learner.nodes:
-            raise ConfigError(
-                "learner.node_replay = own needs nodes: set learner.nodes, or learner.node_replay = leader"
-            )
         if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
             raise ConfigError(
                 f"rollout.max_policy_lag ({rollout.max_policy_lag:g}) must be at least 1 where at_max_lag = wait: "

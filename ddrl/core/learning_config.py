@@ -193,10 +193,3 @@ class LearnerConfig:
         "Ranks of mpirun that compute gradients, each of its part of every batch; 0: the trainer computes them itself.",
         ge=0,
     )
-    node_replay: str = setting(
-        "leader",
-        "",
-        "Whose replay the nodes learn from: leader, the trainer's, which sends the rows of each batch; own, each node "
-        "has one, which gets the rows of every N-th rollout.",
-        choices=("leader", "own"),
-    )

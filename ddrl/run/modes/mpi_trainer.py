@@ -99,7 +99,6 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
     """Let gradient nodes compute the task's gradients."""
     from ddrl.learner.exchange import Exchange
     from ddrl.run.nodes.leader import Leader
-    from ddrl.run.nodes.replays import NodeReplays
 
     def look() -> None:
         if task.board.command == Command.FAIL:
@@ -112,7 +111,6 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
         return [ranks.index(int(rank)) for rank in table[table[:, ENDED] == 1.0, RANK] if rank in ranks]
 
     training = task.training
-    replays = training.source if isinstance(training.source, NodeReplays) else None
     exchange = Exchange(training.learner)
     counters = training.ends.counters
     training.gradients = leader = Leader(
@@ -122,7 +120,6 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
         counters=counters,
         look=look,
         note=task.note,
-        replays=replays,
         make_segment=channels.create_segment,
         ended=ended,
     )
@@ -130,14 +127,7 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
 
 
 def _save_in_a_copy(task: Task) -> bool:
-    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well. Where nodes have
-    replays, these end with them: the last checkpoint stays the newest."""
-    if task.config.learner.node_replay == "own":
-        _tell(
-            f"not saved, for the nodes' replays end with them; go on from the last checkpoint: --resume "
-            f"{task.directory.path}"
-        )
-        return True
+    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well."""
     child = leave_process_group()
     if child:
         return ended_well(child)

@@ -23,8 +23,6 @@ from ddrl.run.nodes.messages import (
     MESSAGE,
     VECTOR,
     Fields,
-    Order,
-    Record,
     Reply,
     Task,
     arrays_of,
@@ -43,10 +41,8 @@ if TYPE_CHECKING:
 
     from ddrl.learner.exchange import Exchange, Vector
     from ddrl.learner.learner import Gradient
-    from ddrl.run.nodes.replays import NodeReplays
 
 LONGEST = 0.01  # [s] between two looks for messages, and at what ends the job
-MOST_UNDER_WAY = 64  # messages: rows are not sent faster than nodes take them
 LOOK_PERIOD = 1.0  # [s] between two looks at which nodes live
 END_TIMEOUT = 30.0  # [s] for gradients under way when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # the leader's own: no node needs them
@@ -67,7 +63,6 @@ class Leader:
         look: Callable[[], object] = nothing,
         note: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
-        replays: NodeReplays | None = None,
         make_segment: MakeSegment | None = None,
         ended: Callable[[], Collection[int]] = tuple,
     ) -> None:
@@ -90,13 +85,6 @@ class Leader:
                     self._shared = SharedVectors.create(make_segment, exchange, len(self.nodes))
             except ChannelError as error:
                 note(f"gradients are sent as messages, which is slower: {error}")
-        self._replays = replays  # where every node has one
-        self._drawn: tuple[Any, list[int]] = (None, [])  # the last batch that nodes drew from these, and their parts
-        self._answers: list[Reply] = []  # to orders
-        self._lost = ""  # why a node has left with its replay
-        if replays is not None:
-            self._wait(lambda: not self._absent)
-            replays.join(self)
 
     # ---- a gradient ------------------------------------------------------------------------------------------------
 
@@ -104,7 +92,7 @@ class Leader:
         """The gradient of a part's loss over a batch, from the nodes; None where the algorithm passes the part over.
 
         JobFailed where no node is left."""
-        if not self._exchange.learner.takes(batch if self._replays is None else self._replays.example, part):
+        if not self._exchange.learner.takes(batch, part):
             return None
         self._wait(lambda: not self._absent)
         mine = self.parts[part]
@@ -131,9 +119,7 @@ class Leader:
         rows = join(mine.again)
         mine.again = []
         whole = rows_of(rows)
-        first, sizes = self._drawn
-        if first is not rows:
-            sizes = mine.cut(whole, free).tolist()
+        sizes = mine.cut(whole, free).tolist()
         versions = self._exchange.versions()
         updates = tuple(one.updates for one in learner.parts.values())
         entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
@@ -160,11 +146,7 @@ class Leader:
             state.part = part
             state.rows = cut(rows, start, start + size)
             state.dealt_at = self._clock()
-            arrays = arrays_of(state.rows) if self._replays is None else {}
-            if self._replays is not None:
-                task.draw = 0 if first is rows else size
-                task.progress = self._replays.progress
-            sent = {name: array for name, array in arrays.items() if name not in BOOKKEEPING}
+            sent = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
             if task.mapped and self._shared is not None:
                 self._shared.publish({name: versions[name] for name in task.vectors})
             self._post.send(node, pack(task, sent), MESSAGE)
@@ -174,8 +156,6 @@ class Leader:
                     vectors[name] = vector.copy() if copies else vector
                 self._post.send(node, vectors[name], VECTOR)
             start += size
-        if self._replays is not None:
-            self._drawn = (rows, sizes)
         if start < whole:
             mine.again.append(cut(rows, start, whole))
         version = mine.collection.version
@@ -204,29 +184,6 @@ class Leader:
         mine.buffers += [answer.vector for answer in answers if not answer.mapped]
         mine.propose()
         return gradient
-
-    # ---- replays of the nodes --------------------------------------------------------------------------------------
-
-    def send(self, node: int, header: Order | Record, arrays: Fields) -> None:
-        """See `replays.Carrier`."""
-        if node in self.nodes:
-            self._post.send(node, pack(header, arrays), MESSAGE)
-        if self._post.under_way() > MOST_UNDER_WAY:
-            self._wait(lambda: not self._post.under_way())
-
-    def answers(self, count: int) -> Sequence[Reply]:
-        """See `replays.Carrier`. JobFailed where a node has left."""
-        self._wait(lambda: len(self._answers) >= count or bool(self._lost))
-        if self._lost:
-            raise JobFailed(self._lost)
-        answers = self._answers
-        self._answers = []
-        return answers
-
-    def look(self) -> None:
-        """See `replays.Carrier`."""
-        while self._receive():
-            pass
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
@@ -281,10 +238,6 @@ class Leader:
             self._lose(node, reply.failure)
         elif reply.signature:
             self._greet(node, reply.signature)
-        if self._replays is not None and reply.held is not None:
-            self._replays.holds(node, *reply.held)
-        if reply.answered:
-            self._answers.append(reply)
         if reply.gradient:
             self._arrive(node, reply, arrays)
         return True
@@ -304,9 +257,6 @@ class Leader:
         priority = arrays.get("priority")
         mine = self.parts[state.part]
         rows = state.rows
-        if self._replays is not None:
-            for name, array in arrays_of(rows).items():
-                np.copyto(array, arrays[name])
         version = mine.collection.computing(node)
         state.rings = reply.rings
         if reply.mapped and self._shared is not None:
@@ -338,16 +288,10 @@ class Leader:
             mine.again.append(rows)
 
     def _lose(self, node: int, failure: str) -> None:
-        """A node is gone: what it had is dealt again, and the others share the batch. JobFailed where it had a
-        replay."""
+        """A node is gone: what it had is dealt again, and the others share the batch."""
         state = self.nodes.pop(node)
         self._absent.discard(node)
         self._post.forget(node)
-        if self._replays is not None:
-            self._lost = (
-                f"node {node} has left with its replay: {failure}; go on from the last checkpoint with --resume"
-            )
-            raise JobFailed(self._lost)
         self._note(f"node {node} has left: {failure}; {len(self.nodes)} go on")
         if not self.nodes:
             raise JobFailed(f"no gradient node is left; the last one said: {failure}")

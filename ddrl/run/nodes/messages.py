@@ -44,24 +44,6 @@ class Task(msgspec.Struct, tag=True):
     seconds: float = math.nan  # that it took, as the leader measured it
     late: int = 0  # gradients of this node so far
     dropped: int = 0
-    draw: int = 0  # rows to draw from the node's own replay; 0: the rows come along, or are those of the last draw
-    progress: float = 0.0  # of the run: what is annealed in a node's own replay
-
-
-class Record(msgspec.Struct, tag=True):
-    """Leader to node: rows for its own replay."""
-
-    newest_version: int
-
-
-class Order(msgspec.Struct, tag=True):
-    """Leader to node: save or load the node's own replay, or cut its running episodes; it answers."""
-
-    action: str  # save, load, cut
-    folder: str = ""
-
-
-TO_NODE = cast("type[Task | Record | Order]", Task | Record | Order)  # what a node is sent
 
 
 class Reply(msgspec.Struct):
@@ -75,9 +57,6 @@ class Reply(msgspec.Struct):
     loss: float = 0.0
     signature: dict[str, str] = {}
     failure: str = ""
-    held: tuple[int, int] | None = None  # records and bytes of its own replay
-    answered: bool = False
-    trouble: str = ""  # why an order could not be followed
     gradient: bool = False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,15 +21,11 @@ from ddrl.run.members import START_TIMEOUT
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import (
     MESSAGE,
-    TO_NODE,
     VECTOR,
     Fields,
-    Order,
-    Record,
     Reply,
     Rows,
     Task,
-    arrays_of,
     pack,
     receive,
     unpack,
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ddrl.learner.exchange import Exchange
-    from ddrl.run.nodes.replays import OwnReplay
 
 LONGEST = 0.02  # [s] between two looks for messages
 
@@ -65,14 +60,8 @@ def node_process(comm: MPI.Comm, topology: Topology, mine: Assignment) -> int:
         flush_denormals()
         return exchange
 
-    def make_replay() -> OwnReplay:
-        from ddrl.run.nodes.replays import OwnReplay
-
-        return OwnReplay(config, topology.schema, topology.declaration.experience, mine.index)
-
-    own = make_replay if config.learner.node_replay == "own" else None
     try:
-        serve(comm, make_exchange, counters, lambda: board.command != Command.FAIL, own)
+        serve(comm, make_exchange, counters, lambda: board.command != Command.FAIL)
     finally:
         counters["ended"].set(1.0)
     return 1 if board.command == Command.FAIL else 0
@@ -83,23 +72,18 @@ def serve(
     make_exchange: Callable[[], Exchange],
     counters: CounterRow | None,
     going: Callable[[], bool],
-    make_replay: Callable[[], OwnReplay] | None = None,
 ) -> None:
-    """Answer the leader, rank 0 of `comm`, until it says that it is enough or `going` says no. `make_replay`: where
-    the node has a replay of its own."""
+    """Answer the leader, rank 0 of `comm`, until it ends the work or `going()` is False. A failure is sent to the
+    leader, which continues without this node."""
     try:
         exchange = make_exchange()
-        replay = make_replay() if make_replay is not None else None
         _send(comm, Reply(signature=exchange.signature))
-        node = Node(comm, exchange, counters, replay)
+        node = Node(comm, exchange, counters)
         while (message := _await_message(comm, going, node.bells)) is not None:
-            header, arrays = unpack(message, TO_NODE)
-            if not isinstance(header, Task):
-                node.keep(header, arrays)
-            elif header.part:
-                node.answer(header, arrays, message.nbytes)
-            else:
+            header, arrays = unpack(message, Task)
+            if not header.part:
                 return
+            node.answer(header, arrays, message.nbytes)
     except DdrlError as error:
         _send(comm, Reply(failure=str(error)))
     except Exception as error:
@@ -109,31 +93,13 @@ def serve(
 class Node:
     """The computing half of a node; the other half waits."""
 
-    def __init__(
-        self, comm: MPI.Comm, exchange: Exchange, counters: CounterRow | None, replay: OwnReplay | None = None
-    ) -> None:
+    def __init__(self, comm: MPI.Comm, exchange: Exchange, counters: CounterRow | None) -> None:
         self._comm = comm
         self._exchange = exchange
         self._counters = counters
-        self._replay = replay
-        self._drawable = False  # the leader knows that there is something to draw
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
         self._shared: SharedVectors | None = None
         self.bells: Bells | None = None  # shared with the leader, once it has told their name
-        self._count: dict[str, Any] = {}
-
-    def keep(self, message: Record | Order, arrays: Fields) -> None:
-        """Something for the node's own replay."""
-        assert self._replay is not None
-        if isinstance(message, Order):
-            reply = self._replay.follow(message)
-            self._drawable = self._replay.held[0] > 0
-            _send(self._comm, reply)
-            return
-        self._replay.record(arrays["rows"], message.newest_version)
-        if not self._drawable and self._replay.held[0]:
-            self._drawable = True
-            _send(self._comm, Reply(held=self._replay.held))
 
     def answer(self, task: Task, arrays: Fields, nbytes: int) -> None:
         """Take the vectors that the task names, compute, and send the gradient."""
@@ -154,7 +120,7 @@ class Node:
             nbytes += vector.nbytes
         exchange.set_updates(task.updates)
         learner.seed(task.seed)
-        rows = Rows(arrays if self._replay is None else arrays_of(self._replay.rows(task)), task.place)
+        rows = Rows(arrays, task.place)
         gradient = learner.gradient(rows, task.part, task.statistics or task.observed)
         if gradient is None:
             raise NetworkError(
@@ -168,17 +134,12 @@ class Node:
         vector = exchange.flat(gradient, memory)
         if mapped and vector.ctypes.data != memory.ctypes.data:
             np.copyto(memory, vector)
-        held = None
-        arrays = {} if priority is None else {"priority": priority}
-        if self._replay is not None:
-            held = self._replay.held
-            arrays = arrays | self._replay.learned(priority)
-        answer = Reply(held=held, gradient=True, mapped=mapped, figures=figures if task.statistics else {})
+        answer = Reply(gradient=True, mapped=mapped, figures=figures if task.statistics else {})
         answer.rings = self.bells is not None
         if task.observed:
             answer.norm = norm(gradient)
             answer.loss = figures["loss"]
-        reply = pack(answer, arrays)
+        reply = pack(answer, {} if priority is None else {"priority": priority})
         seconds = time.perf_counter() - begin
         sent = reply.nbytes
         requests = [self._comm.Isend(reply, 0, MESSAGE)]
