@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ddrl.channels import Doorbell
 from ddrl.channels.segment import Segment
 
-KIND = "bells"  # of the segment
+BELLS_SEGMENT = "bells"
 MakeSegment = Callable[[str, int], Segment]  # from its kind and the bytes of its payload
 _LINE = 64
 
@@ -29,12 +29,12 @@ class Bells:
     @classmethod
     def create(cls, make: MakeSegment, ranks: int) -> Bells:
         """The leader's. ChannelError where there is no room."""
-        return cls(make(KIND, _LINE * ranks), ranks, fresh=True)
+        return cls(make(BELLS_SEGMENT, _LINE * ranks), ranks, fresh=True)
 
     @classmethod
     def attach(cls, name: str, ranks: int) -> Bells:
         """A node's. ChannelError where it cannot be mapped."""
-        return cls(Segment.attach(name, KIND), ranks)
+        return cls(Segment.attach(name, BELLS_SEGMENT), ranks)
 
     def __getitem__(self, rank: int) -> Doorbell:
         return self._bells[rank]

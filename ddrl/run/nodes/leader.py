@@ -8,7 +8,7 @@ last, so they hold no optimizer, and equal bits wherever they run."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Leader:
         note: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
         make_segment: MakeSegment | None = None,
-        ended: Callable[[], Collection[int]] = tuple,
+        ended: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._ended = ended
         self._next_look = 0.0

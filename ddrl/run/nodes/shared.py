@@ -20,7 +20,7 @@ from ddrl.run.nodes.bells import MakeSegment
 if TYPE_CHECKING:
     from ddrl.learner.exchange import Exchange, Vector
 
-KIND = "vectors"  # of the segment
+VECTORS_SEGMENT = "vectors"
 
 
 class SharedVectors:
@@ -41,7 +41,7 @@ class SharedVectors:
     @classmethod
     def create(cls, make: MakeSegment, exchange: Exchange, nodes: int) -> SharedVectors:
         """The leader's: its vectors move there, where they are on the CPU. ChannelError where there is no room."""
-        shared = cls(make(KIND, _starts(_lengths(exchange, nodes))[-1]), exchange, nodes)
+        shared = cls(make(VECTORS_SEGMENT, _starts(_lengths(exchange, nodes))[-1]), exchange, nodes)
         for gradients in shared.gradients:
             for vector in gradients.values():
                 vector.fill(0)  # the padding of a gradient is summed as well
@@ -51,7 +51,7 @@ class SharedVectors:
     @classmethod
     def attach(cls, name: str, exchange: Exchange, nodes: int, node: int) -> SharedVectors:
         """A node's: its gradients move there, where they are on the CPU. ChannelError where it cannot be mapped."""
-        shared = cls(Segment.attach(name, KIND), exchange, nodes)
+        shared = cls(Segment.attach(name, VECTORS_SEGMENT), exchange, nodes)
         exchange.move_into({f"{part}.gradient": vector for part, vector in shared.gradients[node].items()})
         return shared
 
