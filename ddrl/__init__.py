@@ -41,6 +41,9 @@ def __getattr__(name: str) -> Any:
 
 
 RENAMED = {  # modules of earlier versions, which programs, settings and saved runs name, and what they are now
+    "ddrl.balance.cluster": "ddrl.balance.sizes",
+    "ddrl.balance.epochs": "ddrl.balance.collection",
+    "ddrl.balance.sizer": "ddrl.balance.sizers",
     "ddrl.envs.admix": "ddrl.admix",
     "ddrl.run.serving": "ddrl.admix.serving",
     "ddrl.serve": "ddrl.admix",

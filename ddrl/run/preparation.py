@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ddrl import __version__
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
-from ddrl.core.roles import Assignment, Role
+from ddrl.core.roles import Assignment
 from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -126,7 +127,8 @@ class Preparation:
         if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:
-            self._check_nodes(ranks)
+            nodes = import_module("ddrl.balance.nodes")
+            nodes.check_nodes(self.config, self.declaration, ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         if topology.area_columns and topology.hosts > 1:
             raise ConfigError(
@@ -161,24 +163,6 @@ class Preparation:
                     f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
                 ) from None
         return TaskRecords(self.directory, self.resume)
-
-    def _check_nodes(self, ranks: tuple[Assignment, ...]) -> None:
-        if all(rank.role is not Role.NODE for rank in ranks):
-            raise ConfigError(
-                f"learner.nodes = {self.config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
-                "-m ddrl.run, or set learner.nodes = 0"
-            )
-        source = self.declaration.experience.source
-        if source != "replay":
-            raise ConfigError(
-                f"learner.nodes: {self.declaration.algorithm} learns from {source}, but nodes are given parts of "
-                "batches that a replay draws; set learner.nodes = 0"
-            )
-        from ddrl.balance import Observation
-        from ddrl.run.nodes.sharing import make_node_sizer
-
-        cluster, sizer = make_node_sizer(self.config, list(range(self.config.learner.nodes)))
-        sizer.propose(Observation.blank(cluster))
 
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""

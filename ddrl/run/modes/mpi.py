@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.board import Board
@@ -176,9 +177,7 @@ def _play(
 ) -> int:
     """The role of a rank, once every host's channels stand; its exit status."""
     if nodes is not None:
-        from ddrl.run.nodes.worker import node_process
-
-        return node_process(nodes, topology, mine)
+        return import_module("ddrl.balance.nodes").node_process(nodes, topology, mine)
     if membership is None:
         from ddrl.run.members import member_process
 

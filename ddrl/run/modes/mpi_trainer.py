@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,6 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
-from ddrl.core.metrics import COLUMNS
-from ddrl.core.roles import Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
@@ -28,11 +27,8 @@ from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
-RANK = COLUMNS.index("rank")
-ENDED = COLUMNS.index("ended")
 
 
 def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
@@ -60,7 +56,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
                 others = join_others(world, topology)
                 assert others is not None
                 meeting = others
-                leader = None if comm is None else _lead_nodes(comm, task, channels)
+                leader = None if comm is None else import_module("ddrl.balance.nodes").lead_nodes(comm, task, channels)
                 if starter is not None:
                     starters = HostStarters(channels, starter, launcher)
                     collectors = go_in_rounds(task, starters, starters.lanes)
@@ -93,37 +89,6 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     if failure:
         raise JobFailed(failure)
     return summary
-
-
-def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader:
-    """Let gradient nodes compute the task's gradients."""
-    from ddrl.learner.exchange import Exchange
-    from ddrl.run.nodes.leader import Leader
-
-    def look() -> None:
-        if task.board.command == Command.FAIL:
-            raise JobFailed(read_failure(task.topology.run_id, 0))
-
-    ranks = [member.rank for member in task.topology.ranks if member.role is Role.NODE]
-
-    def ended() -> list[int]:
-        table = task.observers.tables()
-        return [ranks.index(int(rank)) for rank in table[table[:, ENDED] == 1.0, RANK] if rank in ranks]
-
-    training = task.training
-    exchange = Exchange(training.learner)
-    counters = training.ends.counters
-    training.gradients = leader = Leader(
-        comm,
-        exchange,
-        task.config,
-        counters=counters,
-        look=look,
-        note=task.note,
-        make_segment=channels.create_segment,
-        ended=ended,
-    )
-    return leader
 
 
 def _save_in_a_copy(task: Task) -> bool:
