@@ -391,17 +391,6 @@ _NAMED = {
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
-    "plan/model.py": (
-        ("links between hosts are free", "case.row_nbytes * (1 - nearby) / case.rate", "0.0 / case.rate"),
-        (
-            "devices are switched for nothing",
-            "gradient[-1] += 2 * costs.switch",
-            "gradient[-1] += 0.0",
-        ),
-    ),
-    "plan/rounds.py": (
-        ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
-    ),
     "admix/mixer.py": (
         ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
         ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),

@@ -49,7 +49,6 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ddrl/kernel/codec.hpp": (("tests/distribution/test_codecs.py",), ()),
     "ddrl/learner": (("tests/learner",), ("tests/run/test_algorithms.py", "tests/run/test_saved_bits.py", *_RUNS)),
     "ddrl/notebook.py": (("tests/telemetry/test_notebook_panel.py", "tests/run/test_launch.py"), ("tests/notebooks",)),
-    "ddrl/plan": (("tests/plan",), ()),
     "ddrl/plots": (("tests/plots",), ("tests/telemetry/test_notebook_panel.py",)),
     "ddrl/pool": (("tests/pool",), ("tests/run/test_pool.py",)),
     "ddrl/replay": (("tests/replay",), _RUNS),
@@ -57,7 +56,6 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ddrl/run": (_RUNS, (*_RECORDS, "tests/telemetry/test_control_of_a_run.py", *_MPI)),
     "ddrl/serve": (("tests/admix",), ()),
     "ddrl/telemetry": (("tests/telemetry",), ("tests/run/test_resume.py", "tests/run/test_training.py")),
-    "ddrl/testing": (("tests/testing",), ("tests/pool", "tests/run/test_pool.py")),
     "ddrl/video.py": (("tests/test_evaluate.py",), ()),
     "ddrl": (("tests/test_package.py",), ("tests/docs",)),
 }
