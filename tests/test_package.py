@@ -95,9 +95,7 @@ def modules() -> list[str]:
     return [
         name
         for name in names
-        if not name.startswith("ddrl.learner")
-        and not name.endswith("__main__")
-        and name != "ddrl._kernel"
+        if not name.startswith("ddrl.learner") and not name.endswith("__main__") and name != "ddrl._kernel"
     ]
 
 

@@ -65,7 +65,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/distribution/plans/schemes": ("tests/distribution/test_plans.py", "tests/distribution/test_costs.py"),
     "ddrl/distribution/relay": ("tests/distribution/test_relays.py",),
     "ddrl/distribution/transport": ("tests/distribution/test_relays.py",),
-    "ddrl/envs/loop.py": ("tests/envs/test_stepping.py",),
+    "ddrl/envs/vectors.py": ("tests/envs/test_stepping.py",),
     "ddrl/admix/environment.py": ("tests/admix/test_vector.py",),
     "ddrl/admix/contracts.py": ("tests/admix/test_market.py", "tests/admix/test_vector.py"),
     "ddrl/admix/logs": ("tests/admix/test_logs.py",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddrl.core import plugins
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, PlanError
-from ddrl.core.layouts import ALIGNMENT
+from ddrl.core.rows import ALIGNMENT
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.plans.planner import usual_network
 from ddrl.distribution.plans.scheme import PACKAGE, Situation, load_scheme

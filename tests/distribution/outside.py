@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.distribution.plans.building import whole_models
 from ddrl.distribution.plans.scheme import Scheme
 

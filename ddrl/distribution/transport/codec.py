@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.chunks import Bytes
 

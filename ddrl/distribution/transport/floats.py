@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from typing import Any, ClassVar, NamedTuple, Self
 
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.chunks import Bytes
 from ddrl.distribution.transport.codec import require_layout
 

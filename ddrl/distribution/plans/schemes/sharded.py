@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ddrl.core.config import setting
 from ddrl.core.errors import ConfigError, PlanError
-from ddrl.core.fields import setting
 from ddrl.distribution import simulator as costs
 from ddrl.distribution.plan import Plan, cut_evenly
 from ddrl.distribution.plans.building import shards_over_relays

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.distribution import simulator as costs
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import chunks_over_trees

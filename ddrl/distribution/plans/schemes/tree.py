@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ddrl.core.config import setting
 from ddrl.core.errors import PlanError
-from ddrl.core.fields import setting
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.plans.building import whole_models
 from ddrl.distribution.plans.scheme import Scheme, Situation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 
 
 class Plain:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ddrl import _kernel
+from ddrl.core.config import setting
 from ddrl.core.errors import MessageError, MissingExtraError
-from ddrl.core.fields import setting
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.chunks import Bytes
 
 
