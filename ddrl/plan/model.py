@@ -27,8 +27,8 @@ from typing import Any
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.distribution.plan import HEADER_BYTES
-from ddrl.distribution.plans.planner import choose
-from ddrl.distribution.plans.planner import predict as predict_plan
+from ddrl.distribution.schemes import choose
+from ddrl.distribution.schemes import predict as predict_plan
 from ddrl.distribution.simulator import Network
 from ddrl.plan.costs import Costs
 from ddrl.plan.rounds import rounds_per, serial_rounds
