@@ -375,7 +375,7 @@ class ClusterConfig:
         "",
         "By which plan models travel: auto measures the links and takes the best; or a scheme by name, or "
         "package.module:Class of your own.",
-        plugin="ddrl.distribution.plans.schemes",
+        plugin="ddrl.distribution.schemes",
     )
     shards: int = setting(
         0, "shards", "Relays that get a shard from the root (m), for schemes with shards; 0: the scheme's choice.", ge=0
@@ -389,7 +389,7 @@ class ClusterConfig:
         "How models travel between hosts: none, as they are; bf16 or int8, rounded to 2 or 1 bytes a parameter (hosts "
         "other than the trainer's act on that); xor_zstd, bit for bit, compressed against the last confirmed version; "
         "or package.module:Class of your own.",
-        plugin="ddrl.distribution.transport.codecs",
+        plugin="ddrl.distribution.codecs",
     )
     versions_in_flight: int = setting(2, "versions", "Published versions that may travel at once.", ge=1)
     closed_loop: bool = setting(

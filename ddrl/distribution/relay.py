@@ -24,6 +24,7 @@ from ddrl.channels.mailbox import Mailbox, MailboxReader
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.codecs import make_codec
 from ddrl.distribution.flows import TableReceiver, TableSender, UplinkReceiver, UplinkSender
 from ddrl.distribution.links import Links
 from ddrl.distribution.membership import (
@@ -48,7 +49,6 @@ from ddrl.distribution.membership import (
 )
 from ddrl.distribution.models import MailboxInbox, ModelReceiver, Models, ModelSender, bases_kept
 from ddrl.distribution.requests import Part
-from ddrl.distribution.transport.codec import make_codec
 from ddrl.distribution.waits import Events, rest_seconds
 
 # -- core --------------------------------------------------------------------------------------------------------------
