@@ -93,7 +93,9 @@ def modules() -> list[str]:
     return [
         name
         for name in names
-        if not name.startswith("ddrl.learner") and not name.endswith("__main__") and name != "ddrl._kernel"
+        if not name.startswith(("ddrl.learner", "ddrl.admix.networks"))
+        and not name.endswith("__main__")
+        and name != "ddrl._kernel"
     ]
 
 
