@@ -41,12 +41,13 @@ def __getattr__(name: str) -> Any:
 
 
 RENAMED = {  # modules of earlier versions, which programs, settings and saved runs name, and what they are now
-    "ddrl.balance.cluster": "ddrl.balance.sizes",
-    "ddrl.balance.epochs": "ddrl.balance.collection",
-    "ddrl.balance.sizer": "ddrl.balance.sizers",
     "ddrl.envs.admix": "ddrl.admix",
     "ddrl.run.serving": "ddrl.admix.serving",
     "ddrl.serve": "ddrl.admix",
+    **{
+        f"ddrl.balance.{old}": f"ddrl.balance.{new}"
+        for old, new in (("cluster", "sizes"), ("epochs", "collection"), ("sizer", "sizers"))
+    },
 }
 
 

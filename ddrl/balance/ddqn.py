@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from ddrl.balance.affine_filter import AffineFilter, FilterSettings
 from ddrl.balance.sizes import Cluster, Floats, Observation, Sizes, balanced_sizes, proportional_sizes
-from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, ConfigError, shortened
+from ddrl.core.files import decode
 
 # -- objectives --------------------------------------------------------------------------------------------------------
 # All are to be raised: -time / reference; statistical efficiency (phi + M0) / (phi + M) of M accepted samples beside a

@@ -37,7 +37,7 @@ from ddrl.balance.messages import (
 from ddrl.balance.settings import BalanceConfig
 from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer, make_sizer
 from ddrl.balance.sizes import Cluster, Observation, Sizes, proportional_sizes
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import namespace
 from ddrl.core import plugins
 from ddrl.core.config import Config

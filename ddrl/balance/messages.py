@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.channels import Doorbell
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import Segment
 from ddrl.core.errors import MessageError
 from ddrl.distribution.waits import rest

@@ -20,8 +20,7 @@ import numpy as np
 from ddrl.balance.leader import STACKS_SIGNAL, Leader, make_node_sizer
 from ddrl.balance.messages import Connection, Fields, Reply, Request, Rows, SharedMemory, unpack
 from ddrl.balance.sizes import Observation
-from ddrl.channels.board import Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import Command, CounterRow
 from ddrl.channels.segment import namespace
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config

@@ -39,8 +39,8 @@ from ddrl.balance.sizes import (
     water_level,
 )
 from ddrl.core import plugins
+from ddrl.core.config import check_ranges, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges, setting
 
 PACKAGE = "ddrl.balance.sizers"
 DEFAULT = "affine"
