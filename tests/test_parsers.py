@@ -27,8 +27,7 @@ from ddrl.envs.admix.account import NAME as ACCOUNT
 from ddrl.envs.admix.logs.ipinyou import COLUMNS, read_impressions
 from ddrl.learner import snapshot
 from ddrl.pool import control
-from ddrl.pool.reading import read_pool
-from ddrl.pool.traces import generate, read_traces, write_traces
+from ddrl.pool.records import generate, read_pool, read_traces, write_traces
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
 from ddrl.serve import snapshot as counters

@@ -32,12 +32,12 @@ from ddrl.distribution.plans.planner import predict as predict_plan
 from ddrl.distribution.plans.simulator import Network
 from ddrl.plan.costs import Costs
 from ddrl.plan.rounds import rounds_per, serial_rounds
+from ddrl.pool.bounds import lower_bound
 from ddrl.pool.devices import Device
-from ddrl.pool.offline import lower_bound
 from ddrl.pool.policy import Policy
 from ddrl.pool.processors import Processors
+from ddrl.pool.records import TaskTrace
 from ddrl.pool.simulator import Outcome, simulate
-from ddrl.pool.traces import TaskTrace
 
 MAX_ROUNDS = 2_000  # of a trace; more are put together
 LATENCY, MESSAGE_SECONDS = 1e-4, 2e-5  # [s] of a link whose rate alone is given, as in distribution's planner

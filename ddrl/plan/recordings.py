@@ -19,8 +19,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.roles import Role
 from ddrl.pool.devices import Device, parse_devices
-from ddrl.pool.reading import read_plan, read_pool
-from ddrl.pool.traces import Lease
+from ddrl.pool.records import Lease, read_plan, read_pool
 from ddrl.telemetry import Run
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.series import ROLES

@@ -45,15 +45,6 @@ from ddrl.plots.nodes import (
 )
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
-from ddrl.plots.pool import (
-    busy_against_tasks,
-    makespan_against_tasks,
-    pool_bounds,
-    pool_gantt,
-    pool_table,
-    pool_waits,
-    predicted_beside_measured,
-)
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
@@ -73,7 +64,6 @@ from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [
     "NodeCourse",
-    "busy_against_tasks",
     "bytes_against_bound",
     "causal_regret",
     "clairvoyant_regret",
@@ -92,7 +82,6 @@ __all__ = [
     "iteration_times",
     "latest_contract",
     "learning_curve",
-    "makespan_against_tasks",
     "measured_front",
     "measured_gantt",
     "measured_regrets",
@@ -102,11 +91,6 @@ __all__ = [
     "node_table",
     "operations_beside_peers",
     "oscillation",
-    "pool_bounds",
-    "pool_gantt",
-    "pool_table",
-    "pool_waits",
-    "predicted_beside_measured",
     "predicted_returns",
     "priority_law",
     "rank_table",

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 NAME_BYTES = 256
+SLICE_MARK = (
+    b"slice:"  # in place of a topology: the name of a slice's module that serves the ranks, a newline, its message
+)
 # Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
 SHARE, LONGEST = 0.3, 0.1
 

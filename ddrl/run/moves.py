@@ -1,12 +1,17 @@
-"""The moves of a training, and what it asks of those who lend it a device, cycle it in rounds, or compute for it."""
+"""The moves of a training, the interfaces of those who lend it a device, cycle it in rounds or compute its gradients,
+and how the slice that implements one of them is found."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from enum import StrEnum
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
+
+from ddrl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient
@@ -44,7 +49,7 @@ class Rows(Protocol):
 
 
 class RoundCycle(Protocol):
-    """The moves of a training whose collectors come and go (ddrl.run.rounds.cycle)."""
+    """The moves of a training whose collectors come and go (ddrl.pool.rounds)."""
 
     number: int  # of the round: the version that it acts with
 
@@ -61,9 +66,51 @@ class RoundCycle(Protocol):
         ...
 
 
+class CollectorStarter(Protocol):
+    """The process that starts and ends the collectors of one host, as its parent, the trainer or a relay, sees it."""
+
+    clock: str  # names this host's clock
+
+    def write(self, line: bytes) -> None:
+        """Send a line; JobFailed where the starter has ended."""
+        ...
+
+    def read(self) -> list[bytes]:
+        """Lines received since the last call, without waiting. JobFailed where it ended without `end`."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and everything it wrote was read."""
+        ...
+
+    def end(self) -> None:
+        """Ask it to end all collectors, and itself."""
+        ...
+
+    def stop(self, timeout: float) -> object:
+        """`end`, then wait for at most `timeout` [s]; after that it is killed."""
+        ...
+
+
 class GradientSource(Protocol):
     """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
         ...
+
+
+def slice_module(name: str, asked_by: str) -> ModuleType:
+    """The module ddrl.NAME of a slice ("pool.mode"), which the core finds by its name alone.
+
+    ConfigError where this installation lacks the slice; `asked_by`: the setting or option that asks for it."""
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(f"ddrl.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"ddrl.{package}":
+            raise
+        raise ConfigError(
+            f"{asked_by} needs ddrl.{package}, which this installation lacks: install the whole of ddrl"
+        ) from None

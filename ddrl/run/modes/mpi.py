@@ -19,9 +19,9 @@ from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.run.failure import describe, report_failure
 from ddrl.run.host import HostChannels, board_name
-from ddrl.run.messages import broadcast, host_names
+from ddrl.run.messages import SLICE_MARK, broadcast, host_names
 from ddrl.run.modes.agreement import Agreement, abort, abort_on_error, part
-from ddrl.run.pool.ranks import MARK
+from ddrl.run.moves import slice_module
 from ddrl.run.process import die_with, ignore_interrupts
 from ddrl.run.topology import Topology, rollouts_of_host
 
@@ -44,10 +44,9 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         ignore_interrupts()
         with abort_on_error(world):
             message = broadcast(world, None)
-        if message.startswith(MARK):
-            from ddrl.run.modes.pool_relay import serve_task
-
-            return serve_task(world, message, names), None
+        if message.startswith(SLICE_MARK):
+            name, _, body = message.removeprefix(SLICE_MARK).partition(b"\n")
+            return slice_module(name.decode(), "this job").serve_rank(world, body, names), None
         return _follow(world, message), None
     try:
         preparation = prepare()
