@@ -96,7 +96,8 @@ def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
     held: 1. Makespan: the longest task without waits, or all holds on all devices (ddrl.pool.bounds)."""
     if not record.leases or not record.seconds:
         return []
-    traces, devices = recorded_traces(record), len(record.devices)
+    traces = recorded_traces(record)
+    devices = len(record.devices)
     busy = {task: sum(lease.busy for lease in record.leases if lease.task == task) for task in record.tasks}
     held = sum(lease.released - lease.granted for lease in record.leases)
     duty = sum(busy[trace.name] / sum(trace.alone(number) for number in range(trace.rounds)) for trace in traces)
@@ -170,7 +171,8 @@ class _Search:
             return True
         holds: list[tuple[float, float, int]] = []
         for k in running:
-            trace, round = self._chains[k].trace, rounds[k]
+            trace = self._chains[k].trace
+            round = rounds[k]
             arrivals = [parameters[k] + collect for collect in self._chains[k].collect[round]]
             begin = max(min(arrivals), free[0])
             holds.append((begin, trace.held(round, begin, arrivals), k))

@@ -134,7 +134,8 @@ class LateReader:
     before may have it."""
 
     def __init__(self, mailbox: Mailbox, index: int) -> None:
-        self._mailbox, self._index = mailbox, index
+        self._mailbox = mailbox
+        self._index = index
         self._reader: MailboxReader | None = None
 
     def take(self) -> None:
@@ -162,11 +163,14 @@ def collect(
 ) -> None:
     """Collect the round that `sent` names, and those after it while `decision`, a pipe, gives a byte for each; end of
     file ends it. `say` is told of each round's data."""
-    board, mailbox, config = channels.board, channels.mailbox, channels.topology.config
+    board = channels.board
+    mailbox = channels.mailbox
+    config = channels.topology.config
     assert mailbox is not None
     reader = LateReader(mailbox, channels.topology.row_of(assignment))
     worker = make_worker(channels, assignment, channels.counters_row(assignment), reader)
-    round, goes_on = sent.round, True
+    round = sent.round
+    goes_on = True
     try:
         while goes_on:
             worker.restart(member_seed(config.run.seed, assignment.index, round))
@@ -276,7 +280,9 @@ class Starter:
     """See the module."""
 
     def __init__(self, channels: HostChannels, orders: int, reports: int) -> None:
-        self._channels, self._orders, self._reports = channels, orders, reports
+        self._channels = channels
+        self._orders = orders
+        self._reports = reports
         ranks = [rank for rank in channels.topology.on_host(channels.host) if rank.role is Role.ROLLOUT]
         self._ranks: dict[int, Assignment] = {rank.index: rank for rank in ranks}
         self._lanes = {index: channels.attach_lane(index) for index in self._ranks}  # to count their rows
@@ -287,11 +293,13 @@ class Starter:
         self._selector = selectors.DefaultSelector()
         for descriptor in (orders, self._own):
             self._selector.register(descriptor, selectors.EVENT_READ)
-        self._down, self._up = Lines(orders), Lines(self._own)
+        self._down = Lines(orders)
+        self._up = Lines(self._own)
 
     def run(self) -> None:
         """Until the orders end; then all collectors end."""
-        down, up = msgspec.json.Decoder(Down), msgspec.json.Decoder(Sent)
+        down = msgspec.json.Decoder(Down)
+        up = msgspec.json.Decoder(Sent)
         while not self._down.ended:
             unsent = {(one.round, one.worker) for one in self._processes.values() if not one.has_sent}
             at = self._schedule.next_time(unsent)
@@ -348,13 +356,16 @@ class Starter:
     def _advance(self, process: _Process) -> None:
         """A collector that has sent and stays is one of the next round."""
         if process.stays and process.has_sent:
-            process.round, process.has_sent, process.stays = process.round + 1, False, False
+            process.round = process.round + 1
+            process.has_sent = False
+            process.stays = False
             self._decide(process)
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _start(self, round: int, worker: int) -> None:
-        begin, parent = time.monotonic(), os.getpid()
+        begin = time.monotonic()
+        parent = os.getpid()
         theirs, decision = os.pipe()
         errors = os.memfd_create("errors")
         pid = os.fork()
@@ -427,7 +438,8 @@ class Lines:
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self.ended = False
-        self._descriptor, self._rest = descriptor, b""
+        self._descriptor = descriptor
+        self._rest = b""
 
     def read(self) -> list[bytes]:
         """Those that have come since the last call."""
@@ -505,7 +517,8 @@ class StarterProcess:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._orders, self._reports = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._orders = self._process.stdin.fileno()
+        self._reports = self._process.stdout.fileno()
         self._lines = Lines(self._reports)
         self._decoder = msgspec.json.Decoder(Up)
 
@@ -572,7 +585,9 @@ class StarterProcess:
 def main() -> int:
     """Serve one task until who started this process, its trainer or its host's relay, says so or ends."""
     ignore_interrupts()  # the trainer decides when to stop
-    run_id, host, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    run_id = sys.argv[1]
+    host = int(sys.argv[2])
+    parent = int(sys.argv[3])
     die_with(parent)
     reports = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no report

@@ -89,7 +89,9 @@ def _parse(item: str) -> Device:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise ConfigError(f"pool.devices: '{item}' is no device: write cuda:0, cpu:2, cpu:0-3 or cpu:1@0.5")
-    kind, place, share = match["type"], match["place"], match["share"]
+    kind = match["type"]
+    place = match["place"]
+    share = match["share"]
     if kind != "cpu":
         if share is not None or (place is not None and not place.isdigit()):
             raise ConfigError(f"pool.devices: '{item}': only CPU slots have several cores or a share")
@@ -164,7 +166,8 @@ class QuotaGroup:
     largest weight there is, at least where others want the cores too."""
 
     def __init__(self, controller: CpuController, name: str, capacity: float) -> None:
-        self.controller, self.path = controller, controller.base / name
+        self.controller = controller
+        self.path = controller.base / name
         self._home = controller.home
         quota = max(MIN_QUOTA_US, round(capacity * PERIOD_US))
         try:

@@ -94,9 +94,12 @@ class HostStarters:
 
     def __init__(self, channels: HostChannels, own: StarterProcess, launcher: int) -> None:
         topology = channels.topology
-        self._run_id, self._launcher = topology.run_id, launcher
-        self._own, self._board = own, channels.board
-        self._orders, self._reports = channels.orders, channels.reports
+        self._run_id = topology.run_id
+        self._launcher = launcher
+        self._own = own
+        self._board = channels.board
+        self._orders = channels.orders
+        self._reports = channels.reports
         self._hosts = topology.hosts
         self._host_of = [rank.host for rank in topology.ranks if rank.role is Role.ROLLOUT]
         self._lanes = LaneSet(channels.remote_lanes)

@@ -336,7 +336,8 @@ class LeaseMaster:
             self._look(member, now)
         for grant in self.queue.grants(now):
             member = self._member(grant.request.task)
-            member.device, member.granted = grant.device, now
+            member.device = grant.device
+            member.granted = now
             self._reply(member, grant.device, now, Refusal.NONE)
         if not self.queue.devices:
             for request in self.queue.waiting:
@@ -348,7 +349,8 @@ class LeaseMaster:
         if owner != member.owner:
             self._end(member, now)
             self._watch.forget(*member.owner)
-            member.owner, member.alive = owner, owner[0] != 0
+            member.owner = owner
+            member.alive = owner[0] != 0
             member.lease = member.slot.request.value & ~1
             if member.alive:
                 self.queue.join(member.task, member.weight)
@@ -386,10 +388,13 @@ class LeaseMaster:
     def _release(self, member: _Member, now: float, *, expired: bool) -> None:
         assert member.request is not None
         self.queue.release(member.task, now)
-        request, device = member.request, member.device
+        request = member.request
+        device = member.device
         member.device = -1
         if self._on_lease is not None:
-            busy, granted, released = 0.0, member.granted, now
+            busy = 0.0
+            granted = member.granted
+            released = now
             if not expired:  # the task's own time: this process heard of it a little later
                 busy, held = (float(member.slot.wish[name][member.lease // 2 % 2]) for name in ("busy", "held"))
                 released = min(now, granted + held)
@@ -449,7 +454,9 @@ class LeaseHolder:
         if (round, part) <= self._last:
             raise PoolError(f"task '{self.task}' has had its device for round {round}, part {part}: one lease a round")
         wish = self._slot.wish
-        wish["round"], wish["part"], wish["remaining"] = round, part, remaining
+        wish["round"] = round
+        wish["part"] = part
+        wish["remaining"] = remaining
         wish["asked"] = time.monotonic()
         self._number += 1
         self._slot.request.set(self._number)
@@ -462,7 +469,8 @@ class LeaseHolder:
         if not granted:
             self._give_back()
             return None
-        device, refusal = int(self._slot.answer["device"]), Refusal(int(self._slot.answer["refusal"]))
+        device = int(self._slot.answer["device"])
+        refusal = Refusal(int(self._slot.answer["refusal"]))
         if refusal is not Refusal.NONE:
             self._give_back()
             raise PoolError(f"task '{self.task}' gets no device: {_REASONS[refusal]}")

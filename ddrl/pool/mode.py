@@ -104,10 +104,13 @@ class Pool:
     """The master's process. What it opens is closed by `stack`."""
 
     def __init__(self, plan: PoolPlan, stack: ExitStack, relays: Relays | None = None) -> None:
-        self._plan, self._relays = plan, relays
+        self._plan = plan
+        self._relays = relays
         self._figures = PoolFigures((), [device.name for device in plan.parsed_devices()])
         self._weights: dict[str, float] = {}
-        policy, devices, slots = plan.make_policy(), len(plan.parsed_devices()), len(plan.tasks) + MOST_ADDED
+        policy = plan.make_policy()
+        devices = len(plan.parsed_devices())
+        slots = len(plan.tasks) + MOST_ADDED
         self._master = LeaseMaster(plan.table, policy, devices, slots=slots, on_lease=self._record)
         stack.callback(self._master.close)
         for task in plan.tasks:
@@ -169,9 +172,11 @@ class Pool:
             self._ends[task.name] = before
             return
         self._plan.end_of(task.name).unlink(missing_ok=True)
-        run_id, hosts = uuid.uuid4().hex[:8], 0
+        run_id = uuid.uuid4().hex[:8]
+        hosts = 0
         if self._relays is not None:
-            run_id, hosts = self._relays.run_id(task.name), self._relays.hosts
+            run_id = self._relays.run_id(task.name)
+            hosts = self._relays.hosts
         command = [sys.executable, "-m", "ddrl.pool.task", self._plan.directory, task.name, str(os.getpid())]
         command += [run_id, str(hosts)]
         # Signals wait until the child handles them: none ends it while it imports.
@@ -255,16 +260,19 @@ class Pool:
         return commands[str(name)](command)
 
     def _status(self) -> dict[str, Any]:
-        now, queue = time.monotonic(), self._master.queue
+        now = time.monotonic()
+        queue = self._master.queue
         devices = [device.name for device in self._plan.parsed_devices()]
         waits = {request.task: now - request.at for request in queue.waiting}
         tasks: list[dict[str, Any]] = []
         for name in (task.name for task in self._plan.tasks):
-            state, device = "collects", None
+            state = "collects"
+            device = None
             if name in self._ends:
                 state = "ended" if self._ends[name].ok else "failed"
             elif name in queue.holders:
-                state, device = "computes", devices[queue.holders[name]]
+                state = "computes"
+                device = devices[queue.holders[name]]
             elif name in waits:
                 state = "waits"
             elif name not in queue.tasks:
@@ -311,7 +319,8 @@ class Pool:
         return {"cancelled": name}
 
     def _reweight(self, command: dict[str, Any]) -> dict[str, Any]:
-        name, weight = self._living(command), command.get("weight")
+        name = self._living(command)
+        weight = command.get("weight")
         if not isinstance(weight, int | float):
             raise PoolError(f"a weight is a number, not {weight!r}")
         check_weight(name, weight)

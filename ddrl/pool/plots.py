@@ -17,7 +17,9 @@ from ddrl.pool.records import PoolRecord, waits_for
 # -- pool --------------------------------------------------------------------------------------------------------------
 
 MOST_LEASES = 240  # drawn at once; of more, the newest
-_HELD, _WAITS, _COLLECTS = 0.12, -0.12, -0.3  # where they stand in a task's row
+_HELD = 0.12  # where they stand in a task's row
+_WAITS = -0.12
+_COLLECTS = -0.3
 _GRAY = "#808080"
 
 

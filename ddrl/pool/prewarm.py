@@ -60,11 +60,13 @@ def quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray
         place = min(max(level * count - 1, 0.0), count - 2.0)  # of count - 1 values, from 0
         low = math.floor(place)
         high = min(low + 1, count - 2)
-        below, above = values[low + (low >= without)], values[high + (high >= without)]
+        below = values[low + (low >= without)]
+        above = values[high + (high >= without)]
         return float(np.quantile(values, level, method="weibull")), below + (place - low) * (above - below)
     center = values - values.mean()  # sums of squares of differences, not differences of squares
     squares = float(np.sum(center**2))
-    mean, rest = float(values.mean()), count - 1
+    mean = float(values.mean())
+    rest = count - 1
     whole = mean + _student(level, count - 1) * math.sqrt(squares / (count - 1) * (1 + 1 / count))
     means = mean - center / rest
     variances = np.maximum(0.0, squares - center**2 * count / rest) / (rest - 1)

@@ -151,10 +151,12 @@ class TaskRelays:
         configs = _settings_of(plan)
         self._relays = _agreed_relays(configs, plan)
         places = assign_relays(machines, len(plan.tasks), self._relays)
-        self.hosts, self.launcher = len(places[0]), launcher
+        self.hosts = len(places[0])
+        self.launcher = launcher
         for name, config in configs.items():
             self._check(name, config)
-        self._world, self._parent = world, parent
+        self._world = world
+        self._parent = parent
         cores = tuple(core for device in plan.parsed_devices() for core in device.cores)
         names = [task.name for task in plan.tasks]
         names += [f"place {number + 1}/{len(places)}" for number in range(len(names), len(places))]

@@ -261,9 +261,11 @@ def waits_for(record: PoolRecord) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for device in range(len(record.devices)):
         holds = [lease for lease in record.leases if lease.device == device]  # one after another
-        granted, released = [lease.granted for lease in holds], [lease.released for lease in holds]
+        granted = [lease.granted for lease in holds]
+        released = [lease.released for lease in holds]
         for waiting in record.leases:
-            first, last = bisect_right(released, waiting.asked), bisect_left(granted, waiting.granted)
+            first = bisect_right(released, waiting.asked)
+            last = bisect_left(granted, waiting.granted)
             for holder in holds[first:last]:
                 seconds = min(waiting.granted, holder.released) - max(waiting.asked, holder.granted)
                 if holder.task != waiting.task and seconds > 0:

@@ -70,7 +70,8 @@ class PoolTask:
         """What its process runs: the task anew, or from its newest checkpoint where it has one.
 
         A run that was killed before its first checkpoint is set aside under another name."""
-        folder, home = Path(self.directory), "learner.device=cpu"  # of a learner that has no lease
+        folder = Path(self.directory)  # of a learner that has no lease
+        home = "learner.device=cpu"
         if any(folder.glob("checkpoints/[0-9]*/state.json")):
             return Command(Path(self.file), (*plan.resumed_with, home), plan.serial, folder, False, False, plan.trust)
         if (folder / "config.toml").exists():
@@ -111,7 +112,8 @@ class PoolPlan:
         if task.broken:
             raise ConfigError(task.broken)
         for name in ("devices", "policy"):
-            given, own = getattr(configs[task.name].pool, name), getattr(self, name)
+            given = getattr(configs[task.name].pool, name)
+            own = getattr(self, name)
             if given not in (own, getattr(Config().pool, name)):
                 raise ConfigError(f"{file}: pool.{name} = '{given}', but this pool has '{own}': leave it out")
         _refuse_twins([*self.tasks, task])
@@ -196,7 +198,8 @@ def resumed_plan(command: Command) -> PoolPlan:
     named = {text.partition("=")[0].strip() for text in command.overrides}
     if "run.dir" in named:
         raise ConfigError("--set run.dir: a pool that goes on stays in its directory")
-    directory, overrides = command.resume.absolute(), (*saved.overrides, *command.overrides)
+    directory = command.resume.absolute()
+    overrides = (*saved.overrides, *command.overrides)
     plan = replace(
         saved,
         directory=str(directory),

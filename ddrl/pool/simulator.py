@@ -175,11 +175,14 @@ class Simulator:
 
     def _parameters(self, task: _Task, now: float, _: int) -> None:
         """The round's parameters have arrived: collectors act; the next round's are told when to start."""
-        trace, number = task.trace, task.round
+        trace = task.trace
+        number = task.round
         startup, ready = self._ready(task, now)
         if number > 0:
             self._count(task, ready, now)
-        task.parameters, task.sent, task.startup = now, [math.nan] * trace.workers, startup
+        task.parameters = now
+        task.sent = [math.nan] * trace.workers
+        task.startup = startup
         for worker in range(trace.workers):
             self._at(max(now, ready[worker]), "collect", trace.name, worker)
         if self._start_mode == "predicted":
@@ -204,7 +207,8 @@ class Simulator:
         startup = task.trace.startup[task.round]
         if task.round == 0 or self._start_mode == "cold":
             return startup, [now + seconds for seconds in startup]
-        took, ready = [math.nan] * len(startup), list(task.sent)
+        took = [math.nan] * len(startup)
+        ready = list(task.sent)
         for worker, start in enumerate(task.starts.get(task.round, [])):
             if not math.isnan(start):
                 took[worker] = startup[worker]
@@ -260,9 +264,12 @@ class Simulator:
 
     def _granted(self, grant: Grant, now: float) -> None:
         task = self._tasks[grant.request.task]
-        task.device, task.granted, task.busy = grant.device, now, 0.0
+        task.device = grant.device
+        task.granted = now
+        task.busy = 0.0
         stays = self._tenants.get(grant.device) == task.trace.name and task.resident == grant.device
-        self._tenants[grant.device], task.resident = task.trace.name, grant.device
+        self._tenants[grant.device] = task.trace.name
+        task.resident = grant.device
         self._work(task, now, 0.0 if stays else task.trace.switch, "computed", -1)
 
     def _work(self, task: _Task, now: float, seconds: float, then: str, worker: int = 0) -> None:
@@ -292,7 +299,8 @@ class Simulator:
         lease = Lease(trace.name, task.round, task.device, task.asked, task.granted, now, task.busy)
         self.outcome.leases.append(lease)
         self._queue.release(trace.name, now)
-        task.device, task.working = -1, False
+        task.device = -1
+        task.working = False
         if task.computed < trace.workers:
             if task.pending:
                 self._ask(task, now)
@@ -328,7 +336,8 @@ def simulate(
 
 
 ROUNDS = 120  # simulated of each task
-_FROM, _TO = 0.1, 0.95  # of the time until the first task ends: the steady part
+_FROM = 0.1  # of the time until the first task ends: the steady part
+_TO = 0.95
 
 
 @dataclass(frozen=True)

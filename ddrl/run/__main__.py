@@ -105,7 +105,8 @@ def _one_host(command: Command) -> int:
 
 
 def _mpi(arguments: list[str]) -> int:
-    run_id, (ranks, rank) = uuid.uuid4().hex[:8], mpi_environment()
+    run_id = uuid.uuid4().hex[:8]
+    (ranks, rank) = mpi_environment()
     command = parse(arguments) if rank == 0 else None
     pool = command is not None and _of_pool(command)
     path = announce(command, run_id, ranks) if command is not None and not pool else None
@@ -136,7 +137,8 @@ def _prepare(arguments: list[str], run_id: str, path: Path | None) -> Preparatio
 
 def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) -> int:
     """Say how it ended and what to do next; the exit status (130 after an interrupt, as shells expect)."""
-    lag, evaluation = document["policy_lag"], document["evaluation"]
+    lag = document["policy_lag"]
+    evaluation = document["evaluation"]
     print(
         f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, "
         f"{document['updates']:,} updates, lag when drawn {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
@@ -150,10 +152,8 @@ def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) 
 
 def _judgment(best: dict[str, Any]) -> str:
     """How good the policy is, and which figure that is."""
-    confirmed, played = (
-        best.get("confirmed"),
-        f"{best['mean']:.1f} +- {best['std']:.1f} over {best['episodes']} episodes",
-    )
+    confirmed = best.get("confirmed")
+    played = f"{best['mean']:.1f} +- {best['std']:.1f} over {best['episodes']} episodes"
     if confirmed is None:
         return f"mean return {played}, the best of its evaluations (chance helped it: judge it by ddrl.evaluate)"
     return (

@@ -22,7 +22,10 @@ class BestPolicy:
     """Compares evaluations and keeps the best policy in the run directory `path`."""
 
     def __init__(self, path: Path, topology: Topology, model: ActingModel, disk: Disk) -> None:
-        self._path, self._topology, self._model, self._disk = path, topology, model, disk
+        self._path = path
+        self._topology = topology
+        self._model = model
+        self._disk = disk
         self._unsaved: np.ndarray | None = None  # the best parameters, where the disk has refused them
         self.evaluation: Evaluation | None = None  # of the best policy so far; None: nobody has played it
         self.target_reached = False
@@ -84,7 +87,8 @@ class BestPolicy:
 
     def _save(self, vector: np.ndarray) -> None:
         document = self.evaluation.to_json() if self.evaluation else {}
-        vector, env = vector[: self._model.layout.nbytes], self._topology.config.env
+        vector = vector[: self._model.layout.nbytes]
+        env = self._topology.config.env
         written = self._disk.attempt(
             "policy", lambda: save_policy(self._path, self._model, vector, env=env, evaluation=document)
         )

@@ -42,9 +42,11 @@ class LagMeter:
 
     def __init__(self, newest: int = -1) -> None:
         """`newest`: the last version of the run this one resumes; such versions count as published now."""
-        self.consumption, self.arrival = Recent(), Recent()  # [versions], of samples and of rows
+        self.consumption = Recent()  # [versions], of samples and of rows
+        self.arrival = Recent()
         self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
-        self._acted, self._newest = np.zeros(PENDING, np.int64), np.zeros(PENDING, np.int64)
+        self._acted = np.zeros(PENDING, np.int64)
+        self._newest = np.zeros(PENDING, np.int64)
         self._pending = 0  # how many of them are not counted yet
         self._consumed = 0
         self._debt_sum = 0.0  # [updates]
@@ -79,7 +81,8 @@ class LagMeter:
         if self._pending + count > len(self._acted):
             self._settle()
             if count > len(self._acted):
-                self._acted, self._newest = np.zeros(count, np.int64), np.zeros(count, np.int64)
+                self._acted = np.zeros(count, np.int64)
+                self._newest = np.zeros(count, np.int64)
         end = self._pending + count
         self._acted[self._pending : end] = acted
         self._newest[self._pending : end] = newest

@@ -66,7 +66,8 @@ def requests_of(part: Requests, contracts: Any) -> Iterator[DisplayRequest]:
     ages = contracts.ages.shape[1]
     ids = contracts.ad_id
     for row in range(len(part)):
-        listed, bids = np.flatnonzero(part.eligible[row]), np.flatnonzero(part.ecpm[row] > 0)
+        listed = np.flatnonzero(part.eligible[row])
+        bids = np.flatnonzero(part.ecpm[row] > 0)
         cell = int(part.cell[row])
         yield DisplayRequest(
             request_id=int(part.request_id[row]),
@@ -114,7 +115,9 @@ class _JsonLines:
 class _Parquet:
     def __init__(self, path: Path) -> None:
         self._arrow = arrow()
-        whole, number, word = self._arrow.int64(), self._arrow.float64(), self._arrow.string()
+        whole = self._arrow.int64()
+        number = self._arrow.float64()
+        word = self._arrow.string()
         kinds = {int: whole, float: number, str: word, int | None: whole}
         self._schema = self._arrow.schema(
             [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)],

@@ -74,9 +74,11 @@ def make_worker(
 ) -> RolloutWorker:
     """One rollout with its environments, writing to its lane; the host's policy must stand. reader: of the mailbox;
     None: its own place there, taken now."""
-    topology, config = channels.topology, channels.topology.config
+    topology = channels.topology
+    config = channels.topology.config
     model, mailbox = _policy_of(channels)
-    given, mine = config.env.by_rollout, config.env
+    given = config.env.by_rollout
+    mine = config.env
     if given:
         mine = replace(mine, kwargs={**mine.kwargs, **given[assignment.index % len(given)]})
     env = make_vector_env(mine)
@@ -92,13 +94,16 @@ def make_worker(
 
 def _make_writer(channels: HostChannels, index: int) -> StepWriter:
     """The writing end of a rollout's lane, or of its sample area."""
-    topology, config = channels.topology, channels.topology.config
+    topology = channels.topology
+    config = channels.topology.config
     options: dict[str, Any] = {"nonfinite": config.env.nonfinite, "env_id": config.env.id}
-    first, schema = index * config.env.num_envs, topology.schema
+    first = index * config.env.num_envs
+    schema = topology.schema
     if not topology.area_columns:
         return StepWriter(channels.attach_lane(index), schema, first, **options)
     n_step = topology.declaration.experience.n_step or config.replay.n_step
-    bell, discount = channels.board.trainer_bell, config.learner.discount
+    bell = channels.board.trainer_bell
+    discount = config.learner.discount
     area = channels.attach_area(index)
     return AreaWriter(area, schema, first, config.env.num_envs, n_step=n_step, discount=discount, bell=bell, **options)
 
@@ -157,7 +162,8 @@ class Evaluator:
 def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: CounterRow) -> None:
     """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says
     stop."""
-    config, board = channels.topology.config, channels.board
+    config = channels.topology.config
+    board = channels.board
     model, mailbox = _policy_of(channels)
     results = channels.attach_evaluations()
     reader = mailbox.reader(channels.topology.row_of(assignment))
@@ -179,7 +185,8 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
                 reader.unpin()
                 board.rollout_bell.wait(seen, 0.5)
                 continue
-            version, env_steps = pin.version, VersionStamp.of(pin.values).env_steps
+            version = pin.version
+            env_steps = VersionStamp.of(pin.values).env_steps
             vector[:] = pin.data
             whole = pin.valid()
             reader.unpin()

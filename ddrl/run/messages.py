@@ -24,7 +24,8 @@ SLICE_MARK = (
     b"slice:"  # in place of a topology: the name of a slice's module that serves the ranks, a newline, its message
 )
 # Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
-SHARE, LONGEST = 0.3, 0.1
+SHARE = 0.3
+LONGEST = 0.1
 
 
 class BarrierError(DdrlError):
@@ -38,7 +39,8 @@ class Barrier:
         from mpi4py import MPI
 
         code = zlib.crc32(name.encode())
-        self.name, self._comm = name, comm
+        self.name = name
+        self._comm = comm
         self._mine = np.array([code, -code], np.int64)
         self._everyone = np.zeros(2, np.int64)
         self._request = comm.Iallreduce(self._mine, self._everyone, MPI.MAX)

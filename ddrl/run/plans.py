@@ -25,8 +25,10 @@ class PlanWatch:
     def __init__(
         self, topology: Topology, channels: HostChannels, nbytes: int, record_event: Callable[..., None]
     ) -> None:
-        self._board, self._config = channels.board, topology.config
-        self._hosts, self._nbytes = topology.hosts - 1, nbytes
+        self._board = channels.board
+        self._config = topology.config
+        self._hosts = topology.hosts - 1
+        self._nbytes = nbytes
         self._relays = any(rank.role is Role.RELAY for rank in topology.ranks)
         self._record_event = record_event
         self._plans_read = 0
@@ -40,7 +42,8 @@ class PlanWatch:
                 "change that"
             )
         cluster = replace(self._config.cluster, scheme=scheme)  # ConfigError for a name that is not known
-        wanted, config = load_scheme(scheme), replace(self._config, cluster=cluster)
+        wanted = load_scheme(scheme)
+        config = replace(self._config, cluster=cluster)
         situation = Situation(
             usual_network(self._hosts), self._nbytes, cluster.versions_in_flight, cluster.shards, cluster.chunk_bytes
         )
@@ -53,7 +56,8 @@ class PlanWatch:
         message = self._board.plan.read(self._plans_read)
         if message is None or not self._hosts:
             return
-        self._plans_read, plan = message[0], decode_plan(message[1])
+        self._plans_read = message[0]
+        plan = decode_plan(message[1])
         bound = plan.bound_seconds
         known = f"; bound {bound * 1e3:.3g} ms by the links measured" if bound is not None else ""
         words = (

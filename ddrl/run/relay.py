@@ -66,7 +66,8 @@ def _make_relay(
     if policy is None:
         return None
     model, mailbox = policy
-    config, ranks = topology.config, topology.on_host(mine.host)
+    config = topology.config
+    ranks = topology.on_host(mine.host)
     rollouts = [channels.counters.row(row) for row, rank in enumerate(ranks) if rank.role is Role.ROLLOUT]
     using = [(row["policy_version"], row["ended"]) for row in rollouts]
 

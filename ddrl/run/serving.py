@@ -56,7 +56,8 @@ def make_book(env: EnvConfig, contracts: Path | None = None) -> Book:
 
 def book_of(day: Morning) -> Book:
     """The book of a day before it begins."""
-    contracts, play = day.contracts, day.play
+    contracts = day.contracts
+    play = day.play
     required = day.inventory.split()
     theta = {"off": np.ones(contracts.count), "split": required, "water": None}[play.theta]
     theta = day.inventory.water() if theta is None else theta
@@ -67,7 +68,8 @@ def book_of(day: Morning) -> Book:
     spec = AdmixVectorEnv(always, 1, play, day.click_value, day.bids).spec
     prior = prior_of(play, day)
     writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
-    rows, bid_row = np.zeros((contracts.count, 0), np.float32), np.zeros(0, np.float32)
+    rows = np.zeros((contracts.count, 0), np.float32)
+    bid_row = np.zeros(0, np.float32)
     if writer.ad_fields:
         writer.prepare(spec.observation.numpy, required[None], theta[None])
         rows, bid_row = writer.constant_rows()

@@ -28,7 +28,8 @@ def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
     form = "quantile" if "quantile" in arrays else "probability"
     values = arrays[form] if arrays[form].ndim == 3 else arrays[form][:, None]  # one number a reward, continuous action
     values = values.reshape(moments, count, *values.shape[1:])  # [M, N, actions or K, atoms]
-    taken, actions = np.full((moments, count), -1), learner.spec.num_actions
+    taken = np.full((moments, count), -1)
+    actions = learner.spec.num_actions
     predicted = values
     if actions:
         taken = arrays["q"].reshape(moments, count, actions).argmax(2)
@@ -36,7 +37,8 @@ def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
     atoms: int = values.shape[3]
     if form == "probability":
         support = cast(Any, learner.algorithm).support
-        at, mixed = np.linspace(float(support.v_min), float(support.v_max), atoms), predicted.mean(1)
+        at = np.linspace(float(support.v_min), float(support.v_max), atoms)
+        mixed = predicted.mean(1)
     else:
         at = (np.arange(atoms) + 0.5) / atoms
         mixed = _pooled(predicted, at)

@@ -38,7 +38,8 @@ class Agreement:
     """One collective answer to "did everyone reach this point?". Made by every rank; `wait` gives the answer."""
 
     def __init__(self, world: MPI.Intracomm, error: BaseException | None = None) -> None:
-        self._world, self._error = world, error
+        self._world = world
+        self._error = error
         rank = world.Get_rank()
         lowest = rank if error is not None else world.Get_size()
         self._mine = np.array([lowest, 0 if _recovers(os.getppid()) else 1], np.int64)
@@ -52,7 +53,8 @@ class Agreement:
         wait([self._request], share=SHARE, longest=LONGEST)
         if self._lowest[1] == 0:  # ranks of mpirun's own host see it, and everybody hears of it
             skip_finalize()
-        rank, lowest = self._world.Get_rank(), int(self._lowest[0])
+        rank = self._world.Get_rank()
+        lowest = int(self._lowest[0])
         if lowest == self._world.Get_size():
             return
         if self._error is not None and rank == lowest and rank != 0:  # rank 0 raises its error itself

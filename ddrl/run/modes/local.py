@@ -114,7 +114,8 @@ def run_local(
     `equip` is called with the task before its first turn. hosts > 0: there are relays on as many, ranks of the job
     whose rank 0 has started this process and made its board.
     """
-    config, run_id = preparation.config, preparation.run_id
+    config = preparation.config
+    run_id = preparation.run_id
     ranks = local_ranks(config, hosts)
     name = board_name(run_id, 0)
     board = Board.attach(name) if hosts else Board.create(name)

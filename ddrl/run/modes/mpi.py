@@ -53,7 +53,8 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         config = preparation.config
         collectors = rollouts_of_host(config) if config.pool.collectors != "off" else 0
         hosts = group_hosts(world.Get_size(), names, config.cluster.relays, alone=collectors > 0)
-        evaluator, nodes = config.evaluation.period > 0, config.learner.nodes
+        evaluator = config.evaluation.period > 0
+        nodes = config.learner.nodes
         ranks = assign_roles(hosts, evaluator=evaluator, nodes=nodes, collectors=collectors)
         topology = preparation.topology(tuple(ranks))
         records = preparation.open_records()
@@ -89,7 +90,8 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     board: Board | None = None
     channels: HostChannels | None = None
     trouble: BaseException | None = None
-    status, meeting = 1, world
+    status = 1
+    meeting = world
     try:
         topology = Topology.from_bytes(message)
         mine = topology.ranks[world.Get_rank()]

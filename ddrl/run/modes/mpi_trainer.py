@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
-RANK, ENDED = COLUMNS.index("rank"), COLUMNS.index("ended")
+RANK = COLUMNS.index("rank")
+ENDED = COLUMNS.index("ended")
 
 
 def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
@@ -56,7 +57,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
-                comm, others = join_nodes(world, topology), join_others(world, topology)
+                comm = join_nodes(world, topology)
+                others = join_others(world, topology)
                 assert others is not None
                 meeting = others
                 leader = None if comm is None else _lead_nodes(comm, task, channels)
@@ -111,7 +113,8 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
 
     training = task.training
     replays = training.source if isinstance(training.source, NodeReplays) else None
-    exchange, counters = Exchange(training.learner), training.ends.counters
+    exchange = Exchange(training.learner)
+    counters = training.ends.counters
     training.gradients = leader = Leader(
         comm,
         exchange,

@@ -83,13 +83,15 @@ class Sharing:
 
     def _blank(self) -> None:
         """Nothing was measured since the last sizes."""
-        self._dealt, self._seconds = np.zeros(len(self.nodes), np.int64), np.zeros(len(self.nodes))
+        self._dealt = np.zeros(len(self.nodes), np.int64)
+        self._seconds = np.zeros(len(self.nodes))
         self._gradients = {name: np.zeros(len(self.nodes)) for name in GRADIENTS}
 
     def measured(self, node: int, samples: int, seconds: float, reply: Reply, age: int, dropped: bool) -> None:
         """A gradient of `samples` took `seconds`; it was computed `age` versions before this one."""
         place = self.nodes.index(node)
-        self._dealt[place], self._seconds[place] = samples, seconds
+        self._dealt[place] = samples
+        self._seconds[place] = seconds
         values = (reply.norm, 0.0, reply.loss, age, dropped)
         for name, value in zip(GRADIENTS, values, strict=True):
             self._gradients[name][place] = value if math.isfinite(value) else 0.0
