@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ddrl.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
+from ddrl.admix.contracts import Requests
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.config import Config
 from ddrl.core.rows import row_schema
@@ -19,8 +21,6 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import VectorEnv
 from ddrl.core.transitions import transition_columns
 from ddrl.envs import make_vector_env
-from ddrl.envs.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
-from ddrl.envs.admix.contracts import Requests
 from ddrl.learner import Learner, describe
 from ddrl.learner.observations import as_tensors
 from ddrl.replay.sources import make_source
@@ -32,8 +32,12 @@ class KeptDay:
 
     def __init__(self, config: MarketConfig, sequence: int, day: int) -> None:
         drawn = Market(config).day(sequence, day)
-        self.contracts, self.windows, self.billed_rate = drawn.contracts, drawn.windows, drawn.billed_rate
-        self.inventory, self.yesterday_alpha, self._parts = drawn.inventory, drawn.yesterday_alpha, list(drawn)
+        self.contracts = drawn.contracts
+        self.windows = drawn.windows
+        self.billed_rate = drawn.billed_rate
+        self.inventory = drawn.inventory
+        self.yesterday_alpha = drawn.yesterday_alpha
+        self._parts = list(drawn)
 
     def __iter__(self) -> Iterator[Requests]:
         return iter(self._parts)
@@ -50,8 +54,11 @@ def days_env(
     turn = iter(range(1 << 40))  # environments begin on days that follow each other
     return AdmixVectorEnv(
         lambda seed, episode: kept_day(config, sequence, first_day + next(turn) % days),
-        num_envs, PlayConfig(**play), config.click_value, config.max_bids,
-    )  # fmt: skip
+        num_envs,
+        PlayConfig(**play),
+        config.click_value,
+        config.max_bids,
+    )
 
 
 def days_settings(sequence: int, market: Mapping[str, Any], play: Mapping[str, Any], wanted: Sequence[str]) -> Config:
@@ -84,10 +91,12 @@ class Inside:
         spec = self._envs[0].spec
         schema = row_schema(spec)
         self.learner = Learner.of(config, spec)
-        columns, areas = transition_columns(schema), config.areas
+        columns = transition_columns(schema)
+        areas = config.areas
         ends = [SampleArea.create(None, columns, areas.block, areas.blocks) for _ in explorers]
         self.source = make_source(config, schema, describe(config, spec).experience, ends)
-        count, steps = config.env.num_envs, {"n_step": config.replay.n_step, "discount": config.learner.discount}
+        count = config.env.num_envs
+        steps = {"n_step": config.replay.n_step, "discount": config.learner.discount}
         self._writers = [AreaWriter(area, schema, 0, count, **steps) for area in ends]
         seeds = np.random.SeedSequence(config.run.seed).generate_state(len(explorers) + 1).tolist()
         self._rng = np.random.default_rng(seeds[-1])
@@ -108,7 +117,8 @@ class Inside:
     def explore(self) -> int:
         """A round: each explorer takes its steps, with the noise of rollout.epsilon_end; samples that arrived."""
         for place, (env, writer, speed) in enumerate(zip(self._envs, self._writers, self._speeds, strict=True)):
-            low, high = np.array(env.spec.action_low), np.array(env.spec.action_high)
+            low = np.array(env.spec.action_low)
+            high = np.array(env.spec.action_high)
             for _ in range(speed):
                 state = self._states[place]
                 noise = self.config.rollout.epsilon_end * self._rng.standard_normal(
@@ -123,9 +133,11 @@ class Inside:
 
     def learn(self, most: int) -> int:
         """At most `most` updates, as far as samples_per_insert allows; how many."""
-        done, learner = 0, self.learner
+        done = 0
+        learner = self.learner
         while done < most and self.source.ready():
-            batch, steps = self.source.sample(), []
+            batch = self.source.sample()
+            steps = []
             for part in learner.parts:
                 gradient = learner.gradient(batch, part, False)
                 if gradient is not None:
@@ -138,7 +150,9 @@ class Inside:
 
     def play(self, env: VectorEnv, seed: int) -> NDArray[np.float64]:
         """The return of one greedy day in each environment [N]."""
-        state, total, over = env.reset(seed), np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+        state = env.reset(seed)
+        total = np.zeros(env.num_envs)
+        over = np.zeros(env.num_envs, bool)
         while not over.all():
             step = env.step(self.act(env, state))
             total += np.where(over, 0.0, step.raw_reward)

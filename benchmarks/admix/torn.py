@@ -25,7 +25,9 @@ from ddrl.channels import SampleArea, segment_name
 from ddrl.core.specs import Column
 
 COLUMNS = (Column("head", (), "uint64"), Column("body", (32,), "uint64"), Column("tail", (), "uint64"))
-BLOCK, BLOCKS, BATCH = 64, 4, 8
+BLOCK = 64
+BLOCKS = 4
+BATCH = 8
 
 
 def write_for_ever(name: str, guard: str) -> None:
@@ -67,13 +69,15 @@ def read(guard: str, reads: int, seconds: float) -> dict[str, Any]:
 def _read(area: SampleArea, reads: int, seconds: float) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     picks = rng.integers(0, BLOCK * BLOCKS, (4096, BATCH))
-    full, flag = area.slots, area.guard == "flag"
+    full = area.slots
+    flag = area.guard == "flag"
     done = overlapping = batches = thrown_away = torn = torn_reads = unreadable = 0
     begin = time.perf_counter()
     while done < reads:
         if not done % 4096 and time.perf_counter() - begin > seconds:
             break
-        standing, before = area.update(), area.written
+        standing = area.update()
+        before = area.written
         if standing < BLOCKS:
             unreadable += 1
             continue

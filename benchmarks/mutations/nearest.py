@@ -55,7 +55,7 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ddrl/replay": (("tests/replay",), _RUNS),
     "ddrl/rollout": (("tests/rollout",), _RUNS),
     "ddrl/run": (_RUNS, (*_RECORDS, "tests/telemetry/test_control_of_a_run.py", *_MPI)),
-    "ddrl/serve": (("tests/serve",), ()),
+    "ddrl/serve": (("tests/admix",), ()),
     "ddrl/telemetry": (("tests/telemetry",), ("tests/run/test_resume.py", "tests/run/test_training.py")),
     "ddrl/testing": (("tests/testing",), ("tests/pool", "tests/pool/test_mode.py")),
     "ddrl/video.py": (("tests/test_evaluate.py",), ()),
@@ -68,15 +68,15 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/distribution/relay": ("tests/distribution/test_relays.py",),
     "ddrl/distribution/transport": ("tests/distribution/test_relays.py",),
     "ddrl/envs/loop.py": ("tests/envs/test_stepping.py",),
-    "ddrl/envs/admix/feed.py": ("tests/envs/admix/test_vector.py",),
-    "ddrl/envs/admix/inventory.py": ("tests/envs/admix/test_market.py", "tests/envs/admix/test_vector.py"),
-    "ddrl/envs/admix/logs": ("tests/envs/admix/test_logs.py",),
+    "ddrl/admix/environment.py": ("tests/admix/test_vector.py",),
+    "ddrl/admix/contracts.py": ("tests/admix/test_market.py", "tests/admix/test_vector.py"),
+    "ddrl/admix/logs": ("tests/admix/test_logs.py",),
     "ddrl/kernel/replay": ("tests/replay/test_selectors.py", "tests/replay/test_experience.py"),
     "ddrl/kernel/ring.hpp": ("tests/channels/test_lane.py",),
     "ddrl/learner": ("tests/learner/test_dqn.py", "tests/learner/test_snapshot.py"),
     "ddrl/pool/policies": ("tests/pool/test_queue.py", "tests/pool/test_leases.py"),
     "ddrl/plots": ("tests/plots/test_figures.py",),
-    "ddrl/plots/admix.py": ("tests/plots/test_admix_figures.py",),
+    "ddrl/admix/page.py": ("tests/plots/test_admix_figures.py",),
     "ddrl/pool/plots.py": ("tests/pool/test_plots.py",),
     "ddrl/pool/control.py": ("tests/pool/test_mode.py",),
     "ddrl/replay/arrays.py": ("tests/replay/test_experience.py",),
@@ -85,14 +85,13 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/run/__main__.py": ("tests/run/test_bad_input.py", "tests/run/test_start.py"),
     "ddrl/run/checkpoint.py": ("tests/run/test_task.py", "tests/run/test_damage.py", "tests/run/test_resume.py"),
     "ddrl/run/cli.py": ("tests/run/test_trust.py", "tests/run/test_bad_input.py"),
-    "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_serial.py"),
-    "ddrl/run/disk.py": ("tests/run/test_full_disk.py",),
+    "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_full_disk.py", "tests/run/test_serial.py"),
     "ddrl/run/modes/local.py": ("tests/run/test_start.py", "tests/run/test_processes.py"),
     "ddrl/pool/mode.py": ("tests/pool/test_mode.py", "tests/pool/test_rounds.py"),
     "ddrl/run/nodes": ("tests/run/test_nodes.py",),
     "ddrl/run/pool": ("tests/pool/test_mode.py", "tests/pool/test_rounds.py"),
     "ddrl/run/rounds": ("tests/pool/test_rounds.py",),
-    "ddrl/serve": ("tests/serve/test_mixer.py", "tests/serve/test_server.py"),
+    "ddrl/serve": ("tests/admix/test_mixer.py", "tests/admix/test_server.py"),
     "ddrl/telemetry": ("tests/telemetry/test_recorder.py", "tests/telemetry/test_progress_and_summary.py"),
 }
 
@@ -100,7 +99,8 @@ FIRST: dict[str, tuple[str, ...]] = {
 def nearest(path: str) -> list[tuple[str, ...]]:
     """The tests of a file, in rings: each runs where those before it have noticed nothing."""
     folder, further = _longest(NEAREST, path)
-    module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
+    module = path.removesuffix(".py").replace("/", ".")
+    stem = Path(path).stem
     files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
     own = tuple(name for name, _ in files if Path(name).stem == f"test_{stem}") or _longest(FIRST, path) or ()
     importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]

@@ -116,12 +116,10 @@ class Sb3:
 
     def add(self, count, rows=ROWS, dim=8):
         buffer = self.make(rows, (dim,), np.float32)
-        state, action, reward, done = (
-            np.ones((1, dim), np.float32),
-            np.zeros(1, np.int64),
-            np.ones(1, np.float32),
-            np.zeros(1, np.float32),
-        )
+        state = np.ones((1, dim), np.float32)
+        action = np.zeros(1, np.int64)
+        reward = np.ones(1, np.float32)
+        done = np.zeros(1, np.float32)
 
         def call():
             for _ in range(count):
@@ -304,8 +302,10 @@ def prepare(library, case):
 
 def main():
     make, package = LIBRARIES[sys.argv[1]]
-    library, ready = make(), {}
-    answer, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    library = make()
+    ready = {}
+    answer = sys.stdout  # what libraries print is no answer
+    sys.stdout = sys.stderr
     for line in sys.stdin:
         word, _, case = line.strip().partition(" ")
         if word == "version":

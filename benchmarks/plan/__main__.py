@@ -32,7 +32,8 @@ def compare(job: Job, folder: Path, known: list[Recording]) -> dict[str, Any]:
     devices = parse_devices(job.devices) if job.devices else ()
     case = Case(len(tasks), devices, rollouts=job.rollouts, cores=len(os.sched_getaffinity(0)))
     found = predict(case, tasks, Fair())
-    measured, extra = [], {}
+    measured = []
+    extra = {}
     for place in (folder / f"repeat{repeat}" for repeat in range(REPEATS)):
         if not is_measured(job, place):
             continue

@@ -101,7 +101,9 @@ def runs() -> list[Job]:
 
 def pools() -> list[Job]:
     """Pools to predict."""
-    one, two, all_cores = "cpu:1", "cpu:1@0.5,cpu:1@0.5", "cpu:0,cpu:1"
+    one = "cpu:1"
+    two = "cpu:1@0.5,cpu:1@0.5"
+    all_cores = "cpu:0,cpu:1"
     return [
         *(Job(("cartpole",) * count, ratio(4), devices=one) for count in (2, 3, 4, 5)),
         *(Job(("lander",) * count, ratio(4), devices=one) for count in (2, 3, 4, 5)),

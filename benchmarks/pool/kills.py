@@ -113,7 +113,8 @@ def _kill(pool: Path, generator: random.Random, killed: set[int], *, collectors:
 
 def _see_the_others_go_on(pool: Path) -> None:
     """Return when every task that lives has ended a further round."""
-    deadline, before = time.monotonic() + PATIENCE, {task["task"]: task["rounds"] for task in _tasks(pool)}
+    deadline = time.monotonic() + PATIENCE
+    before = {task["task"]: task["rounds"] for task in _tasks(pool)}
     while any(task["pid"] and task["rounds"] == before[task["task"]] for task in _tasks(pool)):
         if time.monotonic() > deadline:
             raise TimeoutError(f"a task that was not killed ended no round in {PATIENCE:.0f} s")

@@ -32,7 +32,9 @@ from ddrl.core.layouts import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 FORMAT = "ddrl policy 2"
-GRAPH, PARAMETERS, MANIFEST = "policy.onnx", "policy.safetensors", "policy.json"
+GRAPH = "policy.onnx"
+PARAMETERS = "policy.safetensors"
+MANIFEST = "policy.json"
 ATTEMPTS = 10  # to read between two saves
 
 

@@ -42,10 +42,13 @@ class SampleArea:
     run) and `attach` (the explorer)."""
 
     def __init__(self, mailbox: Mailbox, columns: Sequence[Column], block: int, guard: Guard) -> None:
-        self.columns, self.block, self.guard = tuple(columns), block, guard
+        self.columns = tuple(columns)
+        self.block = block
+        self.guard = guard
         self.slots = mailbox.slots
         self.blocks = self.slots - (guard == "generations")  # that a full area shows
-        self._mailbox, self._digest = mailbox, _digest(columns)
+        self._mailbox = mailbox
+        self._digest = _digest(columns)
         first = mailbox.kernel.data_offset(0)
         stride = mailbox.kernel.data_offset(1) - first
         memory = mailbox.segment.array
@@ -127,7 +130,8 @@ class SampleArea:
     def draw(self, rows: NDArray[np.int64]) -> tuple[dict[str, NDArray[Any]], bool]:
         """The samples `rows` [B] of those that `update` counted, 0 .. blocks * k - 1, in arrays [B, *shape] of their
         own; and whether no block was written over meanwhile. Where that is False, what was drawn may be torn."""
-        reader, words = self._reader, self._words
+        reader = self._reader
+        words = self._words
         assert reader is not None, "update comes before draw"
         slots = np.fromiter(words, np.int64, len(words))[rows // self.block]
         places = rows % self.block

@@ -37,7 +37,8 @@ class AreaWriter(StepWriter):
         self._builder = TransitionBuilder(schema, n_step, discount)
         lane = Lane.create(None, schema.dtype, COLLECTED_ROWS + 4 * num_envs)
         super().__init__(lane, schema, first_stream, **options)
-        self._area, self._bell = area, bell
+        self._area = area
+        self._bell = bell
         self._rows = np.zeros(lane.capacity, schema.dtype)
         self._filled = 0
         self._samples = {one.name: np.zeros((area.block, *one.shape), one.dtype) for one in area.columns}
@@ -59,7 +60,8 @@ class AreaWriter(StepWriter):
 
     def _collect(self) -> None:
         given = self._builder.add(self._rows[: self.lane.pop(self._rows)])
-        count, used = len(given["discount_t"]), 0
+        count = len(given["discount_t"])
+        used = 0
         while used < count:
             taken = min(count - used, self._area.block - self._filled)
             for name, samples in self._samples.items():

@@ -37,7 +37,8 @@ class Slot:
     a reader gets a whole message or none."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self._head, self._data = memory[:24].view(np.uint64), memory[24:]
+        self._head = memory[:24].view(np.uint64)
+        self._data = memory[24:]
 
     def write(self, data: bytes) -> None:
         """Replace the message; ValueError where it is too long."""

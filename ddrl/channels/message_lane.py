@@ -19,7 +19,9 @@ class MessageLane:
     """One end of it. `create` for the run, `attach` for the other process; each end has one thread."""
 
     def __init__(self, lane: Lane) -> None:
-        self._lane, self._row, self._begun = lane, np.zeros(1, _ROW), b""
+        self._lane = lane
+        self._row = np.zeros(1, _ROW)
+        self._begun = b""
 
     @classmethod
     def create(cls, name: str | None) -> MessageLane:
@@ -49,7 +51,8 @@ class MessageLane:
             left = int(self._row["left"][0])
             self._begun += self._row["data"][0, : min(left, PIECE)].tobytes()
             if left <= PIECE:
-                message, self._begun = self._begun, b""
+                message = self._begun
+                self._begun = b""
                 yield message
 
     @property

@@ -45,7 +45,8 @@ class StepWriter(_kernel.StepWriter):
             )
         if nonfinite not in ("refuse", "drop"):
             raise ValueError(f"nonfinite ({nonfinite!r}) must be 'refuse' or 'drop'")
-        frame, stack = schema.frame, [schema.frame_stack] if schema.frame_stack > 1 else []
+        frame = schema.frame
+        stack = [schema.frame_stack] if schema.frame_stack > 1 else []
         super().__init__(
             ring=lane.ring,
             row_nbytes=schema.dtype.itemsize,

@@ -35,7 +35,9 @@ class TransitionBuilder:
 
     def __init__(self, schema: RowSchema, n_step: int, discount: float) -> None:
         self.columns = transition_columns(schema)
-        self._schema, self._n_step, self._discount = schema, n_step, discount
+        self._schema = schema
+        self._n_step = n_step
+        self._discount = discount
         self._powers = discount ** np.arange(n_step + 1)
         self.cut()
 
@@ -48,7 +50,9 @@ class TransitionBuilder:
         rows = np.concatenate([self._rest, rows])
         rows = rows[np.argsort(rows["stream"], kind="stable")]
         count = len(rows)
-        stream, step, goes_on = rows["stream"], rows["step"], rows["kind"] == RowKind.STEP
+        stream = rows["stream"]
+        step = rows["step"]
+        goes_on = rows["kind"] == RowKind.STEP
         same = stream[1:] == stream[:-1]
         joined = same & (step[1:] == step[:-1] + 1) & goes_on[:-1]
         breaks = np.append(np.flatnonzero(~joined), count - 1)

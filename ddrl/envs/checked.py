@@ -17,8 +17,10 @@ class CheckedVectorEnv:
     """Passes everything on to `env`, and checks shapes and dtypes of what it gives."""
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
-        self.num_envs, self.spec = env.num_envs, env.spec
-        self._env, self._id = env, env_id
+        self.num_envs = env.num_envs
+        self.spec = env.spec
+        self._env = env
+        self._id = env_id
         n = (env.num_envs,)
         self._expected: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...] = (
             ("observation", (*n, *env.spec.observation.shape), env.spec.observation.numpy),

@@ -79,7 +79,8 @@ class LoopVectorEnv:
             actions = (action + self._first_action).tolist()
         else:
             actions = action.tolist()
-        write, over = self._write, self._over
+        write = self._write
+        over = self._over
         observation = self._empty()
         rewards = [0.0] * self.num_envs
         terminations = [False] * self.num_envs

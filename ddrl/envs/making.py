@@ -125,7 +125,8 @@ def _import_module(env_id: str, module_name: str) -> Any:
 def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnasium.Env[Any, Any]:
     """One environment by Gymnasium, without its checking wrappers: ddrl checks what it gets itself."""
     lean = copy.deepcopy(registered)
-    lean.order_enforce, lean.disable_env_checker = False, True
+    lean.order_enforce = False
+    lean.disable_env_checker = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(

@@ -79,10 +79,12 @@ def _sequence_writer(
                 f"env.id = {env_id}: the observation {name} has {count} entries, more than env.max_lengths.{name} = "
                 f"{most}; raise it"
             )
-        array, mask = row[key], row[f"{key}_mask"]
+        array = row[key]
+        mask = row[f"{key}_mask"]
         for index in range(count):
             write_entry(values[index], array[index])
         array[count:] = 0
-        mask[:count], mask[count:] = True, False
+        mask[:count] = True
+        mask[count:] = False
 
     return write

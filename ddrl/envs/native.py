@@ -39,17 +39,16 @@ class NativeVectorEnv:
     ) -> None:
         """Take over `vector`, a gymnasium.vector.VectorEnv for which `speaks_our_protocol` holds; `trusted`: one of
         Gymnasium's own, with actions that ddrl chose."""
-        space, actions = vector.single_observation_space, vector.single_action_space
+        space = vector.single_observation_space
+        actions = vector.single_action_space
         assert is_box(space)
         self.num_envs = vector.num_envs
         self.spec: EnvSpec = describe(env_id, space, actions)
         self._vector = vector
         self._shape = (self.num_envs, *space.shape)
         self._dtype = space.dtype
-        self._out_shape, self._out_dtype = (
-            (self.num_envs, *self.spec.observation.shape),
-            np.dtype(self.spec.observation.dtype),
-        )
+        self._out_shape = (self.num_envs, *self.spec.observation.shape)
+        self._out_dtype = np.dtype(self.spec.observation.dtype)
         self._first_action = first_action(actions)
         self._reward_clip = reward_clip
         self._same_shape = self._shape == self._out_shape

@@ -104,7 +104,8 @@ def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dt
 
 
 def _box_writer(env_id: str, space: spaces.Box) -> Writer:
-    shape, dtype = space.shape, space.dtype
+    shape = space.shape
+    dtype = space.dtype
 
     def write(observation: Any, row: NDArray[Any]) -> None:
         if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
@@ -118,7 +119,8 @@ def _box_writer(env_id: str, space: spaces.Box) -> Writer:
 
 
 def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
-    start, count = int(space.start), int(space.n)
+    start = int(space.start)
+    count = int(space.n)
 
     def write(observation: Any, row: NDArray[Any]) -> None:
         try:

@@ -57,7 +57,8 @@ def fit(config: Config, recordings: Sequence[Recording], *, serial: bool) -> Cos
         )
     used = [one for one in fitting if (one.rollouts == 0) == serial] or fitting
     cold = [rounds_per(one.config) for one in used]
-    steps, updates = [one.vector_steps for one in used], [one.updates for one in used]
+    steps = [one.vector_steps for one in used]
+    updates = [one.updates for one in used]
     sizes = [float(one.config.env.num_envs) for one in used]
     batches = [float(one.config.learner.batch_size) for one in used]
     # steps of rollouts are processes' own, which updates do not interrupt
@@ -115,7 +116,9 @@ class _Law:
     """seconds = count (a + b size + c cold), a, b, c >= 0."""
 
     def __init__(self, setting: str, sizes: Sequence[float], cold: Sequence[float]) -> None:
-        self._setting, self._sizes, self._cold = setting, sizes, cold
+        self._setting = setting
+        self._sizes = sizes
+        self._cold = cold
         self._factors: NDArray[np.float64] = np.zeros(3)
 
     def fit(self, seconds: Sequence[float], counts: Sequence[float]) -> _Law:
@@ -143,7 +146,8 @@ def least_squares(terms: NDArray[np.float64], values: NDArray[np.float64]) -> ND
     Of all sets of at most m terms the one with the least error whose factors are not negative; among equals the one
     with the fewest and first terms."""
     scaled = terms / np.maximum(values, 1e-9)[:, None]
-    best, least = np.zeros(terms.shape[1]), np.inf
+    best = np.zeros(terms.shape[1])
+    least = np.inf
     for size in range(1, min(terms.shape) + 1):
         for chosen in itertools.combinations(range(terms.shape[1]), size):
             part = scaled[:, chosen]
@@ -152,6 +156,7 @@ def least_squares(terms: NDArray[np.float64], values: NDArray[np.float64]) -> ND
             factors = np.linalg.lstsq(part, np.ones(len(values)), rcond=None)[0]
             error = float(np.sum((part @ factors - 1) ** 2))
             if np.all(factors >= 0) and error < least - 1e-9:
-                best, least = np.zeros(terms.shape[1]), error
+                best = np.zeros(terms.shape[1])
+                least = error
                 best[list(chosen)] = factors
     return best

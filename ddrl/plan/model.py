@@ -26,10 +26,10 @@ from typing import Any
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.distribution.plans.plan import HEADER_BYTES
-from ddrl.distribution.plans.planner import choose
-from ddrl.distribution.plans.planner import predict as predict_plan
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.plan import HEADER_BYTES
+from ddrl.distribution.schemes import choose
+from ddrl.distribution.schemes import predict as predict_plan
+from ddrl.distribution.simulator import Network
 from ddrl.plan.costs import Costs
 from ddrl.plan.rounds import rounds_per, serial_rounds
 from ddrl.pool.bounds import lower_bound
@@ -37,10 +37,12 @@ from ddrl.pool.devices import Device
 from ddrl.pool.policy import Policy
 from ddrl.pool.processors import Processors
 from ddrl.pool.records import TaskTrace
+from ddrl.pool.settings import PoolConfig
 from ddrl.pool.simulator import Outcome, simulate
 
 MAX_ROUNDS = 2_000  # of a trace; more are put together
-LATENCY, MESSAGE_SECONDS = 1e-4, 2e-5  # [s] of a link whose rate alone is given, as in distribution's planner
+LATENCY = 1e-4  # [s] of a link whose rate alone is given, as in distribution's planner
+MESSAGE_SECONDS = 2e-5
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def traces(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> list[TaskTrace]
     torch_device = bool(case.devices) and not case.devices[0].is_slot
     found: list[TaskTrace] = []
     for index, (config, costs) in enumerate(tasks):
-        collect, gradient = [costs.start], [0.0]
+        collect = [costs.start]
+        gradient = [0.0]
         rounds = list(serial_rounds(config, config.run.max_env_steps))
         together = -(-len(rounds) // MAX_ROUNDS)
         for number, round in enumerate(rounds):
@@ -100,7 +103,8 @@ def traces(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> list[TaskTrace]
                 gradient.append(0.0)
             if case.devices:  # a lease enters and leaves its device
                 gradient[-1] += 2 * costs.switch
-            steps, updates = round.vector_steps, round.updates
+            steps = round.vector_steps
+            updates = round.updates
             cold = steps > 0
             collect[-1] += steps * (costs.step + costs.record) + cold * costs.cold_step
             collect[-1] += costs.sample * (updates > 0) + costs.publish * round.publishes
@@ -115,7 +119,7 @@ def traces(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> list[TaskTrace]
                 gradient=[[seconds] for seconds in gradient],
                 update=[0.0] * count,
                 send=[0.0] * (count - 1) + [costs.end if case.devices else 0.0],
-                weight=config.pool.weight,
+                weight=config.section(PoolConfig).weight,
             )
         )
     return found
@@ -183,8 +187,10 @@ def _flow(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> Prediction:
         return sum(values) / count
 
     per_step = [_Demand.of(config, costs) for config, costs in tasks]
-    learn, trainer = mean([one.learn for one in per_step]), mean([one.trainer for one in per_step])
-    rollout, judge = mean([one.rollout for one in per_step]), mean([costs.judge for _, costs in tasks])
+    learn = mean([one.learn for one in per_step])
+    trainer = mean([one.trainer for one in per_step])
+    rollout = mean([one.rollout for one in per_step])
+    judge = mean([costs.judge for _, costs in tasks])
     lost = mean([costs.preempted for _, costs in tasks]) * rollout / case.hosts
     devices = len(case.devices) or count
     nearby = 1 / case.hosts  # share of the rollouts on the trainer's host

@@ -24,7 +24,8 @@ from ddrl.telemetry import Run
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.series import ROLES
 
-MIN_SECONDS, MIN_UPDATES = 1.0, 20  # below, a recording says too little
+MIN_SECONDS = 1.0  # below, a recording says too little
+MIN_UPDATES = 20
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,15 @@ def _read_run(
     path: Path, leases: Sequence[Lease] = (), devices: tuple[Device, ...] = (), *, makespan: float = 0.0
 ) -> Recording:
     with Run(path) as run:
-        config, processes = run.config, run.processes()
+        config = run.config
+        processes = run.processes()
     window = _Window(path, processes)
     serial = len(set(window.pids)) == 1
-    trainer, rollouts = window.only(Role.TRAINER), window.rows(Role.ROLLOUT)
+    trainer = window.only(Role.TRAINER)
+    rollouts = window.rows(Role.ROLLOUT)
     gained = window.gained
-    seconds, waited = window.seconds, gained("wait_seconds", trainer)
+    seconds = window.seconds
+    waited = gained("wait_seconds", trainer)
     moves = {
         name: gained(f"{name}_seconds", trainer) for name in ("learn", "sample", "record", "publish", "checkpoint")
     }
@@ -93,7 +97,8 @@ def _read_run(
     used = gained("cpu_seconds", trainer)
     held = busy = asked = 0.0
     for lease in _within(leases, window):
-        held, asked = held + lease.released - lease.granted, asked + lease.granted - lease.asked
+        held = held + lease.released - lease.granted
+        asked = asked + lease.granted - lease.asked
         busy += lease.busy * devices[lease.device].capacity
     on_slot = bool(leases) and devices[0].is_slot
     on_device = moves["learn"] + moves["sample"]
@@ -102,7 +107,8 @@ def _read_run(
     learn = moves["learn"] * (1.0 if apart else ratio)
     sample = moves["sample"] * ratio
     if on_slot and on_device:  # processor seconds of the leases, counted one by one
-        learn, sample = busy * moves["learn"] / on_device, busy * moves["sample"] / on_device
+        learn = busy * moves["learn"] / on_device
+        sample = busy * moves["sample"] / on_device
     rest = max(0.0, seconds - waited - asked - sum(moves.values()) - (acting if serial else 0.0))
     rest = max(0.0, rest - max(0.0, held - on_device)) * ratio
     steps = gained("env_steps", trainer)
@@ -111,7 +117,8 @@ def _read_run(
     if not steps or not vectors:
         raise RunDirError(f"{path} is too short to plan from: no environment step was recorded while it learned")
     if serial:
-        work, preempted = acting * ratio, 0.0
+        work = acting * ratio
+        preempted = 0.0
     else:
         work = sum(gained("cpu_seconds", row) for row in rollouts)
         lost = max(0.0, seconds - waited - used) if window.is_sampled and not apart else 0.0
@@ -149,7 +156,8 @@ def _within(leases: Sequence[Lease], window: _Window) -> list[Lease]:
     if not leases:
         return []
     end = leases[-1].released
-    begin, stop = end - (window.last_wall - window.begin_wall), end - (window.last_wall - window.end_wall)
+    begin = end - (window.last_wall - window.begin_wall)
+    stop = end - (window.last_wall - window.end_wall)
     return [lease for lease in leases if begin <= lease.granted < stop]
 
 
@@ -181,7 +189,9 @@ class _Window:
                 f"{path} is too short to plan from: it must learn for a second, {MIN_UPDATES} updates or more, better "
                 "for 6 (run.max_seconds, run.max_env_steps)"
             )
-        self._begin, self._end, self._first = known[0], known[-1], sampled[0]
+        self._begin = known[0]
+        self._end = known[-1]
+        self._first = sampled[0]
         self.begin_wall, self.end_wall = (float(processes.wall_seconds[i]) for i in (self._begin, self._end))
         self.last_wall = float(processes.wall_seconds[-1])
         self.seconds = self.end_wall - self.begin_wall

@@ -29,10 +29,10 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import describe
-from ddrl.run.host import HostChannels
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.members import GOING, START_TIMEOUT, make_worker, member_seed
 from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, step_back
+from ddrl.run.topology import HostChannels, describe
 
 # -- orders ------------------------------------------------------------------------------------------------------------
 # What a trainer and the starter of its collectors say to each other, one JSON object a line.
@@ -179,7 +179,7 @@ def collect(
                 return
             reader.take()
             worker.refresh()
-            for _ in range(config.pool.collect_steps):
+            for _ in range(config.section(PoolConfig).collect_steps):
                 if board.command not in GOING:
                     return
                 worker.step()

@@ -21,12 +21,11 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
-from ddrl.distribution.relay.control import Orders, Report, decode, encode
+from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.pool.collectors import Corrected, Down, Ended, Order, Plan, Sent, StarterProcess, Up, host_clock
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels
-from ddrl.run.moves import Rows
 from ddrl.run.process import is_orphan
+from ddrl.run.topology import HostChannels, read_failure
+from ddrl.run.training import Rows
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
 

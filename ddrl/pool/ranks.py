@@ -27,17 +27,13 @@ from ddrl.distribution.relay import Membership
 from ddrl.pool.mode import plan_of, run_plan
 from ddrl.pool.setup import PoolPlan
 from ddrl.run import cli
-from ddrl.run.failure import describe, report_failure
-from ddrl.run.host import CHANNELS, LOOK_PERIOD, HostChannels, board_name
-from ddrl.run.leftovers import sweep_open_mpi
+from ddrl.run.job import SLICE_MARK, abort_on_error, barrier, broadcast, part
 from ddrl.run.members import GOING
-from ddrl.run.messages import SLICE_MARK, barrier, broadcast
-from ddrl.run.modes.agreement import abort_on_error, part
 from ddrl.run.modes.local import local_ranks
 from ddrl.run.modes.mpi import meet
-from ddrl.run.process import is_orphan, keep_off
+from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
 from ddrl.run.relay import relay_process
-from ddrl.run.topology import Topology
+from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

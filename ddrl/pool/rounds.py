@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ddrl.core.config import PoolConfig
 from ddrl.core.errors import JobFailed
 from ddrl.pool import prewarm
 from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Plan, Sent, StarterProcess, Starters, Up, earliest
 from ddrl.pool.hosts import HostStarters
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
-from ddrl.run.moves import Move, Rows
-from ddrl.run.training import STATISTICS_PERIOD, Training
+from ddrl.pool.settings import PoolConfig
+from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, GradientMean
@@ -270,7 +269,7 @@ def go_in_rounds(task: Task, starter: StarterProcess, launcher: int | None) -> C
         lanes = starters.lanes
     folder = task.directory.path
     trace = Trace(folder, folder.name, time.monotonic())
-    collectors = Collectors(starters, task.config.pool, task.topology.rollouts, trace)
+    collectors = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
     task.training.follow(Rounds(task.training, collectors, lanes))
     return collectors
 
@@ -283,7 +282,7 @@ class Rounds:
         self.number = -1
         self._training = training
         self._lanes = lanes
-        self._by_worker = training.config.pool.gradient_order == "worker"
+        self._by_worker = training.config.section(PoolConfig).gradient_order == "worker"
         self._arrived: list[Sent] = []  # this round's, not recorded yet
         self._recorded: set[int] = set()
         self._restarts = 0

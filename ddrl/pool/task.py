@@ -26,8 +26,8 @@ from ddrl.pool.devices import CpuSlot, Device, make_group
 from ddrl.pool.leases import LeaseHolder
 from ddrl.pool.setup import INTERRUPTED, PoolPlan, PoolTask, TaskEnd
 from ddrl.run.directory import write_json
-from ddrl.run.moves import Move
 from ddrl.run.process import SIGNALS, die_with, keep_off
+from ddrl.run.training import Move
 
 if TYPE_CHECKING:
     from ddrl.core.config import RunConfig
@@ -43,7 +43,7 @@ def group_name(pool_id: str, index: int) -> str:
 
 
 class Lender:
-    """Lends the pool's devices to the training of one task: the `DeviceLender` of ddrl.run.moves.
+    """Lends the pool's devices to the training of one task: the `DeviceLender` of ddrl.run.training.
 
     `splits`: the device is also given back between two updates of one round."""
 

@@ -25,7 +25,9 @@ from ddrl.replay.options import Options, check_options, chunk_shift, selector_op
 from ddrl.replay.selectors import KernelSelector, Selector
 from ddrl.replay.snapshots import Snapshots
 
-LIVE, TERMINATED, TRUNCATED = 0, 1, 2
+LIVE = 0
+TERMINATED = 1
+TRUNCATED = 2
 
 
 class ExperienceReplay(Snapshots):
@@ -112,11 +114,9 @@ class ExperienceReplay(Snapshots):
             file="" if file is None else str(file),
         )
         shapes = BatchShapes(schema, pick_len=pick_len, n_step=n_step, burn_in=burn_in)
-        self._make_windows, self._make_transitions, self._make_sequences = (
-            shapes.windows,
-            shapes.transitions,
-            shapes.sequences,
-        )
+        self._make_windows = shapes.windows
+        self._make_transitions = shapes.transitions
+        self._make_sequences = shapes.sequences
         self._selectors = []
         self._configuration = {
             "columns": [[column.name, list(column.shape), column.dtype, column.role] for column in schema.stored],
@@ -197,7 +197,8 @@ class ExperienceReplay(Snapshots):
                 )
             except Misfit:
                 pass  # as in `record`
-        arrays, versions = self._arrays, policy_version
+        arrays = self._arrays
+        versions = policy_version
         if not isinstance(versions, int):
             versions = conform(versions, ArraySpec((), "uint64"), lead, "policy_version")
         return self._core.record_steps(
@@ -320,7 +321,8 @@ class ExperienceReplay(Snapshots):
     def picks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Every pick that can be drawn, in table order: handles and positions."""
         count = self._core.picks
-        handles, positions = np.zeros(count, np.uint64), np.zeros(count, np.uint32)
+        handles = np.zeros(count, np.uint64)
+        positions = np.zeros(count, np.uint32)
         self._core.list_picks(handles, positions)
         return handles, positions
 

@@ -99,12 +99,14 @@ class RateLimiter:
         A ratio changed while the run went on is kept; where the settings name another one than they did then, theirs
         holds from here on, as after `change`."""
         try:
-            inserts, samples = int(state["inserts"]), int(state["samples"])
+            inserts = int(state["inserts"])
+            samples = int(state["samples"])
             configured = float(state.get("configured", self.configured))
             ratio = float(state.get("samples_per_insert", configured))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the rate limiter's state {state!r} cannot be used ({error!r})") from None
-        self.inserts, self.samples = inserts, samples
+        self.inserts = inserts
+        self.samples = samples
         if configured == self.configured:
             self.samples_per_insert = ratio
         else:

@@ -65,8 +65,10 @@ def play_episodes(
     quotas = episode_quotas(episodes, env.num_envs)
     returns: list[list[float]] = [[] for _ in quotas]
     lengths: list[list[int]] = [[] for _ in quotas]
-    running, began = np.zeros(env.num_envs), [0] * env.num_envs
-    missing, turn = episodes, 0
+    running = np.zeros(env.num_envs)
+    began = [0] * env.num_envs
+    missing = episodes
+    turn = 0
     observation = env.reset(seed)
     policy.reset(count=env.num_envs)
     over = np.zeros(env.num_envs, bool)
@@ -74,7 +76,10 @@ def play_episodes(
         if stop is not None and stop():
             raise InterruptedError(f"evaluation stopped with {missing} of {episodes} episodes to play")
         step = env.step(policy.greedy(observation, vector))
-        observation, terminated, truncated, reward = step.observation, step.terminated, step.truncated, step.raw_reward
+        observation = step.observation
+        terminated = step.terminated
+        truncated = step.truncated
+        reward = step.raw_reward
         if over.any():
             policy.reset(over)  # this step only reset them: the next one is step 0
         over = terminated | truncated

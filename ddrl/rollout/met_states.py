@@ -35,9 +35,12 @@ def meet_states(
     A return is known where its episode terminated, or where what was not seen of it weighs less than REST."""
     horizon = min(MOST_STEPS // 3, math.ceil(math.log(REST) / math.log(discount)) if discount < 1 else MOST_STEPS)
     moments = [index * 2 * horizon // MOMENTS for index in range(MOMENTS)]
-    observation, observations = env.reset(seed), list[NDArray[Any]]()
+    observation = env.reset(seed)
+    observations = list[NDArray[Any]]()
     policy.reset(count=env.num_envs)
-    rewards, ends, over = list[NDArray[Any]](), list[NDArray[np.bool_]](), np.zeros(env.num_envs, bool)
+    rewards = list[NDArray[Any]]()
+    ends = list[NDArray[np.bool_]]()
+    over = np.zeros(env.num_envs, bool)
     valid = list[NDArray[np.bool_]]()
     for turn in range(3 * horizon):
         if turn in moments:
@@ -46,10 +49,12 @@ def meet_states(
         step = env.step(policy.greedy(observation, vector))
         if over.any():
             policy.reset(over)
-        observation, over = step.observation, step.terminated | step.truncated
+        observation = step.observation
+        over = step.terminated | step.truncated
         rewards.append(step.reward.reshape(env.num_envs, -1).astype(np.float64))
         ends.append(np.stack([step.terminated, step.truncated]))
-    sums, rest = np.zeros_like(rewards[0]), np.ones(env.num_envs)  # rest: weight of what was not seen
+    sums = np.zeros_like(rewards[0])  # rest: weight of what was not seen
+    rest = np.ones(env.num_envs)
     returns = np.zeros((len(moments), *sums.shape))
     for turn in reversed(range(3 * horizon)):
         terminated, truncated = ends[turn]

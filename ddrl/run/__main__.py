@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import ConfigError, DdrlError
+from ddrl.core.plugins import slice_module
 from ddrl.core.settings import apply_overrides, config_to_toml
-from ddrl.run.banner import announce
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
-from ddrl.run.moves import slice_module
+from ddrl.run.preparation import announce
 from ddrl.run.process import end
 
 if TYPE_CHECKING:

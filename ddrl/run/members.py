@@ -27,9 +27,8 @@ from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import play_episodes
 from ddrl.rollout.met_states import MetStates, meet_states
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
-from ddrl.run.failure import describe, report_failure
-from ddrl.run.host import HostChannels, board_name
 from ddrl.run.process import step_back
+from ddrl.run.topology import HostChannels, board_name, describe, report_failure
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 MAX_EVALUATION_ENVS = 20

@@ -12,13 +12,13 @@ from ddrl.acting.policy import forbid_torch
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
-from ddrl.run.failure import read_failure, report_failure
-from ddrl.run.host import HostChannels
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.moves import CollectorStarter, slice_module
-from ddrl.run.topology import Topology
+from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
+from ddrl.run.training import CollectorStarter
 from ddrl.telemetry import HostSampler
 
 

@@ -77,7 +77,8 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
         raise ConfigError(f"'{name}' cannot be changed while a run goes on; these can: {', '.join(SETTABLE)}")
     section, _, key = name.partition(".")
     if name == "rollout.epsilon":
-        section, key = "rollout", "epsilon_start"
+        section = "rollout"
+        key = "epsilon_start"
         if value is None:
             return None
     if isinstance(value, bool) or not isinstance(value, str if name == "cluster.scheme" else (int, float)):

@@ -269,7 +269,8 @@ class Run:
     def events(self, *, since: int = 0, newest: int | None = None, kinds: Sequence[str] | None = None) -> Table:
         """Events in order: id, time, wall_seconds, kind, text, fields (dicts); `since`: a cursor, `newest`: only the
         last so many."""
-        where, values = "id >= ?", [since, *(kinds or ())]
+        where = "id >= ?"
+        values = [since, *(kinds or ())]
         if kinds is not None:
             where += f" AND kind IN ({', '.join('?' * len(kinds))})"
         limit = "" if newest is None else f" LIMIT {int(newest)}"

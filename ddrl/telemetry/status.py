@@ -63,7 +63,8 @@ class StatusFile:
 
     def follow(self, event: Event) -> None:
         """Note what an event says of the run's state."""
-        state, command = self._status.state, event.fields.get("command")
+        state = self._status.state
+        command = event.fields.get("command")
         if event.kind == "error":
             self._write("failed", event.text)
         elif (event.kind == "stop" and state != "failed") or (event.kind == "end" and state != "failed"):

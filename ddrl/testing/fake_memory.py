@@ -70,17 +70,20 @@ class _DLManagedTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32))
 
 
-_CPU, _EXTENSION = 1, 12  # DLDeviceType
+_CPU = 1  # DLDeviceType
+_EXTENSION = 12
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def _moved(tensor: torch.Tensor, device_type: int, index: int) -> torch.Tensor:
     """A tensor over the same memory that says it is on another device; it keeps the first one's memory."""
     capsule = torch._C._to_dlpack(tensor)
     managed = _DLManagedTensor.from_address(_pointer_of(capsule, b"dltensor"))
-    managed.device_type, managed.device_index = device_type, index
+    managed.device_type = device_type
+    managed.device_index = index
     return torch._C._from_dlpack(capsule)
 
 

@@ -44,7 +44,8 @@ def install(devices: int = 1) -> None:
     MEMORIES.extend(Memory() for _ in range(devices - len(MEMORIES)))
     if not _libraries:
         _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-        own, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+        own = torch.library.Library("aten", "IMPL")
+        others = torch.library.Library("_", "IMPL")
         for operation, kernel in _KERNELS.items():
             own.impl(operation, kernel, "PrivateUse1")
         others.fallback(_fallback, "PrivateUse1")
@@ -192,7 +193,8 @@ def _convolution_backward(
 ) -> tuple[torch.Tensor, ...]:
     """torch asks backends for convolutions by names of their own; sizes of the bias are what the CPU's wants
     besides."""
-    operation, sizes = torch.ops.aten.convolution_backward.default, [gradient.shape[1]]
+    operation = torch.ops.aten.convolution_backward.default
+    sizes = [gradient.shape[1]]
     return _fallback(operation, gradient, given, weight, sizes, *rest, **named)
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddrl.core.fields import setting
-from ddrl.distribution.plans.building import whole_models
-from ddrl.distribution.plans.scheme import Scheme
+from ddrl.distribution.schemes import Scheme, whole_models
 
 
 class Hops(Scheme):

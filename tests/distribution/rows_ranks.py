@@ -71,7 +71,7 @@ def row_digest(batch):
 
 def stalled():
     """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
-    import ddrl.distribution.relay.root as relay_module
+    import ddrl.distribution.relay as relay_module
 
     relay_module.DRAIN_SECONDS = 0.2
     host = Host(1000, ClusterConfig(scheme="direct", uplink_block_bytes=4096))

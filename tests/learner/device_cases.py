@@ -27,8 +27,8 @@ from ddrl.learner.transfers import move
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.task import Lender
 from ddrl.run.__main__ import main
-from ddrl.run.moves import Move
 from ddrl.run.process import fix_order_of_sums
+from ddrl.run.training import Move
 from ddrl.testing import fakegpu
 from tests.learner import (
     continuous_cases,

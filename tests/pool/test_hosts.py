@@ -17,7 +17,7 @@ import pytest
 
 from ddrl.channels import Board, Lane, MessageLane
 from ddrl.core.roles import assign_roles
-from ddrl.distribution.relay.control import Orders, Report, decode, encode
+from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.envs import environment_seeds
 from ddrl.pool.collectors import Begin, Ended, Order, Plan, Sent, host_clock
 from ddrl.pool.hosts import HostStarters

@@ -26,9 +26,9 @@ from ddrl.pool.policy import Policy
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun, run_serial
-from ddrl.run.moves import Move
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
+from ddrl.run.training import Move
 from tests.pool.alternate import Alternate
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded

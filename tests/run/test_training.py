@@ -19,8 +19,7 @@ from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import Metric, columns
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.run.moves import Move
-from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.run.training import LiveSettings, Move, TrainerEnds, Training, TrainingState
 
 SCHEMA = row_schema(EnvSpec("fake", ArraySpec((1,), "float32"), 2))
 NBYTES = 64

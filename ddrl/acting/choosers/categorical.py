@@ -34,7 +34,8 @@ class Categorical:
                 "gaussian, or an environment with a Discrete action space"
             )
         self._generator = np.random.default_rng(seed)
-        self._num_actions, self._num_envs = spec.num_actions, num_envs
+        self._num_actions = spec.num_actions
+        self._num_envs = num_envs
         self._log_uniform = np.full(num_envs, -math.log(spec.num_actions), np.float32)
 
     def random(self, observation: NDArray[Any]) -> tuple[NDArray[np.int64], Columns]:

@@ -35,7 +35,8 @@ class EpsilonGreedy:
                 "environment with a Discrete action space"
             )
         self._generator = np.random.default_rng(seed)
-        self._num_actions, self._shape = spec.num_actions, (BLOCK, num_envs)
+        self._num_actions = spec.num_actions
+        self._shape = (BLOCK, num_envs)
         self._place = BLOCK
 
     def random(self, observation: NDArray[Any]) -> tuple[NDArray[np.int64], Columns]:

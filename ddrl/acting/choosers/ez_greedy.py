@@ -27,7 +27,8 @@ class EzGreedy(EpsilonGreedy):
 
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, num_envs, seed, settings)
-        self._power, self._longest = float(settings.get("power", 2.0)), float(settings.get("longest", 100))
+        self._power = float(settings.get("power", 2.0))
+        self._longest = float(settings.get("longest", 100))
         if not self._power > 1.0 or not self._longest >= 1.0:
             raise ConfigError(
                 f"ez_greedy's power is {self._power:g} and its longest {self._longest:g}: they must be above 1 and at "
@@ -46,7 +47,8 @@ class EzGreedy(EpsilonGreedy):
     def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
         """See `Chooser`."""
         self._begin(exploration)
-        action, busy = outputs["q"].argmax(1), self._left > 0
+        action = outputs["q"].argmax(1)
+        busy = self._left > 0
         np.copyto(action, self._repeated, where=busy)
         self._left -= busy
         return action, NO_COLUMNS

@@ -40,7 +40,8 @@ class Gaussian:
                 "epsilon_greedy or categorical, or an environment with a Box of actions"
             )
         self._generator = np.random.default_rng(seed)
-        self._shape, self._dtype = (num_envs, *spec.action.shape), np.dtype(spec.action.dtype)
+        self._shape = (num_envs, *spec.action.shape)
+        self._dtype = np.dtype(spec.action.dtype)
         size = spec.action.size
         self._low = np.reshape(spec.action_low or [-np.inf] * size, spec.action.shape)
         self._high = np.reshape(spec.action_high or [np.inf] * size, spec.action.shape)

@@ -27,7 +27,8 @@ class Ema(AwaitsAll):
     Settings = EmaSettings
 
     def __init__(self, cluster: Cluster, settings: EmaSettings) -> None:
-        self._cluster, self._rate = cluster, settings.rate
+        self._cluster = cluster
+        self._rate = settings.rate
         self._speed = cluster.speed.copy()
         self._measured = np.zeros(cluster.speed.shape, np.bool_)
 

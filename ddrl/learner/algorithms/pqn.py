@@ -93,7 +93,9 @@ class PQN:
         from ddrl.learner.layer_norm import NormalizedMLP
         from ddrl.learner.networks import make_network
 
-        self._settings, self._discount, self._seed = settings, config.learner.discount, config.run.seed
+        self._settings = settings
+        self._discount = config.learner.discount
+        self._seed = config.run.seed
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
 
@@ -103,7 +105,8 @@ class PQN:
 
     def prepare(self, source: Any) -> Iterable[Any]:
         """See `Algorithm`: the minibatches of every epoch over one draw."""
-        draw, settings = source.sample(), self._settings
+        draw = source.sample()
+        settings = self._settings
         steps = draw.reward.shape[1]
         target = lambda_returns(
             draw.reward, self._values(draw.state), draw.terminated, draw.length, self._discount, settings.trace
@@ -140,7 +143,8 @@ class PQN:
         """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation], in evaluation mode."""
         import torch
 
-        training, device = self.network.training, next(self.network.parameters()).device
+        training = self.network.training
+        device = next(self.network.parameters()).device
         self.network.eval()
         with torch.no_grad():
             flat = torch.from_numpy(state.reshape(-1, *state.shape[2:])).to(device)

@@ -56,7 +56,9 @@ class R2D2:
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
         from ddrl.learner import recurrent
 
-        self._double, self._settings, self._rules = config.learner.double, settings, recurrent
+        self._double = config.learner.double
+        self._settings = settings
+        self._rules = recurrent
         self.network = recurrent.RecurrentValues(spec, settings.units)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -77,8 +79,10 @@ class R2D2:
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`. Position t of row b stands at burn_len[b] + t, its bootstrap ahead[b, t] further."""
-        rules, settings = self._rules, self._settings
-        q, q_target = outputs["q"], outputs["q_target"]  # [B, T, A]
+        rules = self._rules
+        settings = self._settings
+        q = outputs["q"]  # [B, T, A]
+        q_target = outputs["q_target"]
         here, used = rules.positions(batch.burn_len, batch.length, batch.r_t.shape[1])
         there = (here + batch.ahead).clamp(max=q.shape[1] - 1)
         q_taken = rules.at(q, here).gather(2, rules.at(batch.action, here).unsqueeze(2)).squeeze(2)  # [B, L]

@@ -33,7 +33,8 @@ class TransitionSource:
         settings = config.replay
         n_step = settings.n_step if experience.n_step is None else experience.n_step
         self._builder = TransitionBuilder(schema, n_step, config.learner.discount)
-        self._schema, self._batch_size = schema, config.learner.batch_size
+        self._schema = schema
+        self._batch_size = config.learner.batch_size
         self._limiter = RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance)
         self._rng = np.random.default_rng([config.run.seed, stream])
 

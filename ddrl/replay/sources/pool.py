@@ -28,7 +28,8 @@ class PoolSource(TransitionSource):
 
     def __init__(self, config: Config, schema: RowSchema, experience: Experience) -> None:
         super().__init__(config, schema, experience, stream=0x9001)
-        self._capacity, self._size = config.replay.capacity, 0
+        self._capacity = config.replay.capacity
+        self._size = 0
         self._pool = {one.name: np.zeros((self._capacity, *one.shape), one.dtype) for one in self._builder.columns}
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:

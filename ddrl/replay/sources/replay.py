@@ -30,7 +30,8 @@ class ReplaySource:
     def __init__(self, config: Config, schema: RowSchema, experience: Experience) -> None:
         settings = config.replay
         n_step = settings.n_step if experience.n_step is None else experience.n_step
-        self._config, self._experience = config, experience
+        self._config = config
+        self._experience = experience
         self.replay = ExperienceReplay.of(
             schema,
             settings.capacity,

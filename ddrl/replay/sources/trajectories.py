@@ -155,7 +155,8 @@ class TrajectorySource:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         try:
-            self._newest, self._dropped = int(state["newest_version"]), int(state["dropped"])
+            self._newest = int(state["newest_version"])
+            self._dropped = int(state["dropped"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the trajectories {state!r} cannot be used ({error!r})") from None
 
@@ -190,11 +191,13 @@ class TrajectorySource:
         elif step != run.step + 1:  # the row after the gap finishes what was before it
             self._finish(run)
         run.rows[run.count] = row
-        run.count, run.step = run.count + 1, step
+        run.count = run.count + 1
+        run.step = step
         if end or run.count > self._length:
             self._finish(run)
             if not end:
-                run.rows[0], run.count = row, 1
+                run.rows[0] = row
+                run.count = 1
 
     def _finish(self, run: _Run) -> None:
         """End a trajectory, unless it has no step."""

@@ -16,15 +16,13 @@ from typing import IO, Any
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.modes.driver import drive
-from ddrl.run.moves import slice_module
+from ddrl.run.job import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
 from ddrl.run.task import Task
-from ddrl.run.topology import rollouts_of_host
+from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 
@@ -32,7 +30,7 @@ STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when i
 def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
     """Roles of a local run: one host, no relay. hosts > 0: of a pool's task under mpirun, with a relay and collectors
     on each. ConfigError where such a task does not go in rounds."""
-    if hosts and config.pool.collectors == "off":
+    if hosts and not config.uses("pool"):
         raise ConfigError(
             "under mpirun a pool's tasks have collectors on every host: set pool.collectors = prewarm, cold or alive, "
             "or start without mpirun"
@@ -119,7 +117,7 @@ def run_local(
     ranks = local_ranks(config, hosts)
     name = board_name(run_id, 0)
     board = Board.attach(name) if hosts else Board.create(name)
-    in_rounds = config.pool.collectors != "off"
+    in_rounds = config.uses("pool")
     own = (Role.EVALUATOR,) if in_rounds else (Role.EVALUATOR, Role.ROLLOUT)
     members = Members(run_id, [rank for rank in ranks if rank.role in own])
     rounds = slice_module("pool.rounds", "pool.collectors") if in_rounds else None

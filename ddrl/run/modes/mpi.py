@@ -16,19 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.failure import describe, report_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.messages import SLICE_MARK, broadcast, host_names
-from ddrl.run.modes.agreement import Agreement, abort, abort_on_error, part
-from ddrl.run.moves import slice_module
+from ddrl.run.job import SLICE_MARK, Agreement, abort, abort_on_error, broadcast, host_names, part
 from ddrl.run.process import die_with, ignore_interrupts
-from ddrl.run.topology import Topology, rollouts_of_host
+from ddrl.run.topology import HostChannels, Topology, board_name, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
     from ddrl.run.directory import RunDirectory
     from ddrl.run.preparation import Preparation
 
@@ -51,7 +48,7 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     try:
         preparation = prepare()
         config = preparation.config
-        collectors = rollouts_of_host(config) if config.pool.collectors != "off" else 0
+        collectors = rollouts_of_host(config) if config.uses("pool") else 0
         hosts = group_hosts(world.Get_size(), names, config.cluster.relays, alone=collectors > 0)
         evaluator = config.evaluation.period > 0
         nodes = config.learner.nodes
@@ -144,7 +141,7 @@ def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
     mine = topology.ranks[world.Get_rank()]
     if mine.role is not Role.RELAY:
         return None
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
 
     relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     comm = world.Create_group(world.Get_group().Incl(relays))

@@ -13,17 +13,14 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Role
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.leftovers import sweep_open_mpi
-from ddrl.run.modes.agreement import Agreement, part
-from ddrl.run.modes.driver import drive
+from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
-from ddrl.run.moves import slice_module
-from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
-from ddrl.run.task import Task, TaskRecords
-from ddrl.run.topology import Topology
+from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
+from ddrl.run.task import Task
+from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

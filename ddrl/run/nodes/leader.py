@@ -17,7 +17,7 @@ from ddrl.balance.collection import Verdict
 from ddrl.channels.counters import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
-from ddrl.distribution.transport.waits import nothing
+from ddrl.distribution.waits import nothing
 from ddrl.run.nodes.bells import Bells, MakeSegment
 from ddrl.run.nodes.messages import (
     MESSAGE,

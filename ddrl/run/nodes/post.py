@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.channels.counters import CounterRow
-from ddrl.distribution.transport.waits import rest
+from ddrl.distribution.waits import rest
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import VECTOR, receive
 

@@ -16,9 +16,7 @@ from ddrl.channels.board import Command
 from ddrl.channels.counters import CounterRow
 from ddrl.core.errors import ChannelError, DdrlError, NetworkError
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.transport.waits import rest
-from ddrl.run.failure import describe
-from ddrl.run.host import HostChannels
+from ddrl.distribution.waits import rest
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import (
@@ -38,7 +36,7 @@ from ddrl.run.nodes.messages import (
 )
 from ddrl.run.nodes.shared import SharedVectors
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
-from ddrl.run.topology import Topology
+from ddrl.run.topology import HostChannels, Topology, describe
 
 if TYPE_CHECKING:
     from mpi4py import MPI
