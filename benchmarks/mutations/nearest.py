@@ -89,8 +89,6 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/run/modes/local.py": ("tests/run/test_start.py", "tests/run/test_processes.py"),
     "ddrl/pool/mode.py": ("tests/pool/test_mode.py", "tests/pool/test_rounds.py"),
     "ddrl/run/nodes": ("tests/run/test_nodes.py",),
-    "ddrl/run/pool": ("tests/pool/test_mode.py", "tests/pool/test_rounds.py"),
-    "ddrl/run/rounds": ("tests/pool/test_rounds.py",),
     "ddrl/serve": ("tests/admix/test_mixer.py", "tests/admix/test_server.py"),
     "ddrl/telemetry": ("tests/telemetry/test_recorder.py", "tests/telemetry/test_progress_and_summary.py"),
 }
