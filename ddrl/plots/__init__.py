@@ -78,7 +78,6 @@ __all__ = [
     "node_course",
     "node_table",
     "operations_beside_peers",
-    "predicted_beside_measured",
     "predicted_returns",
     "priority_law",
     "rank_table",

@@ -43,7 +43,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 # -- quantiles ---------------------------------------------------------------------------------------------------------
 # Quantiles of few values, with what one value says of them. Pure.

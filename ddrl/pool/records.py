@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.decoding import decode, read_json
 from ddrl.core.errors import PoolError
+from ddrl.core.files import decode, read_json
 
 # -- records -----------------------------------------------------------------------------------------------------------
 
