@@ -401,7 +401,7 @@ class Outbox:
 
 class Transfers:
     """
-    Moves the messages of one plan on one host; ddrl.distribution.transport.executor is its face.
+    Moves the messages of one plan on one host; ddrl.distribution.executor is its face.
     """
 
     @staticmethod

@@ -20,8 +20,8 @@ from ddrl.admix.optimum import Optimum, Problem, solve_dual
 from ddrl.admix.rules import Counts, make_queue
 from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
+from ddrl.core.config import check_ranges
 from ddrl.core.errors import EnvError
-from ddrl.core.fields import check_ranges
 
 # -- replay ------------------------------------------------------------------------------------------------------------
 

@@ -18,14 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import CounterRow, Counters
-from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.board import Board, Command, CounterRow, Counters
+from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.channels.mailbox import Mailbox, MailboxReader
-from ddrl.channels.message_lane import MessageLane
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.codecs import make_codec
 from ddrl.distribution.flows import TableReceiver, TableSender, UplinkReceiver, UplinkSender
 from ddrl.distribution.links import Links
 from ddrl.distribution.membership import (
@@ -50,7 +49,6 @@ from ddrl.distribution.membership import (
 )
 from ddrl.distribution.models import MailboxInbox, ModelReceiver, Models, ModelSender, bases_kept
 from ddrl.distribution.requests import Part
-from ddrl.distribution.transport.codec import make_codec
 from ddrl.distribution.waits import Events, rest_seconds
 
 # -- core --------------------------------------------------------------------------------------------------------------
