@@ -21,6 +21,7 @@ from ddrl.core.specs import ArraySpec
 # Columns of "ad" that the kernel computes, in the order of its AdField; other columns are constant.
 AD_COLUMNS = ("ecpm", "ctr", "value", "impressions", "pace", "cap", "late", "need", "rate")
 SUPPORT = ("off", "late", "fresh")  # in the order of the kernel's Support
+MAX_PACE = 4.0  # largest pace and need that a state shows, as in the kernel
 ECPM = 1000.0  # units of bids in one unit of currency
 
 
