@@ -28,7 +28,7 @@ from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
 from ddrl.distribution.waits import wait
 from ddrl.learner import Learner
-from ddrl.pool.slots import CpuController, QuotaGroup
+from ddrl.pool.devices import CpuController, QuotaGroup
 
 FIXED = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # sizes of the slow node beside the filter's
 WORLD = MPI.COMM_WORLD

@@ -53,6 +53,7 @@ from ddrl.distribution.waits import Events, rest_seconds
 
 # -- core --------------------------------------------------------------------------------------------------------------
 
+UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
 COUNT_PERIOD = 0.25  # s, between updates of the relay's own counters
 IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
 RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts models
@@ -314,9 +315,10 @@ class HostRelay(Relay):
         self._starter = starter
         self._blocks: UplinkSender | None = None
         if lanes is not None:
-            block = config.cluster.uplink_block_bytes
             period = max(2e-3, 5e-5 * self.hosts)
-            self._blocks = UplinkSender(membership.control, TAG_BLOCK, lanes, local.row_dtype, block, period=period)
+            self._blocks = UplinkSender(
+                membership.control, TAG_BLOCK, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period=period
+            )
             self._keep(self._blocks)
         self._tables: TableSender | None = None
         if table is not None:
@@ -449,9 +451,7 @@ class RootRelay(Relay):
         self._orders = orders
         self._reports = reports
         self._unread: deque[bytes] = deque()  # reports for which there is no room yet
-        self._blocks = UplinkReceiver(
-            membership.control, TAG_BLOCK, lanes, local.row_dtype, config.cluster.uplink_block_bytes
-        )
+        self._blocks = UplinkReceiver(membership.control, TAG_BLOCK, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
         self._keep(self._blocks)
         self._tables = TableReceiver(membership.control, TAG_TABLE, mirrors)
         self._keep(self._tables)

@@ -20,13 +20,6 @@ from ddrl.plots.distribution import (
 from ddrl.plots.frame import fit_legend, set_up_notebook
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
-from ddrl.plots.pool import (
-    busy_against_tasks,
-    pool_bounds,
-    pool_gantt,
-    pool_table,
-    pool_waits,
-)
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
@@ -45,7 +38,6 @@ from ddrl.plots.sketch import sketch
 from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [
-    "busy_against_tasks",
     "bytes_against_bound",
     "cost_against_limit",
     "cost_against_size",
@@ -61,10 +53,6 @@ __all__ = [
     "measured_schemes",
     "memory_by_role",
     "operations_beside_peers",
-    "pool_bounds",
-    "pool_gantt",
-    "pool_table",
-    "pool_waits",
     "predicted_returns",
     "priority_law",
     "rank_table",

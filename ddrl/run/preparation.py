@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ddrl import __version__
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment
 from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
@@ -127,7 +127,7 @@ class Preparation:
         if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:
-            nodes = import_module("ddrl.balance.nodes")
+            nodes = slice_module("balance.nodes", "learner.nodes")
             nodes.check_nodes(self.config, self.declaration, ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         if topology.area_columns and topology.hosts > 1:
