@@ -58,7 +58,7 @@ def rows():
         digest=digest,
         broken=broken,
         problems=host.problems(),
-        discarded=0 if RANK else host.relay.rows_discarded,
+        discarded=0 if RANK else host.rows().discarded,
     )
 
 
@@ -71,9 +71,9 @@ def row_digest(batch):
 
 def stalled():
     """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
-    import ddrl.distribution.relay as relay_module
+    import ddrl.distribution.flows as flows
 
-    relay_module.DRAIN_SECONDS = 0.2
+    flows.DRAIN_SECONDS = 0.2
     host = Host(1000, ClusterConfig(scheme="direct", uplink_block_bytes=4096))
     pushed = refused = 0
     batch = np.zeros(16, ROW)
@@ -90,7 +90,7 @@ def stalled():
             and host.board.command == Command.RUN
         ):
             host.stop()
-    report(pushed=pushed, problems=host.problems(), discarded=0 if RANK else host.relay.rows_discarded)
+    report(pushed=pushed, problems=host.problems(), discarded=0 if RANK else host.rows().discarded)
 
 
 if __name__ == "__main__":
