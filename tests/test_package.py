@@ -93,7 +93,7 @@ def modules() -> list[str]:
     return [
         name
         for name in names
-        if not name.startswith(("ddrl.learner", "ddrl.testing"))
+        if not name.startswith(("ddrl.learner", "ddrl.admix.networks"))
         and not name.endswith("__main__")
         and name != "ddrl._kernel"
     ]

@@ -22,7 +22,7 @@ from ddrl import _kernel
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.chunks import wire_edges
 from ddrl.distribution.codecs import Codec, make_codec
 from ddrl.distribution.plan import cut_chunks

@@ -25,9 +25,8 @@ from ddrl.admix.making import Morning, morning
 from ddrl.admix.market import Market
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
-from ddrl.core.decoding import read_json
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
-from ddrl.core.files import write_atomically
+from ddrl.core.files import read_json, write_atomically
 
 # -- account -----------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ddrl.admix.contracts import Contracts, Inventory, Requests
 from ddrl.admix.environment import Day, estimate_rate
 from ddrl.admix.optimum import Optimum, Problem, solve_dual
 from ddrl.core import plugins
-from ddrl.core.fields import check_ranges
+from ddrl.core.config import check_ranges
 
 # -- replay ------------------------------------------------------------------------------------------------------------
 

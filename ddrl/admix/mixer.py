@@ -34,9 +34,8 @@ from ddrl.admix.messages import (
     Explanation,
     PolicyInfo,
 )
-from ddrl.core.decoding import decode, read_json
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError, RunDirError, shortened
-from ddrl.core.files import write_atomically
+from ddrl.core.files import decode, read_json, write_atomically
 from ddrl.core.specs import EnvSpec
 
 # -- book --------------------------------------------------------------------------------------------------------------

@@ -19,10 +19,9 @@ from typing import Any, cast, get_type_hints
 import tomli_w
 
 from ddrl.core import plugins
-from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config
-from ddrl.core.decoding import DAMAGE
+from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert, installed_slices, slice_component
 from ddrl.core.errors import ConfigError, shortened
-from ddrl.core.fields import check_ranges, convert, installed_slices, slice_component
+from ddrl.core.files import DAMAGE
 
 
 @dataclass(frozen=True)

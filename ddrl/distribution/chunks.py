@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ddrl._kernel import seal_chunks, sound_chunks
 from ddrl.core.errors import DdrlError
-from ddrl.core.layouts import ALIGNMENT
+from ddrl.core.rows import ALIGNMENT
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
 
 if TYPE_CHECKING:

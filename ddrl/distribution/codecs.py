@@ -18,10 +18,9 @@ import numpy as np
 
 from ddrl import _kernel
 from ddrl.core import plugins
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
-from ddrl.core.fields import setting
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.plan import Bytes
 

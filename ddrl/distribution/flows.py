@@ -22,10 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
-from ddrl.channels.lane import Lane, LaneSet
-from ddrl.channels.message_lane import MessageLane
+from ddrl.channels.board import Board, Command, Counters
+from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.distribution.membership import (
     MAX_TEXT,
     TAG_BLOCK,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import PlanError
-from ddrl.core.layouts import ALIGNMENT
+from ddrl.core.rows import ALIGNMENT
 
 # -- plan --------------------------------------------------------------------------------------------------------------
 

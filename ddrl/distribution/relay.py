@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.channels.board import Board
-from ddrl.channels.counters import CounterRow, Counters
-from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.board import Board, CounterRow, Counters
+from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.channels.mailbox import Mailbox, MailboxReader
-from ddrl.channels.message_lane import MessageLane
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.codecs import make_codec
 from ddrl.distribution.flows import (
     Duty,

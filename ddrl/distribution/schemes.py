@@ -22,10 +22,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ddrl.core import plugins
-from ddrl.core.config import ClusterConfig, Config
+from ddrl.core.config import ClusterConfig, Config, setting
 from ddrl.core.errors import ConfigError, PlanError
-from ddrl.core.fields import setting
-from ddrl.core.layouts import ALIGNMENT
+from ddrl.core.rows import ALIGNMENT
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution import codecs
 from ddrl.distribution import simulator as costs

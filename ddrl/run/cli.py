@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ddrl import current_name
-from ddrl.core.config import Config
+from ddrl.core.config import Config, installed_slices
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import installed_slices
 from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
 
 TASKS = Path(__file__).parents[1] / "tasks"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
     from ddrl.learner.learner import Learner
     from ddrl.replay.sources import Source
-    from ddrl.rollout.met_states import MetStates
+    from ddrl.rollout.evaluation import MetStates
     from ddrl.run.members import Evaluator
 
 

@@ -14,7 +14,7 @@ from ddrl.acting.policy_file import save_policy
 from ddrl.admix import Book, DisplayRequest, Mixer, ServedPolicy
 from ddrl.admix.serving import make_book
 from ddrl.core.config import EnvConfig
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 SMALL = {"requests": 400, "contracts": 6, "bids": 3, "extra_bids": 2, "regions": 3, "ages": 2, "windows": 4}

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.settings import (
     apply_overrides,
     config_from_toml,

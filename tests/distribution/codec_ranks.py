@@ -9,7 +9,7 @@ from ranks import RANK, SIZE, Host, report
 
 from ddrl.channels.mailbox import checksum
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.codecs import make_codec
 
 LAYOUT = ParameterLayout.of(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.distribution.schemes import Scheme, whole_models
 
 

@@ -9,8 +9,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config

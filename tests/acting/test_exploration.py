@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddrl.acting.choosers import chooser_settings, epsilon_at, epsilon_of
 from ddrl.core.config import RolloutConfig
-from ddrl.rollout.exploration import chooser_settings, epsilon_at, epsilon_of
 
 CONFIG = RolloutConfig(epsilon_start=0.9, epsilon_end=0.1, epsilon_decay_steps=1000, epsilon_spread=7)
 

@@ -1,6 +1,6 @@
 """A torch device in pure Python: it computes on the processor and counts what a real one would cost.
 
-    from ddrl.testing import fakegpu
+    from tests.testing import fakegpu
     fakegpu.install()
     module.to("fake")
 
@@ -15,23 +15,121 @@ Not there, because torch's Python backend has no hook for it: gradients on anoth
 torch.accelerator.synchronize (use torch.fake.synchronize), torch.accelerator's memory figures and device index (always
 0), torch.Event, generators on the device (random numbers come from the CPU's generator), complex numbers viewed as real
 ones, copy.deepcopy of a tensor, `parameter.data = tensor` across devices (so module.to makes new parameters, as it does
-for every device but cuda and xpu), fused recurrent layers, autocast, and graphs."""
+for every device but cuda and xpu), fused recurrent layers, autocast, and graphs.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from ddrl.testing.fake_memory import MEMORIES, NAME, Counters, Memory, on_device, on_host
+# ---- memory
+# The memory of fake devices: host memory that torch takes for a device's, what it costs, and when there is no more.
+
+
+NAME = "fake"
+
+
+@dataclass
+class Counters:
+    """What one device did since `reset`. Copies are counted by direction, with their bytes."""
+
+    launches: int = 0
+    synchronizations: int = 0
+    allocations: int = 0
+    copies_in: int = 0
+    bytes_in: int = 0
+    copies_out: int = 0
+    bytes_out: int = 0
+    copies_within: int = 0
+    bytes_within: int = 0
+    blocking_copies: int = 0  # of those in and out
+
+
+class Memory:
+    """One device's memory: the host memory of its tensors, by weak references."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.peak = 0  # bytes
+        self.limit: int | None = None
+        self.failures = 0  # of the next allocations
+        self._blocks: list[tuple[StorageWeakRef, int]] = []
+        self._most = 0  # live bytes, and those of blocks that have gone since they were counted
+
+    def live(self) -> int:
+        """Bytes that tensors hold."""
+        self._blocks = [block for block in self._blocks if not block[0].expired()]
+        self._most = sum(nbytes for _, nbytes in self._blocks)
+        return self._most
+
+    def allocate(self, storage: torch.UntypedStorage, index: int) -> None:
+        """Count a block in. OutOfMemoryError beyond the limit."""
+        nbytes = storage.nbytes()
+        fails = self.failures > 0
+        self.failures = max(0, self.failures - 1)
+        if fails or (self.limit is not None and self._most + nbytes > self.limit and self.live() + nbytes > self.limit):
+            raise torch.OutOfMemoryError(
+                f"{NAME}:{index} is out of memory: tried to allocate {nbytes} bytes with {self.live()} live ones"
+            )
+        self._blocks.append((StorageWeakRef(storage), nbytes))
+        self._most += nbytes
+        if self._most > self.peak:  # only then is it worth to look which blocks have gone
+            self.peak = max(self.peak, self.live())
+        self.counters.allocations += 1
+
+
+MEMORIES: list[Memory] = []
+"""By index of the device."""
+
+
+class _DLManagedTensor(ctypes.Structure):
+    """The beginning of DLPack's DLManagedTensor (dmlc/dlpack, dlpack.h)."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32))
+
+
+_CPU = 1  # DLDeviceType
+_EXTENSION = 12
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def _moved(tensor: torch.Tensor, device_type: int, index: int) -> torch.Tensor:
+    """A tensor over the same memory that says it is on another device; it keeps the first one's memory."""
+    capsule = torch._C._to_dlpack(tensor)
+    managed = _DLManagedTensor.from_address(_pointer_of(capsule, b"dltensor"))
+    managed.device_type = device_type
+    managed.device_index = index
+    return torch._C._from_dlpack(capsule)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the memory of a device's tensor."""
+    return _moved(tensor, _CPU, 0)
+
+
+def on_device(cpu: torch.Tensor, index: int) -> torch.Tensor:
+    """Fresh CPU memory becomes the device's."""
+    MEMORIES[index].allocate(cpu.untyped_storage(), index)
+    return _moved(cpu, _EXTENSION, index)
+
+
+# -- fakegpu -----------------------------------------------------------------------------------------------------------
 
 try:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 except ImportError:
-    raise ImportError(f"ddrl.testing.fakegpu needs torch 2.13 or newer, this is {torch.__version__}") from None
+    raise ImportError(f"tests.testing.fakegpu needs torch 2.13 or newer, this is {torch.__version__}") from None
 
 _libraries: list[torch.library.Library] = []  # torch keeps what they register as long as they live
 
