@@ -83,13 +83,14 @@ def request_of(
 ) -> DisplayRequest:
     """A request of a visitor whom contract 0 targets, with the first `contracts` contracts and `bids` bids of eCPM 1,
     2, ..."""
-    cell = int(np.flatnonzero(book.eligible[:, 0])[0])
+    cell = int(np.flatnonzero(book.contracts.eligible[:, 0])[0])
+    _, genders, ages = book.visitors
     ads = [int(ad) for ad in book.ids[:contracts]]
     values: dict[str, Any] = {
         "request_id": request_id,
-        "region": cell // (book.genders * book.ages),
-        "gender": cell // book.ages % book.genders,
-        "age": cell % book.ages,
+        "region": cell // (genders * ages),
+        "gender": cell // ages % genders,
+        "age": cell % ages,
         "ad": ads + [10_000 + place for place in range(bids)],
         "kind": [0] * len(ads) + [1] * bids,
         "ecpm": [0.0] * len(ads) + [1.0 + place for place in range(bids)],
