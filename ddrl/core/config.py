@@ -326,7 +326,6 @@ class RunConfig:
         "step or gradient takes longer.",
         gt=0,
     )
-    keep_checkpoints: int = setting(3, "checkpoints", "How many of the newest checkpoints stay.", ge=1)
 
 
 @dataclass(frozen=True)
@@ -396,9 +395,6 @@ class ClusterConfig:
         False,
         "",
         "Send a version to the other hosts only when every rollout acts with the last one sent; else newest wins.",
-    )
-    uplink_block_bytes: int = setting(
-        1 << 18, "bytes", "Most experience that a relay sends to the root in one message.", ge=4096
     )
 
 

@@ -40,6 +40,7 @@ from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import MailboxInbox, ModelReceiver, Models, ModelSender, bases_kept
 from ddrl.distribution.waits import Events, rest_seconds
 
+UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
 COUNT_PERIOD = 0.25  # between updates of the relay's own counters [s]
 IDLE_SLEEP = 1e-2  # longest sleep [s]: what waits for a time, as rows for their block, is no event
 RELAYS_A_CORE = 3  # that may poll so often; not the root, which plans and starts models
@@ -292,7 +293,7 @@ def root_relay(
             f"for each or none, not {len(mirrors)}"
         )
     inbox = local.inbox(config.cluster)
-    rows = RowsIn(membership, lanes, local.row_dtype, config.cluster.uplink_block_bytes)
+    rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
     tables = TablesIn(membership, mirrors)
     models = ModelSender(membership, inbox, config, make_codec(config, local.layout), local.in_use, trace)
     duties: list[Duty] = [rows, tables, RootCommands(membership, local.board, models, rows, tables, on_failure)]
@@ -321,7 +322,7 @@ def host_relay(
     rows = tables = None
     if lanes is not None:
         period = max(2e-3, 5e-5 * membership.hosts)
-        rows = RowsUp(membership, lanes, local.row_dtype, config.cluster.uplink_block_bytes, period)
+        rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period)
         duties.append(rows)
     if table is not None:
         tables = TablesUp(membership, table)
