@@ -203,7 +203,7 @@ class ReplayConfig:
     samples_per_insert: float = setting(
         8.0,
         "samples/transition",
-        "Transitions learned from per transition recorded; whoever is ahead waits. 0: nobody waits.",
+        "Transitions learned from per transition recorded; the side that is ahead waits. 0: neither waits.",
         ge=0,
     )
     samples_tolerance: float = setting(
@@ -221,7 +221,7 @@ class AreasConfig:
     block: int = setting(2_000, "samples", "Samples that an explorer writes at a time (k).", ge=1)
     blocks: int = setting(4, "blocks", "Blocks that an area holds; then the oldest is overwritten.", ge=2, le=254)
     min_fill: float = setting(
-        1.0, "", "Share of an area's blocks that must stand written before batches are drawn from it.", gt=0, le=1
+        1.0, "", "Share of an area's blocks that must be written before batches are drawn from it.", gt=0, le=1
     )
     guard: Literal["generations", "flag"] = setting(
         "generations",
@@ -322,8 +322,8 @@ class RunConfig:
         300.0,
         "s",
         "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
-        "saved (mpirun; a silent relay or gradient node too); words come at a tenth of it. More where one environment "
-        "step or gradient takes longer.",
+        "saved (mpirun; a silent relay or gradient node too); a warning comes at a tenth of it. More where one "
+        "environment step or gradient takes longer.",
         gt=0,
     )
 
@@ -439,7 +439,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """What is written down while a run goes on."""
+    """What is recorded during a run."""
 
     period: float = setting(1.0, "s", "Seconds between records of the counters in the run directory.", gt=0)
     live: bool = setting(
