@@ -184,12 +184,14 @@ class StepWriter(_kernel.StepWriter):
     int`: one vector step, arrays [N, ...] of the schema's shapes and dtypes (observations stacked, reward float32,
     flags bool); returns the rows made. `columns` holds the schema's further columns by name; one of role STATE is
     also given as name_next, for the next state. Waits at a full lane until there is room, the lane is closed, or
-    `timeout` [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` tries again (True: none is left); writing
-    again before that is a ValueError. TypeError where an array does not fit. A lane that drops leaves a gap in `step`.
+    `timeout` [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` tries again (True: none is
+    left); writing again before that is a ValueError. TypeError where an array does not fit. A lane that drops leaves a
+    gap in `step`.
     `cut()`: the environments were reset, the running episodes are over; the next write is step 0 of new ones.
 
     A reward or state that is NaN or infinite raises EnvError with `env_id`, the environment and the step, nothing
-    written; with nonfinite="drop" the row is dropped instead, which leaves a gap in `step` too, and counted (`nonfinite`)."""
+    written; with nonfinite="drop" the row is dropped instead, which leaves a gap in `step` too, and counted
+    (`nonfinite`)."""
 
     def __init__(
         self,
