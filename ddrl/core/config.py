@@ -83,18 +83,19 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def slice_component(name: str) -> Any:
-    """The component of the slice `name`: the class in ddrl/NAME/settings.py whose `section` is NAME; None where there
-    is none. Imports the slice's settings alone."""
-    if not name.isidentifier() or not (ROOT / name / "settings.py").exists():
+    """The component of the slice `name`: the class with `section: ClassVar[str] = "NAME"` in ddrl/NAME/settings.py;
+    None where there is none. Imports the slice's settings alone."""
+    file = ROOT / name / "settings.py"
+    if not name.isidentifier() or not file.exists() or f'section: ClassVar[str] = "{name}"' not in file.read_text():
         return None
     module = importlib.import_module(f"ddrl.{name}.settings")
-    return next((found for found in vars(module).values() if getattr(found, "section", None) == name), None)
+    return next(found for found in vars(module).values() if getattr(found, "section", None) == name)
 
 
 def installed_slices() -> list[str]:
     """The slices with a section of their own, by name."""
     names = sorted(path.parent.name for path in ROOT.glob("*/settings.py"))
-    return [name for name in names if name != "core" and slice_component(name) is not None]
+    return [name for name in names if slice_component(name) is not None]
 
 
 # ---- Sections ----
@@ -566,7 +567,9 @@ class Config:
             return getattr(self, name)
         component = slice_component(name)
         if component is None:
-            raise ConfigError(f"there is no section '{name}': the package ddrl.{name} is not installed")
+            raise ConfigError(
+                f"the section [{name}] needs ddrl.{name}, which this installation lacks: install the whole of ddrl"
+            )
         known = {item.name for item in fields(component)}
         values = self.slices.get(name, {})
         for setting_name, value in values.items():

@@ -286,6 +286,8 @@ def _is_integer_setting(name: str) -> bool:
 def _check_names(tree: Mapping[str, Any], source: str) -> None:
     for section, values in tree.items():
         component = _component(section)
+        if component is None and section in SWITCHED:
+            Config().section(section)  # raises: the slice is not installed
         if component is None:
             sections = (*CORE_SECTIONS, *installed_slices())
             raise ConfigError(
