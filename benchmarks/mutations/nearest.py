@@ -54,7 +54,7 @@ NEAREST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ddrl/replay": (("tests/replay",), _RUNS),
     "ddrl/rollout": (("tests/rollout",), _RUNS),
     "ddrl/run": (_RUNS, (*_RECORDS, "tests/telemetry/test_control_of_a_run.py", *_MPI)),
-    "ddrl/serve": (("tests/admix",), ()),
+    "ddrl/admix": (("tests/admix",), ()),
     "ddrl/telemetry": (("tests/telemetry",), ("tests/run/test_resume.py", "tests/run/test_training.py")),
     "ddrl/video.py": (("tests/test_evaluate.py",), ()),
     "ddrl": (("tests/test_package.py",), ("tests/docs",)),
@@ -68,7 +68,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/envs/vectors.py": ("tests/envs/test_stepping.py",),
     "ddrl/admix/environment.py": ("tests/admix/test_vector.py",),
     "ddrl/admix/contracts.py": ("tests/admix/test_market.py", "tests/admix/test_vector.py"),
-    "ddrl/admix/logs": ("tests/admix/test_logs.py",),
+    "ddrl/admix/logs.py": ("tests/admix/test_logs.py",),
     "ddrl/kernel/replay": ("tests/replay/test_selectors.py", "tests/replay/test_experience.py"),
     "ddrl/kernel/ring.hpp": ("tests/channels/test_lane.py",),
     "ddrl/learner": ("tests/learner/test_dqn.py", "tests/learner/test_snapshot.py"),
@@ -89,7 +89,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/run/nodes": ("tests/run/test_nodes.py",),
     "ddrl/run/pool": ("tests/run/test_pool.py", "tests/run/test_pool_rounds.py"),
     "ddrl/run/rounds": ("tests/run/test_pool_rounds.py",),
-    "ddrl/serve": ("tests/admix/test_mixer.py", "tests/admix/test_server.py"),
+    "ddrl/admix": ("tests/admix/test_mixer.py", "tests/admix/test_server.py"),
     "ddrl/telemetry": ("tests/telemetry/test_recorder.py", "tests/telemetry/test_progress_and_summary.py"),
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.admix.contracts import Pacing
-from ddrl.admix.days import Baseline, Decision, Feedback, Outlook
+from ddrl.admix.days import Baseline, Decision, Feedback, NoSettings, Outlook
 from ddrl.admix.optimum import Problem, descend
 from ddrl.core.config import setting
 from ddrl.core.errors import EnvError
@@ -84,7 +84,7 @@ class Hindsight(Baseline):
     name = "hindsight"
     knows_the_day = True
 
-    def __init__(self, outlook: Outlook, settings: Baseline.Settings) -> None:
+    def __init__(self, outlook: Outlook, settings: NoSettings) -> None:
         super().__init__(outlook, settings)
         if outlook.hindsight_alpha is None:
             raise EnvError("hindsight: needs the duals of the day itself (Outlook.hindsight_alpha)")

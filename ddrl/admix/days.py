@@ -76,6 +76,11 @@ class Decision:
     theta: Floats | None = None  # [n, C], probability that a contract may play; None: 1
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a baseline that has nothing to set."""
+
+
 class Baseline:
     """A policy for `replay`, one a class in ddrl/admix/baselines.py, or package.module:Class of one's own.
 
@@ -84,10 +89,7 @@ class Baseline:
 
     name: ClassVar[str]
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
-    @dataclass(frozen=True)
-    class Settings:
-        """Nothing to set."""
+    Settings: ClassVar[Any] = NoSettings
 
     def __init__(self, outlook: Outlook, settings: Any) -> None:
         """Prepare for the days of `outlook`."""
