@@ -42,7 +42,7 @@ def test_the_public_names_are_these_and_all_of_them_exist():
 
 
 def test_help_lists_every_setting_with_type_default_and_unit():
-    done = python("-m", "ddrl.run", "--help")
+    done = python("-m", "ddrl.run", "--help", "all")
     assert done.returncode == 0, done.stderr
     lines = {
         line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ") and "." in line.split()[0]
@@ -57,6 +57,24 @@ def test_help_lists_every_setting_with_type_default_and_unit():
         assert all(choice in line for choice in info.choices)
         assert f"[{info.unit}]" in line or not info.unit
         assert info.doc in line
+
+
+def test_the_predictions_of_earlier_versions_say_where_they_went():
+    done = python("-m", "ddrl.plan", "runs/NAME", "--tasks", "3..8")
+    assert done.returncode == 2
+    assert not done.stdout
+    assert "ddrl.pool.simulator" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_is_one_screen_with_twenty_settings():
+    done = python("-m", "ddrl.run", "--help", "pong")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) < 75
+    shown = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and "." in line.split()[0]]
+    assert len([name for name in shown if name in {info.name for info in describe_settings()}]) == 20
+    assert "ALE/Pong-v5's task" in done.stdout
+    assert "--help all" in done.stdout
 
 
 def test_printed_settings_can_be_fed_back(tmp_path):

@@ -136,8 +136,8 @@ _NAMED = {
         ),
         (
             "demand is due a window late",
-            "return self.curve[left] * (1 - part) + self.curve[left + 1] * part",
-            "return self.curve[left]",
+            "return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part",
+            "return curve[rows, left]",
         ),
     ),
     "admix/market.py": (

@@ -551,7 +551,7 @@ class Task:
             training.learner.save(folder / LEARNER)
             training.source.save(folder)
 
-        path = write_checkpoint(self.directory.checkpoints, steps, state, write, self.config.run.keep_checkpoints)
+        path = write_checkpoint(self.directory.checkpoints, steps, state, write)
         self._next_checkpoint = self._checkpoint_after(steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
         self._record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)

@@ -66,7 +66,7 @@ class Rows(Protocol):
 
 
 class RoundCycle(Protocol):
-    """The moves of a training whose collectors come and go (ddrl.run.rounds.cycle)."""
+    """The moves of a training whose collectors come and go (ddrl.pool.rounds)."""
 
     number: int  # of the round: the version that it acts with
 
@@ -80,6 +80,33 @@ class RoundCycle(Protocol):
 
     def wait(self, timeout: float) -> None:
         """Sleep until there may be something to do, at most `timeout` [s]."""
+        ...
+
+
+class CollectorStarter(Protocol):
+    """The process that starts and ends the collectors of one host, as its parent, the trainer or a relay, sees it."""
+
+    clock: str  # names this host's clock
+
+    def write(self, line: bytes) -> None:
+        """Send a line; JobFailed where the starter has ended."""
+        ...
+
+    def read(self) -> list[bytes]:
+        """Lines received since the last call, without waiting. JobFailed where it ended without `end`."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and everything it wrote was read."""
+        ...
+
+    def end(self) -> None:
+        """Ask it to end all collectors, and itself."""
+        ...
+
+    def stop(self, timeout: float) -> object:
+        """`end`, then wait for at most `timeout` [s]; after that it is killed."""
         ...
 
 

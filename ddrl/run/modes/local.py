@@ -16,13 +16,11 @@ from typing import IO, Any
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.job import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
-from ddrl.run.rounds.collectors import Collectors
-from ddrl.run.rounds.cycle import go_in_rounds
-from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task
 from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
 
@@ -122,17 +120,18 @@ def run_local(
     in_rounds = config.uses("pool")
     own = (Role.EVALUATOR,) if in_rounds else (Role.EVALUATOR, Role.ROLLOUT)
     members = Members(run_id, [rank for rank in ranks if rank.role in own])
-    starter = StarterProcess(run_id, 0) if in_rounds else None
+    rounds = slice_module("pool.rounds", "pool.collectors") if in_rounds else None
+    starter = None if rounds is None else rounds.start_host(run_id, 0)
     channels: HostChannels | None = None
-    collectors: Collectors | None = None
+    collectors: Any = None
     try:
         topology = preparation.topology(ranks)
         records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
             task = Task(topology, channels, records, members.check, None if in_rounds else members.restart)
-            if starter is not None:
-                collectors = _collect(task, starter, hosts)
+            if rounds is not None:
+                collectors = rounds.go_in_rounds(task, starter, os.getppid() if hosts else None)
             equip(task)
             document = drive(task, interrupts)
         if hosts and board.command == Command.FAIL:  # of a relay, after the task had ended
@@ -151,13 +150,3 @@ def run_local(
             channels.close()
         else:
             board.unlink()
-
-
-def _collect(task: Task, starter: StarterProcess, hosts: int) -> Collectors:
-    """Let the task go in rounds, with collectors of this host, or of all."""
-    if not hosts:
-        return go_in_rounds(task, starter, list(task.channels.lanes.values()))
-    from ddrl.run.rounds.hosts import HostStarters
-
-    starters = HostStarters(task.channels, starter, os.getppid())
-    return go_in_rounds(task, starters, starters.lanes)

@@ -2,7 +2,8 @@
 
 What a starter elsewhere hears and says goes from relay to relay, line by line. A host's rows come mixed, in blocks of
 their own, so what a starter says of a worker is heard once the rows that the worker had written by then are there.
-Times are converted: clocks of hosts differ by a fixed time, known as exactly as the fastest message was fast."""
+Times are converted: clocks of hosts differ by a fixed time, known as exactly as the fastest message was fast.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Orders, Report, decode, encode
+from ddrl.pool.collectors import Corrected, Down, Ended, Order, Plan, Sent, StarterProcess, Up, host_clock
 from ddrl.run.process import is_orphan
-from ddrl.run.rounds.orders import Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
-from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import Rows
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
 
 ROOM_TIMEOUT = 60.0  # [s] for the root relay to take an order
 BUFFER_BYTES = 1 << 22  # of rows that are parted at once

@@ -1,7 +1,8 @@
 """What no schedule of a pool can beat: lower bounds, the offline optimum of small pools, and queueing theory's values.
 
 All assume that collectors are always ready (the first start apart), that a round's hold is not interrupted, and that
-all seconds are known before."""
+all seconds are known before.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddrl.pool.traces import TaskTrace
+from ddrl.pool.records import PoolRecord, TaskTrace, recorded_traces
+
+# -- offline -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,41 @@ def share_bound(traces: Sequence[TaskTrace], devices: int) -> float:
         for trace in traces
     )
     return min(1.0, sum(duties) / devices)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A figure beside what no order of the same rounds can beat. share: figure / bound."""
+
+    name: str
+    value: float
+    bound: float
+    unit: str
+
+    @property
+    def share(self) -> float:
+        """1: the bound is reached; nan: there is none."""
+        return self.value / self.bound if self.bound > 0 else math.nan
+
+
+def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
+    """Figures of a pool with their bounds; empty before the first lease has ended.
+
+    Busy / wall of the devices: the most of the same work without waits, min(1, sum of duty cycles / devices). Busy /
+    held: 1. Makespan: the longest task without waits, or all holds on all devices (ddrl.pool.bounds)."""
+    if not record.leases or not record.seconds:
+        return []
+    traces = recorded_traces(record)
+    devices = len(record.devices)
+    busy = {task: sum(lease.busy for lease in record.leases if lease.task == task) for task in record.tasks}
+    held = sum(lease.released - lease.granted for lease in record.leases)
+    duty = sum(busy[trace.name] / sum(trace.alone(number) for number in range(trace.rounds)) for trace in traces)
+    total = sum(busy.values())
+    return [
+        Bounded("busy / wall", total / (devices * record.seconds), min(1.0, duty / devices), ""),
+        Bounded("busy / held", total / held if held else 0.0, 1.0, ""),
+        Bounded("makespan", record.seconds, lower_bound(traces, devices), "s"),
+    ]
 
 
 class _Chain:

@@ -1,6 +1,6 @@
-"""Starts and ends the collectors of a task on its host: `python -m ddrl.run.rounds.starter RUN_ID HOST PARENT`.
+"""Starts and ends the collectors of a task on its host: `python -m ddrl.pool.collectors RUN_ID HOST PARENT`.
 
-Orders come in by stdin, reports go out by stdout (`ddrl.run.rounds.orders`). It keeps the planned times, moves those
+Orders come in by stdin, reports go out by stdout (`ddrl.pool.collectors`). It keeps the planned times, moves those
 that count from a worker's own data once these are sent, and forks: it has loaded what every collector needs, so that a
 collector starts in the time that its environment takes. It computes nothing itself, has one thread, and sleeps in
 between.
@@ -11,22 +11,200 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import selectors
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from ddrl.channels.board import Command
+from ddrl.channels.board import Board, Command
+from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
+from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.members import START_TIMEOUT
-from ddrl.run.process import die_with, ignore_interrupts, step_back
-from ddrl.run.rounds.collector import collect
-from ddrl.run.rounds.orders import Begin, Corrected, Down, Ended, Order, Plan, Sent, Up, host_clock
+from ddrl.pool.settings import PoolConfig
+from ddrl.run.members import GOING, START_TIMEOUT, make_worker, member_seed
+from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, step_back
 from ddrl.run.topology import HostChannels, describe
+
+# -- orders ------------------------------------------------------------------------------------------------------------
+# What a trainer and the starter of its collectors say to each other, one JSON object a line.
+#
+# Down: `Order`, how the collectors of a round are to start; `Begin`, its parameters are there. Up: `Sent`, `Ended`,
+# `Corrected`. Times are CLOCK_MONOTONIC [s], which processes of one host share; `clock` names the host's.
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one worker's next collector starts. With neither time: when its parameters are there, as every other one."""
+
+    stays: bool = False  # the collector of the round before goes on; else it ends
+    at: float | None = None  # planned time
+    after: float | None = None  # the time moves to so many seconds after the worker's data ...
+    back: int = 1  # ... of so many rounds before
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """How the collectors of `round` start, by worker."""
+
+    round: int
+    plans: tuple[Plan, ...]
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The parameters of `round` are there: collectors of these workers start now, unless they have."""
+
+    round: int
+    workers: tuple[int, ...]
+
+
+class Sent(msgspec.Struct, frozen=True, tag=True):
+    """A collector has sent its data of `round`, all of them. start: of its process; ready: it could act; rows: that its
+    worker's lane has ever held."""
+
+    round: int
+    worker: int
+    start: float
+    ready: float
+    sent: float
+    clock: str
+    rows: int = 0
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A collector's process has ended in `round`, with a status as Popen's; words: what it printed as errors; rows: as
+    in `Sent`."""
+
+    round: int
+    worker: int
+    end: float
+    status: int
+    cpu_seconds: float
+    words: str
+    rows: int = 0
+
+
+class Corrected(msgspec.Struct, frozen=True, tag=True):
+    """The start of a collector of `round` was moved once the worker's data before it were sent; late: the planned time
+    had passed."""
+
+    round: int
+    worker: int
+    late: bool
+
+
+Down = Order | Begin
+Up = Sent | Ended | Corrected
+
+
+def host_clock() -> str:
+    """Names the clock of this host since it started: times of equal names can be compared."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def earliest(arrived: Sequence[Sent]) -> Sent:
+    """Whose data come next: those sent first, or, where their clocks cannot be compared, those that arrived first.
+
+    arrived: in the order of arrival."""
+    if len({sent.clock for sent in arrived}) > 1:
+        return arrived[0]
+    return min(arrived, key=lambda sent: sent.sent)
+
+
+# -- collector ---------------------------------------------------------------------------------------------------------
+# A collector: a process that makes its environments, waits for its round's parameters, takes pool.collect_steps steps,
+# sends them, and ends; or, where it is told so, stays for the next round.
+#
+# Forked by the starter, whose channels it uses. It sends into the lane of its worker, which outlives it. What it
+# collects
+# depends on run.seed, its worker, the round and the parameters alone, so that a new process collects the same again.
+
+
+LOOK_AT_BOARD = 1.0  # [s] between looks at the command; its bell is rung too
+
+
+class LateReader:
+    """A place in the mailbox that is taken with the round's parameters: until then the worker's collector of the round
+    before may have it."""
+
+    def __init__(self, mailbox: Mailbox, index: int) -> None:
+        self._mailbox = mailbox
+        self._index = index
+        self._reader: MailboxReader | None = None
+
+    def take(self) -> None:
+        """Take the place."""
+        self._reader = self._mailbox.reader(self._index)
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._reader is not None:
+            self._reader.release()
+            self._reader = None
+
+    def pin(self) -> Pin | None:
+        """See `MailboxReader`; None without the place."""
+        return None if self._reader is None else self._reader.pin()
+
+    def unpin(self) -> None:
+        """See `MailboxReader`."""
+        if self._reader is not None:
+            self._reader.unpin()
+
+
+def collect(
+    channels: HostChannels, assignment: Assignment, sent: Sent, decision: int, say: Callable[[Sent], None]
+) -> None:
+    """Collect the round that `sent` names, and those after it while `decision`, a pipe, gives a byte for each; end of
+    file ends it. `say` is told of each round's data."""
+    board = channels.board
+    mailbox = channels.mailbox
+    config = channels.topology.config
+    assert mailbox is not None
+    reader = LateReader(mailbox, channels.topology.row_of(assignment))
+    worker = make_worker(channels, assignment, channels.counters_row(assignment), reader)
+    round = sent.round
+    goes_on = True
+    try:
+        while goes_on:
+            worker.restart(member_seed(config.run.seed, assignment.index, round))
+            ready = time.monotonic()
+            if not _await_parameters(board, mailbox, round):
+                return
+            reader.take()
+            worker.refresh()
+            for _ in range(config.section(PoolConfig).collect_steps):
+                if board.command not in GOING:
+                    return
+                worker.step()
+            worker.report()
+            worker.release()
+            reader.release()
+            say(Sent(round, sent.worker, sent.start, ready, time.monotonic(), sent.clock))
+            goes_on = bool(os.read(decision, 1))
+            round += 1
+    finally:
+        worker.env.close()
+
+
+def _await_parameters(board: Board, mailbox: Mailbox, version: int) -> bool:
+    """False where the board says stop."""
+    while True:
+        seen = board.rollout_bell.value
+        if board.command not in GOING:
+            return False
+        if mailbox.newest >= version:
+            return True
+        board.rollout_bell.wait(seen, LOOK_AT_BOARD)
+
+
+# -- starter -----------------------------------------------------------------------------------------------------------
 
 STOP_TIMEOUT = 10.0  # [s] a collector may be inside a long environment step when it is told to stop
 MAX_WORDS = 4_000  # bytes of what a collector printed that are kept
@@ -295,6 +473,113 @@ def _become(parent: int, errors: int, work: Callable[[], None]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+# -- starters ----------------------------------------------------------------------------------------------------------
+# The process that starts a host's collectors, as who started it sees it: a child, and the pipes to and from it.
+
+
+class Starters(Protocol):
+    """What starts a task's collectors: a process on this host, or one on each host."""
+
+    def say(self, message: Down) -> None:
+        """Send a message; JobFailed where nobody takes it."""
+        ...
+
+    def hear(self) -> list[Up]:
+        """What has come since the last call; never waits. JobFailed where a starter has ended."""
+        ...
+
+    def wait(self, timeout: float) -> object:
+        """Sleep until there is something to hear, at most `timeout` [s]."""
+        ...
+
+    def stop(self) -> list[Up]:
+        """End all collectors; what was not heard yet."""
+        ...
+
+
+class StarterProcess:
+    """The process that starts a host's collectors, and the pipes to and from it; a child of the trainer, on other hosts
+    of the relay."""
+
+    def __init__(self, run_id: str, host: int) -> None:
+        self.clock = host_clock()
+        self._told = False  # to end
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
+        with interrupts_held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.pool.collectors", run_id, str(host), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders = self._process.stdin.fileno()
+        self._reports = self._process.stdout.fileno()
+        self._lines = Lines(self._reports)
+        self._decoder = msgspec.json.Decoder(Up)
+
+    def say(self, message: Down) -> None:
+        """Send a message; JobFailed where the starter has ended."""
+        self.write(msgspec.json.encode(message))
+
+    def hear(self) -> list[Up]:
+        """What has come since the last call; never waits. JobFailed where the starter has ended."""
+        return [self._decoder.decode(line) for line in self.read()]
+
+    def write(self, line: bytes) -> None:
+        """As `say`, of a message as bytes; nothing after `end`."""
+        if self._told:
+            return
+        try:
+            os.write(self._orders, line + b"\n")
+        except BrokenPipeError:
+            raise JobFailed(self._last_words()) from None
+
+    def read(self) -> list[bytes]:
+        """As `hear`, messages as bytes; no error where it was told to end."""
+        lines = self._lines.read()
+        if self._lines.ended and not lines and not self._told:
+            raise JobFailed(self._last_words())
+        return lines
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until there is something to hear, at most `timeout` [s]; whether there is."""
+        return bool(select.select([self._reports], [], [], timeout)[0])
+
+    @property
+    def ended(self) -> bool:
+        """Whether all that it said was read, and no more comes."""
+        return self._lines.ended
+
+    def end(self) -> None:
+        """Tell it to end all collectors, and itself."""
+        assert self._process.stdin is not None
+        self._told = True
+        self._process.stdin.close()
+
+    def stop(self, timeout: float = 2 * STOP_TIMEOUT) -> list[Up]:
+        """End all collectors and wait for them, at most `timeout` [s]; what was not heard yet."""
+        assert self._process.stdout is not None
+        self.end()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
+        self._process.stdout.close()
+        self._errors.close()
+        return messages
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace").strip()
+        return f"the starter of the collectors ended with status {status}{f':{chr(10)}{words}' if words else ''}"
 
 
 def main() -> int:

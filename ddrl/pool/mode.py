@@ -24,17 +24,17 @@ from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import PoolControl, ask
-from ddrl.pool.deaths import DeathWatch
-from ddrl.pool.figures import PoolFigures
-from ddrl.pool.leases import LeaseMaster
-from ddrl.pool.queue import check_weight, jain_index
-from ddrl.pool.slots import make_group
-from ddrl.pool.traces import Lease
+from ddrl.pool.devices import make_group
+from ddrl.pool.leases import DeathWatch, LeaseMaster
+from ddrl.pool.queue import PoolFigures, check_weight, jain_index
+from ddrl.pool.records import Lease
+from ddrl.pool.setup import INTERRUPTED, PoolPlan, PoolTask, TaskEnd, new_plan, resumed_plan
+from ddrl.pool.task import group_name
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
-from ddrl.run.pool.lending import group_name
-from ddrl.run.pool.plan import INTERRUPTED, PoolPlan, PoolTask, TaskEnd, new_plan, resumed_plan
-from ddrl.run.process import Interrupts
+from ddrl.run.process import Interrupts, interrupts_held_back
+
+# -- pool --------------------------------------------------------------------------------------------------------------
 
 WAIT = 0.5  # [s] between looks at signals; whatever else happens rings
 MAX_LEASES = 100_000  # written to leases.jsonl; the sums go on
@@ -177,9 +177,10 @@ class Pool:
         if self._relays is not None:
             run_id = self._relays.run_id(task.name)
             hosts = self._relays.hosts
-        command = [sys.executable, "-m", "ddrl.run.pool.child", self._plan.directory, task.name, str(os.getpid())]
+        command = [sys.executable, "-m", "ddrl.pool.task", self._plan.directory, task.name, str(os.getpid())]
         command += [run_id, str(hosts)]
-        with (self._plan.own / f"{task.name}.log").open("ab") as log:
+        # Signals wait until the child handles them: none ends it while it imports.
+        with (self._plan.own / f"{task.name}.log").open("ab") as log, interrupts_held_back():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -23,14 +23,14 @@ from ddrl.pool.leases import LeaseHolder, LeaseMaster
 from ddrl.pool.policies.between_gradients import BetweenGradients
 from ddrl.pool.policies.fifo import Fifo
 from ddrl.pool.policy import Policy
+from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun, run_serial
-from ddrl.run.pool.lending import Lender
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
+from tests.pool.alternate import Alternate
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
-from tests.run.pool_policies import Alternate
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
 from tests.sources import environment
@@ -77,7 +77,7 @@ def test_three_tasks_on_two_slots_that_change_every_round_equal_their_runs_alone
     for name, file in zip(names, files, strict=True):
         alone = [file, "--serial", *TINY, *SHORT, *settings(f"run.dir={tmp_path / name}", "learner.device=cpu")]
         run_serial(Preparation(parse([*alone, *DROPOUT]), uuid.uuid4().hex[:8]))
-    policy = settings(TWO, "pool.policy=tests.run.pool_policies:Alternate", f"run.dir={pool}")
+    policy = settings(TWO, "pool.policy=tests.pool.alternate:Alternate", f"run.dir={pool}")
     done = ddrl("--serial", "--tasks", *files, *TINY, *SHORT, *DROPOUT, *policy)
     assert done.returncode == 0, done.stderr
     for name in names:
@@ -185,9 +185,9 @@ def test_the_device_is_taken_before_the_first_gradient_and_kept_through_the_roun
 
     def note() -> bool:
         move = one.training.next_move
-        before = one.lender._place is not None
+        before = one.lender._lease is not None
         result = turn()
-        moves.append((move, before, one.lender._place is not None, one.training.next_move))
+        moves.append((move, before, one.lender._lease is not None, one.training.next_move))
         return result
 
     one.training.turn = note  # type: ignore[method-assign]

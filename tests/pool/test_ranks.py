@@ -25,17 +25,16 @@ from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
 from ddrl.pool.control import ask
+from ddrl.pool.ranks import PoolRanks, TaskRelays, assign_relays
+from ddrl.pool.setup import PoolPlan, new_plan
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
-from ddrl.run.modes.mpi_pool import TaskRelays
-from ddrl.run.pool.plan import PoolPlan, new_plan
-from ddrl.run.pool.ranks import PoolRanks, assign_relays
 from ddrl.telemetry.series import COLUMN, ROLES
 from tests.distribution.test_cluster import REASON, cluster
+from tests.pool.test_hosts import starter_elsewhere
+from tests.pool.test_rounds import BY_WORKER, COLD, ONE, ROUNDS, lines, run
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary
 from tests.run.test_bad_input import refused
-from tests.run.test_pool_hosts import starter_elsewhere
-from tests.run.test_pool_rounds import BY_WORKER, COLD, ONE, ROUNDS, lines, run
 from tests.run.test_serial import learned, newest, recorded
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
@@ -59,7 +58,7 @@ def start(*arguments: str, fault: str = "-1::0", places: int = 0) -> subprocess.
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(Path(__file__).parent / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
+        env=environment(Path(__file__).parents[1] / "run" / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
     )
 
 

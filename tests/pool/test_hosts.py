@@ -19,11 +19,11 @@ from ddrl.channels import Board, Lane, MessageLane
 from ddrl.core.roles import assign_roles
 from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.envs import environment_seeds
+from ddrl.pool.collectors import Begin, Ended, Order, Plan, Sent, host_clock
+from ddrl.pool.hosts import HostStarters
 from ddrl.run.members import member_seed
-from ddrl.run.rounds.hosts import HostStarters
-from ddrl.run.rounds.orders import Begin, Ended, Order, Plan, Sent, host_clock
+from tests.pool.test_rounds import BY_WORKER, COLD, ROUNDS, lines, run
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of, settings
-from tests.run.test_pool_rounds import BY_WORKER, COLD, ROUNDS, lines, run
 from tests.run.test_serial import learned, newest, recorded
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
@@ -45,7 +45,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(Path(__file__).parent / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
+        env=environment(Path(__file__).parents[1] / "run" / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
     )
 
 
@@ -137,7 +137,7 @@ def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
     for one in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # a collector that has just ended
             words = one.cmdline()
-            if "ddrl.run.rounds.starter" in words and words[-2] == "1" and one.children():
+            if "ddrl.pool.collectors" in words and words[-2] == "1" and one.children():
                 return one
     return None
 

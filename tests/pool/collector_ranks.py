@@ -16,7 +16,7 @@ from tests.sources import check_sources
 
 check_sources()
 
-STARTER = "ddrl.run.rounds.starter"
+STARTER = "ddrl.pool.collectors"
 
 
 def starters():

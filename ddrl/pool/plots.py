@@ -1,5 +1,6 @@
-"""A pool: who has which device, who waits for whom, and each figure beside its bound. Records in (ddrl.pool.reading),
-figures out."""
+"""A pool: who has which device, who waits for whom, and each figure beside its bound. Records in (ddrl.pool.records),
+figures out.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, say_nothing_yet
-from ddrl.pool.reading import PoolRecord, figures_beside_bounds, waits_for
+from ddrl.pool.bounds import figures_beside_bounds
+from ddrl.pool.records import PoolRecord, waits_for
+
+# -- pool --------------------------------------------------------------------------------------------------------------
 
 MOST_LEASES = 240  # drawn at once; of more, the newest
 _HELD = 0.12  # where they stand in a task's row

@@ -5,7 +5,7 @@ POOL/pool/plan.json   tasks, devices and policy: what --resume and the tasks' pr
 POOL/pool/NAME.log    what the task's process printed
 POOL/pool/NAME.json   how the task ended; none while it runs, and none where it was killed
 POOL/pool/leases.jsonl  one line a lease
-POOL/pool/collectors.jsonl, instructions.jsonl   what collectors did, and were told (ddrl.run.rounds.collectors.Trace)
+POOL/pool/collectors.jsonl, instructions.jsonl   what collectors did, and were told (ddrl.pool.rounds.Trace)
 POOL/summary.json     written at the end
 """
 
@@ -31,6 +31,8 @@ from ddrl.pool.policy import Policy
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
+
+# -- plan --------------------------------------------------------------------------------------------------------------
 
 POLICIES = "ddrl.pool.policies"
 OWN = "pool"  # folder of the pool's own files

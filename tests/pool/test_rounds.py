@@ -22,19 +22,17 @@ import pytest
 from ddrl.channels import segment_name, unlink_run
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.envs import environment_seeds
+from ddrl.pool.collectors import Begin, Order, Plan, Schedule, Sent, earliest
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.leases import LeaseHolder, LeaseMaster
 from ddrl.pool.policies.fifo import Fifo
 from ddrl.pool.prewarm import History
+from ddrl.pool.rounds import MAX_RESTARTS, Collectors
+from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
 from ddrl.run.modes.local import run_local
-from ddrl.run.pool.lending import Lender
 from ddrl.run.preparation import Preparation
-from ddrl.run.rounds.collectors import Collectors
-from ddrl.run.rounds.cycle import MAX_RESTARTS
-from ddrl.run.rounds.orders import Begin, Order, Plan, Sent, earliest
-from ddrl.run.rounds.starter import Schedule
 from ddrl.run.task import Task
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
@@ -153,7 +151,7 @@ def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_
 
         def equip(task: Task, counts: set[int] = counts, mode: str = mode) -> None:
             starter = next(
-                child for child in psutil.Process().children() if "ddrl.run.rounds.starter" in " ".join(child.cmdline())
+                child for child in psutil.Process().children() if "ddrl.pool.collectors" in " ".join(child.cmdline())
             )
             compute = task.training.learner.gradient
 
