@@ -240,7 +240,7 @@ _NAMED = {
         ("the actor learns at every update", "if self.updates % self._settings.actor_delay:", "if False:"),
         (
             "target noise is not clipped",
-            "return noise.clamp(-settings.target_noise_clip, settings.target_noise_clip)",
+            "return noise.clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)",
             "return noise",
         ),
     ),
