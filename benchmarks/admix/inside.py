@@ -124,7 +124,7 @@ class Inside:
     def learn(self, most: int) -> int:
         """At most `most` updates, as far as samples_per_insert allows; how many."""
         done, learner = 0, self.learner
-        while done < most and self.source.ready():
+        while done < most and self.source.pacing.ready():
             batch, steps = self.source.sample(), []
             for part in learner.parts:
                 gradient = learner.gradient(batch, part, False)

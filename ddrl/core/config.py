@@ -263,13 +263,13 @@ class Config:
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
                 "neither side could move; raise replay.samples_tolerance"
             )
-        if rollout.refresh == "write" and replay.source != "areas":
+        if rollout.refresh == "write" and not replay.through_areas:
             raise ConfigError(
                 f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
                 "none: set replay.source = areas, or rollout.refresh = step"
             )
         bounded = rollout.max_policy_lag < NEVER
-        if bounded and (replay.source == "areas" or (replay.source == "pool" and rollout.at_max_lag == "weight")):
+        if bounded and replay.through_areas:
             raise ConfigError(
                 f"rollout.max_policy_lag ({rollout.max_policy_lag:g}, at_max_lag = {rollout.at_max_lag}) has no effect "
                 f"on replay.source = {replay.source}: leave it out (fewer areas.blocks keep samples fresher)"

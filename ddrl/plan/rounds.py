@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
-from ddrl.replay.rate_limiter import RateLimiter
+from ddrl.replay.pacing import RateLimiter
 from ddrl.run.training import MAX_UPDATES
 
 STEADY = 400  # rounds looked at for the steady state

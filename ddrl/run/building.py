@@ -10,7 +10,7 @@ from ddrl.run.topology import Topology
 if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
     from ddrl.learner.learner import Learner
-    from ddrl.replay.sources import Source
+    from ddrl.replay.sources import Experience
 
 
 def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
@@ -21,7 +21,7 @@ def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     return learner, learner.acting_model()
 
 
-def build_source(topology: Topology, channels: HostChannels) -> Source:
+def build_source(topology: Topology, channels: HostChannels) -> Experience:
     """The source that the algorithm declares, or the replays of the nodes."""
     if topology.config.learner.node_replay == "own":
         from ddrl.run.nodes.replays import NodeReplays

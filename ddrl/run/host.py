@@ -68,8 +68,9 @@ class HostChannels:
         for rank in ranks:
             if rank.role is Role.ROLLOUT and topology.area_columns:
                 areas = topology.config.areas
+                spare = topology.config.replay.spare_blocks
                 area = SampleArea.create(
-                    self._name("area", rank.index), topology.area_columns, areas.block, areas.blocks, areas.guard
+                    self._name("area", rank.index), topology.area_columns, areas.block, areas.blocks, spare
                 )
                 self.areas.append(self._keep(area))
             elif rank.role is Role.ROLLOUT:
@@ -125,7 +126,7 @@ class HostChannels:
         """The sample area of rollout `index`."""
         areas = self.topology.config.areas
         name = self._name("area", index)
-        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block, areas.guard))
+        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block))
 
     def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
         """What the root relay writes: a lane and a mirrored counters table for each other host, by host. Also attaches

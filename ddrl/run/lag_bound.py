@@ -4,7 +4,7 @@ that.
 lag on arrival = newest version published - version that acted. `wait`: the trainer puts off its next version, and with
 it further updates, until the rows of every rollout show a version recent enough: rows of one rollout arrive in order,
 so none can come later that is older. `drop`: rows that are older are left out and counted; replay closes the gap in
-`step`. `weight` is done where samples are drawn (`ddrl.replay.sources.replay`). How many versions may travel at once is
+`step`. `weight` is done where samples are drawn (`ddrl.replay.sources`). How many versions may travel at once is
 another setting, cluster.versions_in_flight."""
 
 from __future__ import annotations

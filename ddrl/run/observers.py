@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
+from ddrl.replay.sources import ReplaySource
 from ddrl.run.directory import RunDirectory
 from ddrl.run.host import HostChannels
 from ddrl.run.plans import PlanWatch
@@ -76,7 +77,8 @@ class Observers:
         if now < self._next_law:
             return
         self._next_law = now + LAW_PERIOD
-        law = self._training.source.law()
+        source = self._training.source
+        law = source.probabilities() if isinstance(source, ReplaySource) else None
         if law is not None and len(law):
             law = np.sort(law)[::-1]
             points = np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)

@@ -28,9 +28,7 @@ class Steering:
     def restore(self) -> None:
         """Apply again what had been set live before the checkpoint, or what the settings say now."""
         live, configured = self._training.live, self._training.config.replay.samples_per_insert
-        self._training.source.set_samples_per_insert(
-            configured if live.samples_per_insert is None else live.samples_per_insert
-        )
+        self._training.source.pacing.change(configured if live.samples_per_insert is None else live.samples_per_insert)
         if live.scheme is not None:
             self._ask_scheme(live.scheme)
 
@@ -67,7 +65,7 @@ class Steering:
         elif name == "rollout.epsilon":
             live.epsilon = None if value is None else float(value)
         elif name == "replay.samples_per_insert":
-            self._training.source.set_samples_per_insert(float(value))
+            self._training.source.pacing.change(float(value))
             live.samples_per_insert = float(value)
         else:  # cluster.scheme; the server has refused all other names
             self._ask_scheme(str(value))

@@ -101,8 +101,7 @@ class Task:
         state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
         if resume is not None:
             learner.load(resume.path / LEARNER)
-            source.load(resume.path)
-            source.load_state(resume.state["source"])
+            source.load(resume.path, resume.state["source"])
             source.cut()
             state, live = TrainingState(**resume.state["training"]), LiveSettings(**resume.state["live"])
             base = {
@@ -227,10 +226,9 @@ class Task:
         training = self.training
         training.state.wall_seconds = training.seconds
         training.state.cuts += 1
-        state = {
+        state: dict[str, Any] = {
             "training": asdict(training.state),
             "live": asdict(training.live),
-            "source": training.source.state(),
             "layout": self.model.layout.digest,
             "env_id": self.config.env.id,
             "algorithm": self.config.learner.algorithm,
@@ -239,7 +237,7 @@ class Task:
 
         def write(folder: Path) -> None:
             training.learner.save(folder / LEARNER)
-            training.source.save(folder)
+            state["source"] = training.source.save(folder)
 
         path = write_checkpoint(self.directory.checkpoints, steps, state, write, self.config.run.keep_checkpoints)
         self._next_checkpoint = self._checkpoint_after(steps)

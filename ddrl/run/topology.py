@@ -95,7 +95,7 @@ class Topology:
     @cached_property
     def area_columns(self) -> tuple[Column, ...]:
         """The columns of a sample in the explorers' areas; none where rows go through lanes."""
-        return transition_columns(self.schema) if self.config.replay.source == "areas" else ()
+        return transition_columns(self.schema) if self.config.replay.through_areas else ()
 
     def lane_rows(self) -> int:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
