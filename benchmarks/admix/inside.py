@@ -32,8 +32,12 @@ class KeptDay:
 
     def __init__(self, config: MarketConfig, sequence: int, day: int) -> None:
         drawn = Market(config).day(sequence, day)
-        self.contracts, self.windows, self.billed_rate = drawn.contracts, drawn.windows, drawn.billed_rate
-        self.inventory, self.yesterday_alpha, self._parts = drawn.inventory, drawn.yesterday_alpha, list(drawn)
+        self.contracts = drawn.contracts
+        self.windows = drawn.windows
+        self.billed_rate = drawn.billed_rate
+        self.inventory = drawn.inventory
+        self.yesterday_alpha = drawn.yesterday_alpha
+        self._parts = list(drawn)
 
     def __iter__(self) -> Iterator[Requests]:
         return iter(self._parts)
@@ -84,10 +88,12 @@ class Inside:
         spec = self._envs[0].spec
         schema = row_schema(spec)
         self.learner = Learner.of(config, spec)
-        columns, areas = transition_columns(schema), config.areas
+        columns = transition_columns(schema)
+        areas = config.areas
         ends = [SampleArea.create(None, columns, areas.block, areas.blocks) for _ in explorers]
         self.source = make_source(config, schema, describe(config, spec).experience, ends)
-        count, steps = config.env.num_envs, {"n_step": config.replay.n_step, "discount": config.learner.discount}
+        count = config.env.num_envs
+        steps = {"n_step": config.replay.n_step, "discount": config.learner.discount}
         self._writers = [AreaWriter(area, schema, 0, count, **steps) for area in ends]
         seeds = np.random.SeedSequence(config.run.seed).generate_state(len(explorers) + 1).tolist()
         self._rng = np.random.default_rng(seeds[-1])
@@ -108,7 +114,8 @@ class Inside:
     def explore(self) -> int:
         """A round: each explorer takes its steps, with the noise of rollout.epsilon_end; samples that arrived."""
         for place, (env, writer, speed) in enumerate(zip(self._envs, self._writers, self._speeds, strict=True)):
-            low, high = np.array(env.spec.action_low), np.array(env.spec.action_high)
+            low = np.array(env.spec.action_low)
+            high = np.array(env.spec.action_high)
             for _ in range(speed):
                 state = self._states[place]
                 noise = self.config.rollout.epsilon_end * self._rng.standard_normal(
@@ -123,9 +130,11 @@ class Inside:
 
     def learn(self, most: int) -> int:
         """At most `most` updates, as far as samples_per_insert allows; how many."""
-        done, learner = 0, self.learner
+        done = 0
+        learner = self.learner
         while done < most and self.source.pacing.ready():
-            batch, steps = self.source.sample(), []
+            batch = self.source.sample()
+            steps = []
             for part in learner.parts:
                 gradient = learner.gradient(batch, part, False)
                 if gradient is not None:
@@ -138,7 +147,9 @@ class Inside:
 
     def play(self, env: VectorEnv, seed: int) -> NDArray[np.float64]:
         """The return of one greedy day in each environment [N]."""
-        state, total, over = env.reset(seed), np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+        state = env.reset(seed)
+        total = np.zeros(env.num_envs)
+        over = np.zeros(env.num_envs, bool)
         while not over.all():
             step = env.step(self.act(env, state))
             total += np.where(over, 0.0, step.raw_reward)

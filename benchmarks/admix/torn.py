@@ -25,7 +25,9 @@ from ddrl.channels import SampleArea, segment_name
 from ddrl.core.specs import Column
 
 COLUMNS = (Column("head", (), "uint64"), Column("body", (32,), "uint64"), Column("tail", (), "uint64"))
-BLOCK, BLOCKS, BATCH = 64, 4, 8
+BLOCK = 64
+BLOCKS = 4
+BATCH = 8
 
 
 def write_for_ever(name: str) -> None:
@@ -68,7 +70,8 @@ def _read(area: SampleArea, flag: bool, reads: int, seconds: float) -> dict[str,
     while done < reads:
         if not done % 4096 and time.perf_counter() - begin > seconds:
             break
-        standing, before = area.update(), area.written
+        standing = area.update()
+        before = area.written
         if standing < BLOCKS:
             unreadable += 1
             continue

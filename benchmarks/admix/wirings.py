@@ -45,7 +45,8 @@ def run(folder: Path, *wanted: str) -> dict[str, Any]:
     if done.returncode:
         sys.exit(done.stderr)
     with Run(folder) as read:
-        table, newest = read.series(["samples"]), read.latest()
+        table = read.series(["samples"])
+        newest = read.latest()
     names = ("torn_batches", "draws_repeated", "env_seconds", "act_seconds", *LEARNED)
     last = {name: float(np.nansum(newest.column(name))) for name in names}
     learned = {"samples": float(np.nanmax(table["samples"])), "rate": _rate(table)}
@@ -54,9 +55,11 @@ def run(folder: Path, *wanted: str) -> dict[str, Any]:
 
 def _rate(table: Any) -> float:
     """Samples learned from per second over the second half of what was learned."""
-    samples, wall = np.asarray(table["samples"], float), np.asarray(table["wall_seconds"], float)
+    samples = np.asarray(table["samples"], float)
+    wall = np.asarray(table["wall_seconds"], float)
     known = np.isfinite(samples)
-    samples, wall = samples[known], wall[known]
+    samples = samples[known]
+    wall = wall[known]
     late = samples >= samples[-1] / 2
     return float((samples[-1] - samples[late][0]) / (wall[-1] - wall[late][0]))
 

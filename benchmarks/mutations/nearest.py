@@ -100,7 +100,8 @@ FIRST: dict[str, tuple[str, ...]] = {
 def nearest(path: str) -> list[tuple[str, ...]]:
     """The tests of a file, in rings: each runs where those before it have noticed nothing."""
     folder, further = _longest(NEAREST, path)
-    module, stem = path.removesuffix(".py").replace("/", "."), Path(path).stem
+    module = path.removesuffix(".py").replace("/", ".")
+    stem = Path(path).stem
     files = [(name, text) for name, text in _test_files() if name.startswith(folder) or f"{module} " in text]
     own = tuple(name for name, _ in files if Path(name).stem == f"test_{stem}") or _longest(FIRST, path) or ()
     importing = tuple(name for name, text in files if name not in own and f"{module} " in text)[:MAX_FILES]

@@ -20,7 +20,8 @@ class RingReplay:
         self.state = np.ones((size + 1, dim), np.float32)
         self.action = np.arange(size + 1)
         self.reward = np.ones(size + 1, np.float32)
-        self.episodes, self.steps = episodes, steps
+        self.episodes = episodes
+        self.steps = steps
         self.rng = np.random.default_rng(0)
 
     def windows(self, count: int, length: int) -> tuple[np.ndarray, ...]:
@@ -52,8 +53,11 @@ class PlainReplay:
 
     def record(self, handle: int, state: Any, action: int, reward: float, final_state: Any = None) -> int:
         """As ExperienceReplay.record."""
-        row, final = self._row, None
-        row["state"], row["action"], row["reward"] = state, action, reward
+        row = self._row
+        final = None
+        row["state"] = state
+        row["action"] = action
+        row["reward"] = reward
         if final_state is not None:
             final = row.copy()
             final["state"] = final_state

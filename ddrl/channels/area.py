@@ -124,7 +124,8 @@ class SampleArea:
     def draw(self, rows: NDArray[np.int64]) -> tuple[dict[str, NDArray[Any]], bool]:
         """The samples `rows` [B] of those that `update` counted, 0 .. blocks * k - 1, in arrays [B, *shape] of their
         own; and whether no block was written over meanwhile. Where that is False, what was drawn may be torn."""
-        reader, words = self._reader, self._words
+        reader = self._reader
+        words = self._words
         assert reader is not None, "update comes before draw"
         slots = np.fromiter(words, np.int64, len(words))[rows // self.block]
         places = rows % self.block

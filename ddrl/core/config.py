@@ -249,7 +249,9 @@ class Config:
         for component in fields(self):
             if component.name != "tables":
                 check_ranges(component.name, getattr(self, component.name))
-        replay, learner, rollout = self.replay, self.learner, self.rollout
+        replay = self.replay
+        learner = self.learner
+        rollout = self.rollout
         if replay.min_size > replay.capacity:
             raise ConfigError(
                 f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): no batch would come"

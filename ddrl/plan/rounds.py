@@ -30,7 +30,8 @@ def serial_rounds(config: Config, env_steps: int | None = None) -> Iterator[Roun
     """The rounds of a serial task until it has taken `env_steps` (None: without end).
 
     Serial: a vector step, then all that may be learned; a round ends at a publish, and after MAX_UPDATES updates."""
-    replay, learner = config.replay, config.learner
+    replay = config.replay
+    learner = config.learner
     if not replay.samples_per_insert:
         raise ConfigError("replay.samples_per_insert = 0: nothing says how many updates follow a step of a serial task")
     limiter = RateLimiter(replay.samples_per_insert, replay.min_size, replay.samples_tolerance)
@@ -38,17 +39,20 @@ def serial_rounds(config: Config, env_steps: int | None = None) -> Iterator[Roun
     while env_steps is None or taken < env_steps:
         if limiter.can_insert():
             limiter.inserted(config.env.num_envs)
-            taken, steps = taken + config.env.num_envs, steps + 1
+            taken = taken + config.env.num_envs
+            steps = steps + 1
         while limiter.can_sample(learner.batch_size):
             updates = 0
             while updates < MAX_UPDATES and limiter.can_sample(learner.batch_size):
                 limiter.sampled(learner.batch_size)
-                updates, unpublished = updates + 1, unpublished + 1
+                updates = updates + 1
+                unpublished = unpublished + 1
                 if unpublished >= learner.publish_period:
                     break
             publishes = unpublished >= learner.publish_period
             yield Round(steps, updates, publishes)
-            steps, unpublished = 0, 0 if publishes else unpublished
+            steps = 0
+            unpublished = 0 if publishes else unpublished
     if steps:
         yield Round(steps, 0, False)
 

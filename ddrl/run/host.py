@@ -40,8 +40,11 @@ class HostChannels:
     """The channels of one host as one process holds them. `create` for the host's creator, `attach` for the others."""
 
     def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
-        self.topology, self.host, self.board = topology, host, board
-        self._owner, self._dtype = owner, topology.schema.dtype
+        self.topology = topology
+        self.host = host
+        self.board = board
+        self._owner = owner
+        self._dtype = topology.schema.dtype
         self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane | Counters | Segment] = [board]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
@@ -62,8 +65,11 @@ class HostChannels:
             self.counters = self._keep(Counters.attach(self._name("counters")))
 
     def _create(self) -> None:
-        topology, dtype = self.topology, self._dtype
-        ranks, rows, full = topology.on_host(self.host), topology.lane_rows(), topology.config.channels.lane_full
+        topology = self.topology
+        dtype = self._dtype
+        ranks = topology.on_host(self.host)
+        rows = topology.lane_rows()
+        full = topology.config.channels.lane_full
         self.counters = self._keep(Counters.create(self._name("counters"), len(ranks), topology.columns))
         for rank in ranks:
             if rank.role is Role.ROLLOUT and topology.area_columns:
@@ -145,14 +151,16 @@ class HostChannels:
     def create_policy(self, model: ActingModel) -> Mailbox:
         """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
         config = self.topology.config
-        readers, slots = len(self.topology.on_host(self.host)), config.channels.mailbox_slots
+        readers = len(self.topology.on_host(self.host))
+        slots = config.channels.mailbox_slots
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
             from ddrl.distribution.relay.core import (  # the creator alone needs it, not hundreds of rollouts
                 readers_needed,
                 slots_needed,
             )
 
-            readers, slots = readers + readers_needed(config.cluster), max(slots, slots_needed(config.cluster))
+            readers = readers + readers_needed(config.cluster)
+            slots = max(slots, slots_needed(config.cluster))
         self.model = model
         self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
         if self.host == 0 and config.evaluation.period:

@@ -40,7 +40,8 @@ class Observers:
     ) -> None:
         topology = channels.topology
         config = topology.config
-        self._channels, self._training = channels, training
+        self._channels = channels
+        self._training = training
         self.recorder = Recorder(
             directory.path,
             self.tables,

@@ -37,7 +37,8 @@ class Preparation:
 
     def __init__(self, command: Command, run_id: str, path: Path | None = None) -> None:
         """`path`: the directory of a new run, where it has been announced."""
-        self.run_id, self._path = run_id, path
+        self.run_id = run_id
+        self._path = path
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume, claim=True)
@@ -132,7 +133,8 @@ class Preparation:
         sizer.propose(Observation.blank(cluster))
 
     def _check_own_replays(self, ranks: tuple[Assignment, ...]) -> None:
-        config, rollouts = self.config, sum(rank.role is Role.ROLLOUT for rank in ranks)
+        config = self.config
+        rollouts = sum(rank.role is Role.ROLLOUT for rank in ranks)
         own = "learner.node_replay = own"
         if rollouts < config.learner.nodes:
             raise ConfigError(
@@ -160,7 +162,8 @@ class Preparation:
             theirs = state[name.replace("learner.", "").replace(".", "_")]
             if theirs != mine:
                 raise ConfigError(f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}")
-        theirs, learner = state["source"].get("nodes", 0), self.config.learner
+        theirs = state["source"].get("nodes", 0)
+        learner = self.config.learner
         mine = learner.nodes if learner.node_replay == "own" else 0
         if mine != theirs:
             advice = (

@@ -27,7 +27,8 @@ class Steering:
 
     def restore(self) -> None:
         """Apply again what had been set live before the checkpoint, or what the settings say now."""
-        live, configured = self._training.live, self._training.config.replay.samples_per_insert
+        live = self._training.live
+        configured = self._training.config.replay.samples_per_insert
         self._training.source.pacing.change(configured if live.samples_per_insert is None else live.samples_per_insert)
         if live.scheme is not None:
             self._ask_scheme(live.scheme)

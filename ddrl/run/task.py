@@ -86,8 +86,12 @@ class Task:
     ) -> None:
         """`watch` looks after other processes, some times a second; `restart` starts a silent one again, if it
         can; None where there are no others."""
-        config, resume = topology.config, records.resume
-        self.topology, self.config, self.channels, self.directory = topology, config, channels, records.directory
+        config = topology.config
+        resume = records.resume
+        self.topology = topology
+        self.config = config
+        self.channels = channels
+        self.directory = records.directory
         self.board = channels.board
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = self.save  # what a due checkpoint calls
@@ -98,12 +102,15 @@ class Task:
         source = build_source(topology, channels)
         self.disk = Disk()
         self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
-        state, live, base = TrainingState(), LiveSettings(), dict[str, float]()
+        state = TrainingState()
+        live = LiveSettings()
+        base = dict[str, float]()
         if resume is not None:
             learner.load(resume.path / LEARNER)
             source.load(resume.path, resume.state["source"])
             source.cut()
-            state, live = TrainingState(**resume.state["training"]), LiveSettings(**resume.state["live"])
+            state = TrainingState(**resume.state["training"])
+            live = LiveSettings(**resume.state["live"])
             base = {
                 "env_steps": float(state.env_steps),
                 "updates": float(state.updates),
@@ -121,7 +128,8 @@ class Task:
         self._base = base
         nbytes = self.model.layout.nbytes
         self.observers = Observers(records.directory, channels, self.training, nbytes, self.checkpoint, base or None)
-        self.steering, self._record_event = self.observers.steering, self.observers.recorder.record_event
+        self.steering = self.observers.steering
+        self._record_event = self.observers.recorder.record_event
         self.disk.record_event = self._record_event
         self._next_look = 0.0
         say = partial(self._record_event, "alarm")
@@ -146,7 +154,8 @@ class Task:
     def attend(self) -> bool:
         """Between two draws: look around a few times a second, and take a checkpoint where one is due. Whether the task
         has ended."""
-        state, now = self.training.state, time.monotonic()
+        state = self.training.state
+        now = time.monotonic()
         if now >= self._next_look or state.env_steps >= self.config.run.max_env_steps:
             self._next_look = now + LOOK_PERIOD
             self.reason = self.reason or self.look()
@@ -181,7 +190,8 @@ class Task:
             self._silence.look(self.observers.tables())
         self._read_evaluations()
         self.best.save_again()
-        run, state = self.config.run, self.training.state
+        run = self.config.run
+        state = self.training.state
         if self.steering.stop_requested:
             return Reason.STOPPED
         if self.best.target_reached:
@@ -264,7 +274,8 @@ class Task:
         self._record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
         if settle:
             self._settle()
-        training, config = self.training, self.config.evaluation
+        training = self.training
+        config = self.config.evaluation
         training.report()
         self._read_evaluations()
         if not saved:

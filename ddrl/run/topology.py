@@ -100,7 +100,8 @@ class Topology:
     def lane_rows(self) -> int:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
         is learned from late."""
-        channels, pool = self.config.channels, self.config.pool
+        channels = self.config.channels
+        pool = self.config.pool
         steps = pool.collect_steps if self.in_rounds else 2  # a collector ends before anybody drains its lane
         least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
         held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"

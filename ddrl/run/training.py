@@ -96,8 +96,12 @@ class Training:
         state: TrainingState,
         live: LiveSettings,
     ) -> None:
-        self.config, self.learner, self.source, self.ends = config, learner, source, ends
-        self.state, self.live = state, live
+        self.config = config
+        self.learner = learner
+        self.source = source
+        self.ends = ends
+        self.state = state
+        self.live = live
         self.lag = LagMeter(state.policy_version)
         self.gradient: Gradient | None = None  # computed, not applied yet
         self._rows = np.zeros(max(64, DRAIN_BYTES // ends.row_dtype.itemsize), ends.row_dtype)
@@ -162,7 +166,8 @@ class Training:
 
     def _learn(self, batch: Any) -> Iterator[Move]:
         """One update: a gradient and its application for each part of the algorithm; then a publish, if it is due."""
-        learner, learn_seconds = self.learner, self._count["learn_seconds"]
+        learner = self.learner
+        learn_seconds = self._count["learn_seconds"]
         with_statistics = self.state.updates % STATISTICS_PERIOD == 0
         steps: list[tuple[Gradient, Any]] = []
         for part in learner.parts:
@@ -295,7 +300,8 @@ class Training:
         """Write the acting parameters as the next policy version; never waits for a reader."""
         self._anneal()
         begin = time.perf_counter()
-        state, board = self.state, self.ends.board
+        state = self.state
+        board = self.ends.board
         version = state.policy_version + 1
         if self.rounds is not None:
             self.rounds.begin(version)

@@ -47,7 +47,8 @@ class SerialRun:
 
     def turn(self) -> Outcome:
         """One vector step, all that can be learned after it, and what is due: an evaluation, a checkpoint, the end."""
-        task, training = self.task, self.task.training
+        task = self.task
+        training = self.task.training
         moved = False
         if not task.steering.paused:
             if training.source.pacing.insertable():
@@ -73,11 +74,13 @@ class SerialRun:
         self._channels.close()
 
     def _evaluate_where_due(self) -> None:
-        task, state = self.task, self.task.training.state
+        task = self.task
+        state = self.task.training.state
         if state.env_steps < self._next_evaluation:
             return
         self._next_evaluation = self._evaluation_after(state.env_steps)
-        vector, turn = task.acting_vector(), state.env_steps // task.config.evaluation.period
+        vector = task.acting_vector()
+        turn = state.env_steps // task.config.evaluation.period
         task.accept(self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn), vector)
 
     def _cut(self) -> None:

@@ -52,8 +52,11 @@ class NodeReplays:
     through_areas: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: RowSchema, experience: Experience) -> None:
-        settings, self._nodes, self._num_envs = config.replay, config.learner.nodes, config.env.num_envs
-        self._size, self._pick_len = config.learner.batch_size, experience.pick_len
+        settings = config.replay
+        self._nodes = config.learner.nodes
+        self._num_envs = config.env.num_envs
+        self._size = config.learner.batch_size
+        self._pick_len = experience.pick_len
         self.pacing = rate_limiter(config, self._size * self._pick_len, self._drawable)
         self._held = [(0, 0)] * self._nodes  # records and bytes of each node
         self._carrier: Carrier | None = None
@@ -156,7 +159,8 @@ class OwnReplay:
         settings = replace(config.replay, capacity=share, min_size=1, file=file)
         run = replace(config.run, seed=config.run.seed + 1 + node)
         self._source = ReplaySource(replace(config, run=run, replay=settings), schema, experience)
-        self._dtype, self._node = schema.dtype, node
+        self._dtype = schema.dtype
+        self._node = node
         self._rows: Any = None  # of the last draw: every part of the algorithm learns from them
 
     def record(self, rows: NDArray[np.uint8], newest_version: int) -> None:
@@ -172,7 +176,8 @@ class OwnReplay:
 
     def learned(self, priority: NDArray[np.float32] | None) -> Fields:
         """Write the priorities of the rows; what the leader counts of them."""
-        batch, source = self._rows, self._source
+        batch = self._rows
+        source = self._source
         source.learned(batch, priority)
         size = len(batch.pick_epi)
         length = getattr(batch, "length", np.ones(size, np.uint32))
@@ -186,7 +191,8 @@ class OwnReplay:
 
     def follow(self, order: Order) -> Reply:
         """Do what the leader orders; what to answer."""
-        replay, trouble = self._source.replay, ""
+        replay = self._source.replay
+        trouble = ""
         path = Path(order.folder) / f"replay-{self._node}.snapshot"
         try:
             if order.action == "save":

@@ -51,7 +51,8 @@ class Rounds:
     def __init__(self, training: Training, collectors: Collectors, lanes: Sequence[Rows]) -> None:
         self.collectors = collectors
         self.number = -1
-        self._training, self._lanes = training, lanes
+        self._training = training
+        self._lanes = lanes
         self._by_worker = training.config.pool.gradient_order == "worker"
         self._arrived: list[Sent] = []  # this round's, not recorded yet
         self._recorded: set[int] = set()
@@ -63,7 +64,8 @@ class Rounds:
 
     def begin(self, version: int) -> None:
         """See `RoundCycle`."""
-        self.number, self._restarts = version, 0
+        self.number = version
+        self._restarts = 0
         self._recorded.clear()
         self._training.source.cut()  # the next collectors begin new episodes
         self.collectors.begin(version, time.monotonic())
@@ -98,11 +100,13 @@ class Rounds:
     def _update(self, batches: list[Any], shares: list[Iterator[Any]], *, gather: bool) -> Iterator[Move]:
         """One update from `batches`, None where a worker has none. gather: fill `batches` and `shares` on the way, as
         the workers' data come."""
-        training, learner = self._training, self._training.learner
+        training = self._training
+        learner = self._training.learner
         with_statistics = training.state.updates % STATISTICS_PERIOD == 0
         steps: list[tuple[Gradient, Any]] = []
         for part in learner.parts:
-            mean, done = learner.mean(), 0
+            mean = learner.mean()
+            done = 0
             while done < (len(self._lanes) if gather else len(batches)):
                 if done == len(batches):
                     sent = self._next()
