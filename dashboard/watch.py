@@ -85,7 +85,8 @@ def show(names: list[str]) -> None:
 
 def read_address() -> None:
     """Take what the address says, once: the pages' own moves drop it, and every page writes it anew."""
-    state, query = st.session_state, st.query_params
+    state = st.session_state
+    query = st.query_params
     if "read" in state:
         return
     state["read"] = True
@@ -107,7 +108,8 @@ def curves() -> dict[str, Any]:
 def _choose(names: list[str]) -> None:
     """The chosen runs: those of the address, those that the user chose, else the newest, which a newer one replaces."""
     state = st.session_state
-    chosen, newest = state.get("names", []), names[:1]
+    chosen = state.get("names", [])
+    newest = names[:1]
     followed = not chosen or chosen == [state.get("newest")]  # a comparison, or an older run, stays chosen
     if "wanted names" in state:
         chosen = state.pop("wanted names")

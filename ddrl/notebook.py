@@ -101,7 +101,8 @@ def start(
     5e-4, ...} as after --set; they may stand alone, in the task's place. `ranks`: 0 for local processes,
     else under mpirun with so many. Raises DdrlError with the run's own words where it ends at once."""
     if isinstance(task, Mapping):
-        task, settings = "", {**task, **(settings or {})}
+        settings = {**task, **(settings or {})}
+        task = ""
     settings = dict(settings or {})
     root = Path(root).absolute()
     path = Path(

@@ -35,7 +35,8 @@ class Film:
     result: EvaluationResult
 
     def _repr_html_(self) -> str:
-        kind, data = FILMS[self.path.suffix], base64.b64encode(self.path.read_bytes()).decode()
+        kind = FILMS[self.path.suffix]
+        data = base64.b64encode(self.path.read_bytes()).decode()
         source = f'src="data:{kind};base64,{data}"'
         picture = f"<img {source}>" if kind.startswith("image") else f"<video {source} controls loop></video>"
         return f"{picture}<br>return {', '.join(f'{value:g}' for value in self.result.returns)}"

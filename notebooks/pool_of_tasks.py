@@ -1,4 +1,4 @@
-"""A small real pool for the notebook of pools, and sliders over its simulator. Tables out, figures by `ddrl.plots`.
+"""A small real pool for the notebook of pools, and sliders over its simulator. Tables out, figures by `ddrl.pool.plots`.
 
 Used by the notebook beside it alone. The sliders need ipywidgets."""
 
@@ -8,17 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddrl import plots
 from ddrl.core.errors import MissingExtraError, PoolError
-from ddrl.plan import Case, fit, predict, read_recordings
-from ddrl.pool.devices import Device
-from ddrl.pool.equal_tasks import steady_shares, typical_task
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.reading import PoolRecord, read_pool
+from ddrl.pool.plots import busy_against_tasks
+from ddrl.pool.records import PoolRecord, read_pool
+from ddrl.pool.simulator import steady_shares, typical_task
 
 TASK = """
 [run]
@@ -60,29 +56,8 @@ def run_pool(
     return place / "pool"
 
 
-def planned_makespans(
-    pool: Path, tasks: Sequence[int], devices: Sequence[int], *, env_steps: int = 200_000
-) -> dict[str, list[float]]:
-    """Seconds until the last of so many tasks like the pool's has taken its env steps: {"2 devices": [tasks]}."""
-    recordings = read_recordings(pool)
-    known = [
-        (
-            replace(one.config, run=replace(one.config.run, max_env_steps=env_steps)),
-            fit(one.config, recordings, serial=True),
-        )
-        for one in recordings
-    ]
-    cores = max(*devices, len(os.sched_getaffinity(0)))
-    found: dict[str, list[float]] = {}
-    for count in devices:
-        slots = tuple(Device(f"cpu:{core}", "cpu", (core,)) for core in range(count))
-        name = f"{count} device{'s' * (count > 1)}"
-        found[name] = [predict(Case(number, slots, cores=cores), known, Fair()).makespan for number in tasks]
-    return found
-
-
 def measured_point(record: PoolRecord) -> dict[str, tuple[float, float]]:
-    """The pool itself, as a point of `plots.busy_against_tasks`."""
+    """The pool itself, as a point of `busy_against_tasks`."""
     return {"this pool, measured": (float(len(record.tasks)), typical_task(record).busy_per_wall)}
 
 
@@ -98,7 +73,7 @@ def pool_sliders(record: PoolRecord) -> Any:
     def draw(most: int, duty: float, devices: int, variation: float) -> None:
         tasks = range(1, most + 1)
         shares, bound = steady_shares(tasks, duty=duty, devices=devices, variation=variation)
-        display(plots.busy_against_tasks(tasks, {"simulated, fair": shares}, bound, measured_point(record)))
+        display(busy_against_tasks(tasks, {"simulated, fair": shares}, bound, measured_point(record)))
 
     def slider(kind: Any, words: str, low: float, high: float, value: float, step: float) -> Any:
         return kind(

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import arguments, print_table, save
+from ddrl.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
+from ddrl.admix.days import PACKAGE, Case, load, tune
+from ddrl.admix.market import GENERATOR
 from ddrl.core import plugins
-from ddrl.envs.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
-from ddrl.envs.admix.market import GENERATOR
-from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
 
 TUNING_SEED = 1000
 DELAYS = (0.0, 0.05, 0.2)
@@ -120,7 +120,8 @@ def run_cells(
                 ready = config, tuning[0], cases(config, 0, setup.days)
             cell["largest_gap"] = max(best.gap for case in ready[2] for best in case.optima)
         for each in missing:
-            baseline, begin = load(each), time.perf_counter()
+            baseline = load(each)
+            begin = time.perf_counter()
             settings = tune(baseline, ready[1], delay, setup.own_counts, setup.period)  # type: ignore[index]
             scores: list[float] = []
             for case in ready[2]:  # type: ignore[index]
@@ -159,7 +160,8 @@ def _speed(n: int, mode: str, short: bool) -> dict[str, Any]:
     rates = []
     for turn in range(6):
         steps = (500 if short else 5000) if n > 1 else (2000 if short else 20_000)
-        wall, processor = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        processor = time.process_time()
         for _ in range(steps):
             state = env.step(rng.random(shape, np.float32) * 10).observation
         if turn:

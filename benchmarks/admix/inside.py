@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ddrl.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
+from ddrl.admix.contracts import Requests
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.config import Config
-from ddrl.core.rows import row_schema
+from ddrl.core.rows import row_schema, transition_columns
 from ddrl.core.settings import load_config
 from ddrl.core.specs import VectorEnv
-from ddrl.core.transitions import transition_columns
 from ddrl.envs import make_vector_env
-from ddrl.envs.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
-from ddrl.envs.admix.contracts import Requests
 from ddrl.learner import Learner, describe
 from ddrl.learner.observations import as_tensors
 from ddrl.replay.sources import make_source
@@ -54,8 +53,11 @@ def days_env(
     turn = iter(range(1 << 40))  # environments begin on days that follow each other
     return AdmixVectorEnv(
         lambda seed, episode: kept_day(config, sequence, first_day + next(turn) % days),
-        num_envs, PlayConfig(**play), config.click_value, config.max_bids,
-    )  # fmt: skip
+        num_envs,
+        PlayConfig(**play),
+        config.click_value,
+        config.max_bids,
+    )
 
 
 def days_settings(sequence: int, market: Mapping[str, Any], play: Mapping[str, Any], wanted: Sequence[str]) -> Config:

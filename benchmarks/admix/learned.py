@@ -15,10 +15,10 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
+from ddrl.admix.contracts import Pacing
+from ddrl.admix.days import Decision, Feedback, Outlook
+from ddrl.admix.rules import MAX_PACE
 from ddrl.core.errors import ConfigError
-from ddrl.envs.admix.pacing import Pacing
-from ddrl.envs.admix.replay import Decision, Feedback, Outlook
-from ddrl.envs.admix.state import MAX_PACE
 
 
 class Learned:
@@ -36,10 +36,12 @@ class Learned:
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         saved = load_policy(Path(settings.policy))
         given = saved.env.kwargs
-        self._ad, self._overall = given["ad_fields"], given["overall_fields"]
+        self._ad = given["ad_fields"]
+        self._overall = given["overall_fields"]
         if given["mode"] != "bonuses" or given["prior"] != "yesterday" or given["traffic_fields"]:
             raise ConfigError(f"{settings.policy}: not a policy of the task admix (mode, prior or fields differ)")
-        self._policy, self._vector = ActingPolicy(saved.model, outputs=()), saved.vector
+        self._policy = ActingPolicy(saved.model, outputs=())
+        self._vector = saved.vector
         contracts = self._contracts = outlook.contracts
         self._state = np.zeros(len(outlook.inventories), saved.model.spec.observation.numpy)
         self._required = np.stack([inventory.split() for inventory in outlook.inventories])
@@ -47,7 +49,9 @@ class Learned:
         self._pacing = Pacing(contracts, given.get("pace_step", 0.0), len(self._prior))
         for day, alpha in enumerate(outlook.yesterday_alpha):
             self._pacing.begin(day, alpha)
-        self._repeat, self._next, self._bonus = given["repeat"], 0, self._prior
+        self._repeat = given["repeat"]
+        self._next = 0
+        self._bonus = self._prior
         self._paces = given.get("pace_step", 0.0) > 0
 
     def decide(self, feedback: Feedback) -> Decision:
@@ -59,8 +63,10 @@ class Learned:
 
     def _observed(self, feedback: Feedback) -> np.ndarray:
         """The state as the environment writes it."""
-        contracts, state = self._contracts, self._state.copy()
-        demand, estimate = np.maximum(contracts.demand, 1), feedback.estimate
+        contracts = self._contracts
+        state = self._state.copy()
+        demand = np.maximum(contracts.demand, 1)
+        estimate = feedback.estimate
         due = feedback.due * contracts.demand
         mask = state["queue_mask"] = feedback.shown < contracts.cap
         if self._paces:
@@ -79,7 +85,8 @@ class Learned:
         for place, name in enumerate(self._ad):
             state["ad"][:, :, place] = known[name] * mask
         state["prior"] = self._prior * mask
-        total, late = due.sum(1), np.maximum(due - estimate, 0).sum(1)
+        total = due.sum(1)
+        late = np.maximum(due - estimate, 0).sum(1)
         shortfall = np.divide(late, total, out=np.zeros_like(total), where=total > 0)
         for place, name in enumerate(self._overall):
             state["overall"][:, place] = {"shortfall": shortfall, "time": feedback.time}[name]

@@ -53,7 +53,9 @@ def train(critic: str, skewed: bool, lr: float, seed: int, updates: int) -> dict
     torch.set_num_threads(1)
     run = Inside(config, explorers)
     window = run.env(6, first_day=100, days=6)
-    evaluations, due, begin = [], 0.0, time.perf_counter()
+    evaluations = []
+    due = 0.0
+    begin = time.perf_counter()
     while run.updates < updates:
         run.explore()
         while run.updates < updates and run.learn(1):

@@ -18,8 +18,7 @@ from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.files import replacement
-from ddrl.core.rows import RowKind, RowSchema
-from ddrl.core.transitions import TransitionBuilder
+from ddrl.core.rows import RowKind, RowSchema, TransitionBuilder
 from ddrl.replay.batches import Transitions
 from ddrl.replay.sources import AreaSource, TransitionSource, as_batch
 

@@ -28,10 +28,10 @@ from benchmarks.admix.__main__ import DRIFTS, TUNING_SEED, UNCERTAIN, cases
 from benchmarks.admix.inside import Explorer, Inside, days_env, days_settings
 from benchmarks.admix.trained import PERIOD, play
 from benchmarks.harness import arguments, print_table, save
+from ddrl.admix import Market, MarketConfig
+from ddrl.admix.days import Case, load, tune
 from ddrl.core.config import Config
 from ddrl.core.settings import load_config
-from ddrl.envs.admix import Market, MarketConfig
-from ddrl.envs.admix.scoring import Case, load, tune
 from ddrl.run.cli import tasks
 
 LENGTHS = (0, 1, 2, 4, 8)  # 0: never retrained
@@ -61,7 +61,8 @@ def served(config: Config, length: int, days: int, updates: int, first_updates: 
     """Serve and retrain in turn; the return of each reported day. Length 0: the first policy serves every day."""
     begin = time.perf_counter()
     run = trained(config, None, 1, FIRST, first_updates)
-    returns, step = [], length or FIRST
+    returns = []
+    step = length or FIRST
     for first in range(1 + FIRST, 1 + FIRST + days, step):
         if length:
             run = trained(config, run.learner, first - length, length, updates * length)
@@ -79,7 +80,9 @@ def pacing(days: int, sequence: int, **play: Any) -> list[float]:
 
 def prior(env: Any) -> np.ndarray:
     """The return of a day by the prior [N]."""
-    state, total, over = env.reset(0), np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+    state = env.reset(0)
+    total = np.zeros(env.num_envs)
+    over = np.zeros(env.num_envs, bool)
     while not over.all():
         step = env.step(state["prior"])
         total += np.where(over, 0.0, step.raw_reward)
@@ -93,7 +96,8 @@ def in_cell(drift: float, days: int, updates: int, first_updates: int, sequence:
     market = {"drift": drift, **UNCERTAIN}
     config = days_settings(sequence, market, {"delay": DELAY}, [*ALWAYS, "learner.d4pg.actor_start=100"])
     drawn = MarketConfig(**config.env.kwargs["market"])
-    feed, numbers = Market(drawn), range(1 + FIRST, 1 + FIRST + days)
+    feed = Market(drawn)
+    numbers = range(1 + FIRST, 1 + FIRST + days)
     days_of = [[feed.day(sequence, number - back) for number in numbers] for back in (0, 1)]
     case = Case.of(*days_of, drawn.click_value)
     gained = np.array([best.lower - best.bid_only for best in case.optima])

@@ -70,7 +70,10 @@ def memory_mib() -> float:
 
 def in_process(count: int, seed: int) -> dict[str, Any]:
     """Control messages straight into the decoder: refused or read, and nothing else."""
-    draw, refused, longest, before = random.Random(seed), 0, 0, memory_mib()
+    draw = random.Random(seed)
+    refused = 0
+    longest = 0
+    before = memory_mib()
     for _ in range(count):
         try:
             read_request(mutated_parts(draw)).command.encode()
@@ -112,7 +115,8 @@ def from_a_client(count: int, seed: int) -> dict[str, Any]:
         client.set_hwm(1000)
         secure_client(client, run, live.control_key)
         client.connect(server.endpoint)
-        before, begin = memory_mib(), time.monotonic()
+        before = memory_mib()
+        begin = time.monotonic()
         for _ in range(count):
             client.send_multipart(mutated_parts(draw)[1:] or [b""])
             while client.poll(0):

@@ -19,7 +19,7 @@ from typing import Any
 
 from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
-from ddrl.run.lock import RunLock
+from ddrl.run.directory import RunLock
 from ddrl.telemetry import Run
 
 MARK = "DDRL_ATTACK"
@@ -28,10 +28,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 LONGEST_START = 6.0  # [s] before a signal: start-up, training and, of the shorter runs, the end
 LIMIT = float(os.environ.get("DDRL_ATTACK_LIMIT", "30"))  # [s] after which a run hangs; more on a machine that is busy
 SETTINGS = (
-    "replay.min_size=200", "rollout.warmup_steps=200", "env.num_envs=4", "learner.hidden=[16]", "learner.batch_size=16",
-    "replay.samples_per_insert=2", "evaluation.period=500", "evaluation.episodes=2", "evaluation.confirm_episodes=0",
-    "run.target_return=1000.0", "run.processes=2", "run.checkpoint_period=1000", "telemetry.period=0.2",
-)  # fmt: skip
+    "replay.min_size=200",
+    "rollout.warmup_steps=200",
+    "env.num_envs=4",
+    "learner.hidden=[16]",
+    "learner.batch_size=16",
+    "replay.samples_per_insert=2",
+    "evaluation.period=500",
+    "evaluation.episodes=2",
+    "evaluation.confirm_episodes=0",
+    "run.target_return=1000.0",
+    "run.processes=2",
+    "run.checkpoint_period=1000",
+    "telemetry.period=0.2",
+)
 CLEAN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -72,7 +82,8 @@ def start(mode: str, run: Path, steps: int, mark: str) -> subprocess.Popen[bytes
 
 def processes(mark: str) -> dict[int, str]:
     """The processes of a run that live: id -> command line."""
-    wanted, found = f"{MARK}={mark}".encode(), dict[int, str]()
+    wanted = f"{MARK}={mark}".encode()
+    found = dict[int, str]()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
@@ -96,7 +107,9 @@ def role(words: str) -> str:
 
 def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
     """Seconds until nothing of a run lives; above LIMIT it hangs, and is killed."""
-    begin, seconds, seen = time.monotonic(), 0.0, dict[int, int]()
+    begin = time.monotonic()
+    seconds = 0.0
+    seen = dict[int, int]()
     # One that is ending has no environment any more, but still holds its files.
     while (living := processes(mark)) or process.poll() is None or any(map(_lives, seen.items())):
         seen |= {pid: start_time(pid) for pid in living}
@@ -158,14 +171,20 @@ def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too; so SIGINT in a script's "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    draw, end = random.Random(seed), time.monotonic() + seconds
-    sent, troubles, resumed, resumes, left = Counter[str](), list[dict[str, Any]](), 0, 0, 0
+    draw = random.Random(seed)
+    end = time.monotonic() + seconds
+    sent = Counter[str]()
+    troubles = list[dict[str, Any]]()
+    resumed = 0
+    resumes = 0
+    left = 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
         for turn in range(count):
             if time.monotonic() > end:
                 break
             mode = draw.choices(list(MODES), list(MODES.values()))[0]
-            mark, run = f"{os.getpid()}-{turn}", Path(folder) / f"run-{turn}"
+            mark = f"{os.getpid()}-{turn}"
+            run = Path(folder) / f"run-{turn}"
             process = start(mode, run, draw.choice((1500, 10**9)), mark)
             time.sleep(draw.uniform(0.0, LONGEST_START))
             living = processes(mark)
@@ -221,14 +240,18 @@ def _of(run: Path, segment: str) -> bool:
 
 def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` short runs from their start to their end, or as many as `seconds` allow."""
-    draw, end = random.Random(seed), time.monotonic() + seconds
-    ended, troubles, longest = Counter[str](), list[dict[str, Any]](), 0.0
+    draw = random.Random(seed)
+    end = time.monotonic() + seconds
+    ended = Counter[str]()
+    troubles = list[dict[str, Any]]()
+    longest = 0.0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
         for turn in range(count):
             if time.monotonic() > end:
                 break
             mode = draw.choices(("local", "mpirun"), (0.8, 0.2))[0]
-            mark, run = f"{os.getpid()}-s{turn}", Path(folder) / f"run-{turn}"
+            mark = f"{os.getpid()}-s{turn}"
+            run = Path(folder) / f"run-{turn}"
             begin = time.monotonic()
             process = start(mode, run, 400, mark)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.distribution import cluster
-from ddrl.distribution.plans.costs import bound_unequal
-from ddrl.distribution.plans.scheme import make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
-from ddrl.distribution.transport.links import Links
+from ddrl.distribution.links import Links
+from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.simulator import Network, bound_unequal, simulate
 
 SOURCES = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 SEALED = "sealed loop"  # the next model leaves when every host has sealed the last
-HEADERS, WIRE = 52, 14  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
+HEADERS = 52  # bytes of a packet: of TCP and IP within the MTU, of the frame beside it
+WIRE = 14
 
 
 def case(
@@ -37,7 +37,7 @@ def case(
         "parameters": parameters,
         "models": models,
         "versions_in_flight": in_flight,
-        "label": label or scheme,
+        "label": label or scheme.rpartition(":")[2],
         "limit": limit,
         "warm": 1 if in_flight == 1 else in_flight,
     }
@@ -71,7 +71,8 @@ def run_groups(
     with "sending_rates" what those hosts send.
     `ended` is told of each group as soon as it has ended: its index and what was found."""
     with tempfile.TemporaryDirectory() as folder:
-        request, out = Path(folder) / "request.json", Path(folder) / "out.json"
+        request = Path(folder) / "request.json"
+        out = Path(folder) / "out.json"
         request.write_text(json.dumps({"groups": list(groups), "tune": tune or {}}))
         environment = {"PYTHONPATH": SOURCES, "DDRL_ADDRESS": cluster.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
         environment["DDRL_CLUSTER"] = cluster.NAME

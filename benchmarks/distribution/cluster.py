@@ -24,7 +24,9 @@ NAME = os.environ.get("DDRL_CLUSTER", "ddrl")  # several clusters can stand besi
 if not NAME.isalnum() or len(NAME) > 6:
     raise SystemExit(f"DDRL_CLUSTER={NAME!r}: at most 6 letters and digits, for interfaces bear the name")
 STATE = Path(f"/run/{NAME}-cluster")
-BRIDGE, PREFIX, LINK = f"{NAME}-bridge", f"{NAME}-h", f"{NAME}-v"
+BRIDGE = f"{NAME}-bridge"
+PREFIX = f"{NAME}-h"
+LINK = f"{NAME}-v"
 SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
@@ -76,7 +78,8 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
     )
     _batch(["ip"], [f"netns add {PREFIX}{host}" for host in range(len(rates))])
     for host, rate in enumerate(rates):
-        name, burst = f"{PREFIX}{host}", _burst(rate, mtu)
+        name = f"{PREFIX}{host}"
+        burst = _burst(rate, mtu)
         gso = min(65536, burst * 3 // 4)  # tbf cuts up in software what is, headers counted, larger than its burst
         hardware = f"02:dd:00:00:{host >> 8:02x}:{host & 255:02x}"
         _batch(

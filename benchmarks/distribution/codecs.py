@@ -22,9 +22,10 @@ from ddrl import _kernel
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.plans.cuts import cut_chunks
-from ddrl.distribution.transport.codec import Codec, make_codec, wire_edges
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.chunks import wire_edges
+from ddrl.distribution.codecs import Codec, make_codec
+from ddrl.distribution.plan import cut_chunks
 from ddrl.learner import Learner
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import run_serial
@@ -92,7 +93,8 @@ def train(
         summary = run_serial(preparation)
     finally:
         Learner.update = original  # type: ignore[method-assign]
-    saved, mean = load_policy(folder / task), (summary["evaluation"] or {}).get("mean", np.nan)
+    saved = load_policy(folder / task)
+    mean = (summary["evaluation"] or {}).get("mean", np.nan)
     return diary, ActingPolicy(saved.model), saved.vector, saved.model.layout, float(mean)
 
 
@@ -118,7 +120,8 @@ def speeds(
 ) -> dict[str, dict[str, Any]]:
     """Bytes and GB/s (of the model) of every codec, beside a memcpy of the model; checked to give back what it
     should."""
-    bounds, out = [0, *cut_chunks(0, len(model), chunk)], np.zeros_like(model)
+    bounds = [0, *cut_chunks(0, len(model), chunk)]
+    out = np.zeros_like(model)
     repeats = max(1, 8_000_000 // len(model))
     cases: dict[str, Any] = {"memcpy": lambda: [np.copyto(out, model) for _ in range(repeats)]}
     figures: dict[str, dict[str, Any]] = {}
@@ -165,7 +168,8 @@ def actions(
     for name in ("bf16", "int8", "xor_zstd"):
         codec = make_codec(Config(cluster=ClusterConfig(codec=name)), layout)
         assert codec is not None
-        wire, out = np.zeros(codec.wire_bytes(0, len(vector)), np.uint8), np.zeros_like(vector)
+        wire = np.zeros(codec.wire_bytes(0, len(vector)), np.uint8)
+        out = np.zeros_like(vector)
         used = codec.encode(wire, vector, None, 0, len(vector))
         codec.decode(out, wire[:used], None, 0, len(vector))
         values = policy.act(observations, out)["q"]
@@ -179,7 +183,8 @@ def actions(
 def difference(model: np.ndarray, base: np.ndarray) -> dict[str, float]:
     """What changed between two versions, and how short the difference becomes: byte planes at several levels, and
     without planes."""
-    words, bits = model.view(np.uint32) ^ base.view(np.uint32), model.view(np.uint32).size * 32
+    words = model.view(np.uint32) ^ base.view(np.uint32)
+    bits = model.view(np.uint32).size * 32
     used = (model.view(np.uint32) | base.view(np.uint32)) != 0  # padding between tensors is no parameter
     planes = np.zeros_like(model)
     _kernel.split_planes(planes, model, base)
@@ -205,7 +210,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(STEPS), choices=list(STEPS))
     parser.add_argument("--steps", type=int, help="environment steps of training in place of the usual ones")
     options = parser.parse_args()
-    rounds, figures = 5 if options.short else 15, {}
+    rounds = 5 if options.short else 15
+    figures = {}
     for task in options.tasks:
         with tempfile.TemporaryDirectory() as folder:
             steps = options.steps or (SHORT if options.short else STEPS)[task]

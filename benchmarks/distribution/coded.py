@@ -19,14 +19,18 @@ import numpy as np
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, made, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.simulator import bound_unequal
 
 CODECS = ("none", "bf16", "int8", "xor_zstd")
-IN_FLIGHT, CLOSED, STREAMED = 3, 4, 12  # versions; models of a case
+IN_FLIGHT = 3  # versions; models of a case
+CLOSED = 4
+STREAMED = 12
 SPARED = 5  # first models of a streaming case that are not counted: those told whole, and those begun beside them
 CLUSTERS = ((8, "50mbit", 2), (2, "1gbit", 5))  # hosts beside the trainer's, rate of every link each way, rounds
-PERIOD, TASK, STEPS = 10, "pong", 2_000  # updates between versions; environment steps of training
+PERIOD = 10  # updates between versions; environment steps of training
+TASK = "pong"
+STEPS = 2_000
 
 
 def train_versions(folder: Path, short: bool) -> None:
@@ -70,14 +74,16 @@ def measure(folder: Path, hosts: int, rate: str, rounds: int, timeout: float) ->
     ]
     with made([rate] * (hosts + 1)):
         found = run_groups(groups, timeout=timeout)
-    links, rows = [cluster.rate_bytes(rate)] * (hosts + 1), list[dict[str, Any]]()
+    links = [cluster.rate_bytes(rate)] * (hosts + 1)
+    rows = list[dict[str, Any]]()
     for index, mode in enumerate(("sealed loop", f"{IN_FLIGHT} in flight")):
         for place, codec in enumerate(CODECS):
             results = [one["results"][index] for one in found[place :: len(CODECS)] if len(one["results"]) > index]
             if not results:
                 continue
             periods = [period for result in results for period in result["periods"]]
-            seconds, sent = statistics.median(periods), statistics.median(steady_bytes(result) for result in results)
+            seconds = statistics.median(periods)
+            sent = statistics.median(steady_bytes(result) for result in results)
             rows.append(
                 {
                     "rate": rate,
@@ -102,8 +108,10 @@ def measure(folder: Path, hosts: int, rate: str, rounds: int, timeout: float) ->
 
 def steady_bytes(result: dict[str, Any]) -> float:
     """Bytes that the root sent a model, between the ends of the models that are counted."""
-    sent, in_flight = result["sent_at_ends"], result["versions_in_flight"]
-    first, last = max(result["warm"], in_flight) - 1, len(sent) - in_flight
+    sent = result["sent_at_ends"]
+    in_flight = result["versions_in_flight"]
+    first = max(result["warm"], in_flight) - 1
+    last = len(sent) - in_flight
     return (sent[last] - sent[first]) / (last - first)
 
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from benchmarks.distribution.simulated import B, S, a, stripes
 from benchmarks.harness import RESULTS, Timing, arguments, print_table, save
-from ddrl.distribution.plans import costs
-from ddrl.distribution.plans.scheme import make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.simulator import Network, simulate
 
-HOSTS, ROLLOUTS = 298, 36
+HOSTS = 298
+ROLLOUTS = 36
 STEPS = {"CartPole": 1e-4, "Atari": 2e-2}  # s, about, of a vector step of 8 environments
 DRAWS = 51  # of the phases
 
@@ -64,14 +65,27 @@ def main() -> None:
             rows.append({"scheme": name, "task": task, "step_seconds": step, **spread})
     times = ("sealed", "acting", "by_host", "by_rollout")
     print_table(
-        ["scheme", "task", "ms to the last host", "last rollout acts", "heard, a message a host", "a message a rollout",
-         "models/s", "a rollout"],
         [
-            [row["scheme"], row["task"], *(row[key].median * 1e3 for key in times),
-             1 / row["by_host"].median, 1 / row["by_rollout"].median]
+            "scheme",
+            "task",
+            "ms to the last host",
+            "last rollout acts",
+            "heard, a message a host",
+            "a message a rollout",
+            "models/s",
+            "a rollout",
+        ],
+        [
+            [
+                row["scheme"],
+                row["task"],
+                *(row[key].median * 1e3 for key in times),
+                1 / row["by_host"].median,
+                1 / row["by_rollout"].median,
+            ]
             for row in rows
         ],
-    )  # fmt: skip
+    )
     setting = {"hosts": HOSTS, "rollouts": ROLLOUTS, "bytes": S, "bytes_per_second": B, "message_seconds": a}
     save(chosen.json, {**setting, "handed_seconds": handed, "rows": rows})
 

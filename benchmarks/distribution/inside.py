@@ -36,11 +36,9 @@ from ddrl.channels.segment import Segment, segment_name
 
 PEERS = Path(__file__).parents[1] / "peers"
 SLOTS = 4
-SEEN, DONE, TIMES = (
-    0,
-    512,
-    1024,
-)  # places in the shared array: a reader has started, has read everything, and when it had version v
+SEEN = 0  # places in the shared array: a reader has started, has read everything, and when it had version v
+DONE = 512
+TIMES = 1024
 READER = """
 import os, sys, time
 import numpy as np
@@ -103,10 +101,8 @@ def mapped(pid: int, name: str) -> dict[str, int]:
 def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
     """Seconds from the begin of a publish until the publisher is free, and until the last reader holds the version;
     memory of the readers."""
-    name, times_name = (
-        segment_name(f"bench{os.getpid()}", 0, "mailbox"),
-        segment_name(f"bench{os.getpid()}", 0, "times"),
-    )
+    name = segment_name(f"bench{os.getpid()}", 0, "mailbox")
+    times_name = segment_name(f"bench{os.getpid()}", 0, "times")
     mailbox = Mailbox.create(name, nbytes, SLOTS, readers)
     segment = Segment.create(times_name, "times", 8 * (TIMES + 64 * (versions + 1)), lambda array: array.fill(0))
     copies = Segment.create(
@@ -132,7 +128,10 @@ def hand_over(nbytes: int, readers: int, versions: int) -> dict[str, Any]:
             SLOTS, -1
         )  # in turn, like the mailbox's slots
         private = [np.zeros(nbytes, np.uint8) for _ in range(SLOTS)]
-        publish, last, memcpy, memcpy_private = [], [], [], []
+        publish = []
+        last = []
+        memcpy = []
+        memcpy_private = []
         for version in range(versions):
             model[0] = model[-1] = version % 256
             for target, seconds in (
@@ -210,8 +209,11 @@ def main() -> None:
     parser.add_argument("--torchrl-python", help="interpreter of an environment with torchrl")
     parser.add_argument("--ray-python", help="interpreter of an environment with ray")
     chosen = parser.parse_args()
-    nbytes, readers, versions = 20_000_000, chosen.readers, 15 if chosen.short else 60
-    few, peers = 4 if chosen.short else 20, {}
+    nbytes = 20_000_000
+    readers = chosen.readers
+    versions = 15 if chosen.short else 60
+    few = 4 if chosen.short else 20
+    peers = {}
     with awake():
         ours = hand_over(nbytes, readers, versions)
         waking = {count: hand_over(4096, count, versions)["last_reader"] for count in sorted({1, readers})}
@@ -225,7 +227,8 @@ def main() -> None:
     bcast = broadcast(
         nbytes, readers + 1, 3 if chosen.short else 10
     )  # its ranks spin, and give way to whatever spins beside them
-    memcpy, last = statistics.median(ours["memcpy"]), statistics.median(ours["last_reader"])
+    memcpy = statistics.median(ours["memcpy"])
+    last = statistics.median(ours["last_reader"])
     rows: list[list[Any]] = [
         ["one memcpy of the model, shared memory", *spread(ours["memcpy"]), 1.0, 1.0],
         [
@@ -253,7 +256,8 @@ def main() -> None:
         for count, seconds in waking.items()
     ]
     for name in ("MPI's choice", "best") if bcast else ():
-        seconds, kind = bcast[name]["seconds"], f"{bcast[name]['algorithm']}, segment {bcast[name]['segment']}"
+        seconds = bcast[name]["seconds"]
+        kind = f"{bcast[name]['algorithm']}, segment {bcast[name]['segment']}"
         median = statistics.median(seconds)
         how = "by MPI's choice" if name != "best" else f"by its best algorithm ({kind})"
         rows.append([f"MPI_Bcast to {readers} ranks, {how}", *spread(seconds), median / memcpy, memcpy / median])

@@ -21,7 +21,9 @@ LONGEST = 1.0  # [s] of a look; what takes longer is not the best
 
 
 def main() -> None:
-    nbytes, models, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    nbytes = int(sys.argv[1])
+    models = int(sys.argv[2])
+    out = Path(sys.argv[3])
     comm = MPI.COMM_WORLD
     looks: dict[tuple[int, int], float] = {}
     for algorithm in BCAST_ALGORITHMS:

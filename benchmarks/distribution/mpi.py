@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.root import busy
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 
 BCAST_ALGORITHMS = {
     0: "MPI's choice",
@@ -47,7 +47,10 @@ def set_variable(name: str, value: int) -> None:
     maps = Path("/proc/self/maps").read_text().splitlines()
     library = next(line.split()[-1] for line in maps if "/libmpi.so" in line)
     mpi = ctypes.CDLL(library)
-    given, index, count, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    given = ctypes.c_int()
+    index = ctypes.c_int()
+    count = ctypes.c_int()
+    handle = ctypes.c_void_p()
     for call, *arguments in (
         (mpi.MPI_T_init_thread, 0, ctypes.byref(given)),
         (mpi.MPI_T_cvar_get_index, name.encode(), ctypes.byref(index)),
@@ -76,7 +79,8 @@ def bcast(
 def scatter_allgather(comm: MPI.Comm, model: NDArray[np.uint8]) -> Callable[[], None]:
     """Blocking MPI_Scatter, then MPI_Allgather."""
     part = -(-len(model) // comm.size)
-    whole, shard = np.zeros(part * comm.size, np.uint8), np.zeros(part, np.uint8)
+    whole = np.zeros(part * comm.size, np.uint8)
+    shard = np.zeros(part, np.uint8)
     whole[: len(model)] = model
 
     def send() -> None:
@@ -88,7 +92,8 @@ def scatter_allgather(comm: MPI.Comm, model: NDArray[np.uint8]) -> Callable[[], 
 
 def pipeline(comm: MPI.Comm, model: NDArray[np.uint8], chunk: int) -> Callable[[], None]:
     """Chunks from each rank to the next, with blocking waits."""
-    rank, last = comm.rank, comm.rank == comm.size - 1
+    rank = comm.rank
+    last = comm.rank == comm.size - 1
     pieces = [model[start : start + chunk] for start in range(0, len(model), chunk)]
 
     def send() -> None:
@@ -114,11 +119,13 @@ def zeromq(comm: MPI.Comm, model: NDArray[np.uint8], scheme: str, **parameters: 
     import zmq
 
     plan = make_plan(scheme, comm.size - 1, len(model), **parameters)
-    bounds, mine = plan.bounds.tolist(), plan.sent_by(comm.rank).tolist()
+    bounds = plan.bounds.tolist()
+    mine = plan.sent_by(comm.rank).tolist()
     targets: list[list[int]] = [[] for _ in range(plan.chunks)]
     for message in mine:
         targets[int(plan.first[message])].append(int(plan.target[message]))
-    context, port = zmq.Context.instance(), next(PORTS)
+    context = zmq.Context.instance()
+    port = next(PORTS)
     pull = context.socket(zmq.PULL)
     pull.set_hwm(0)
     pull.bind(f"tcp://{cluster.address(comm.rank)}:{port}")
@@ -178,18 +185,23 @@ def measure(
     host checks the bytes of the last one."""
     source = np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8)
     model = source.copy() if comm.rank == 0 else np.zeros(nbytes, np.uint8)
-    send, seconds, before, used = RIVALS[kind](comm, model, **options), list[float](), busy(), time.process_time()
+    send = RIVALS[kind](comm, model, **options)
+    seconds = list[float]()
+    before = busy()
+    used = time.process_time()
     for turn in range(models + 1):
         comm.Barrier()
         if turn == 1:
-            before, used = busy(), time.process_time()
+            before = busy()
+            used = time.process_time()
         begun = time.perf_counter()
         send()
         comm.Barrier()
         seconds.append(time.perf_counter() - begun)
         if comm.bcast(sum(seconds) > limit and turn):
             break
-    after, used = busy(), comm.allreduce(time.process_time() - used)
+    after = busy()
+    used = comm.allreduce(time.process_time() - used)
     wrong = comm.allreduce(int(not np.array_equal(model, source)))
     return {
         "label": label or kind,

@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-import ddrl.distribution.relay.core as relay_module
+import ddrl.distribution.relay as relay_module
 from benchmarks.distribution.mpi import measure
 from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from benchmarks.distribution.traces import merge_traces
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
-from ddrl.distribution.relay.pace import PaceWatch
-from ddrl.distribution.transport.traces import merge_traces
-from ddrl.distribution.transport.waits import wait
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.models import PaceWatch
+from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
+from ddrl.distribution.waits import wait
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
 
@@ -51,7 +51,8 @@ def host(
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
     readers = [mailbox.reader(index, firm=True) for index in range(readers_needed(config))]
     local = LocalHost(mailbox, readers, board, counters.row(0), ROW, layout)
-    membership, whole = Membership(comm), Config(cluster=config)
+    membership = Membership(comm)
+    whole = Config(cluster=config)
     relay = (
         HostRelay(membership, whole, local, trace=trace)
         if comm.rank
@@ -80,14 +81,17 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
     )
     sent: list[tuple[int, float]] = []  # bytes, and seconds of the processor, by each plan
     if comm.rank:
-        before, used = 0, time.process_time()
+        before = 0
+        used = time.process_time()
         executor = relay.models.executor
         while not relay.finished:
             relay.step()
             if relay.models.executor is not executor or relay.finished:
-                executor, total = relay.models.executor, relay.models.totals().bytes_sent
+                executor = relay.models.executor
+                total = relay.models.totals().bytes_sent
                 sent.append((total - before, time.process_time() - used))
-                before, used = total, time.process_time()
+                before = total
+                used = time.process_time()
                 if (
                     len(sent) > 1 and not relay.finished and executor is not None and "replan" not in group
                 ):  # the root's first plan is never used
@@ -97,10 +101,8 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
         comm.gather(notes(relay))
         return
     assert isinstance(relay, RootRelay)
-    root, save = (
-        Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None),
-        out["save"],
-    )
+    root = Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None)
+    save = out["save"]
     root.sender._watch = PaceWatch(math.inf)  # the case says what is used
     found: dict[str, Any] = {"links": asdict(relay.models.links), "results": []}
     out["groups"].append(found)

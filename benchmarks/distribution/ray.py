@@ -103,7 +103,8 @@ def measure(python: str, hosts: int, nbytes: int, models: int, *, timeout: float
                     )
                 )
                 time.sleep(1.5)  # one after another, for they share this machine's cores
-            out, program = Path(folder) / "out.json", Path(folder) / "driver.py"
+            out = Path(folder) / "out.json"
+            program = Path(folder) / "driver.py"
             program.write_text(DRIVER)
             while time.monotonic() < deadline:  # until all nodes have joined
                 count = (

@@ -14,9 +14,13 @@ from typing import Any
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import made, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.simulator import bound_unequal
 
-HOSTS, RATE, SLOW, NBYTES, HOST = 16, "200mbit", "20mbit", 5_000_000, 5
+HOSTS = 16
+RATE = "200mbit"
+SLOW = "20mbit"
+NBYTES = 5_000_000
+HOST = 5
 
 
 def main() -> None:

@@ -16,12 +16,11 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ddrl.channels.mailbox import Mailbox
-from ddrl.distribution.plans.plan import Plan
-from ddrl.distribution.plans.planner import choose_best
-from ddrl.distribution.plans.scheme import Choice, Situation
+from ddrl.distribution.models import PaceWatch
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.relay import RootRelay
-from ddrl.distribution.relay.pace import PaceWatch
-from ddrl.distribution.transport.waits import wait
+from ddrl.distribution.schemes import Choice, Situation, choose_best
+from ddrl.distribution.waits import wait
 
 CONNECT_TAG = 99
 
@@ -42,10 +41,8 @@ def connect(comm: MPI.Comm, plan: Plan) -> None:
     """Open the connections that a plan needs, each by an empty message, while the links are idle: a model should not
     wait for handshakes."""
     nothing = np.zeros(1, np.uint8)
-    sources, targets = (
-        np.unique(plan.source[plan.target == comm.rank]),
-        np.unique(plan.target[plan.source == comm.rank]),
-    )
+    sources = np.unique(plan.source[plan.target == comm.rank])
+    targets = np.unique(plan.target[plan.source == comm.rank])
     requests = [comm.Irecv(nothing, int(source), CONNECT_TAG) for source in sources]
     requests += [comm.Isend(np.zeros(1, np.uint8), int(target), CONNECT_TAG) for target in targets]
     wait(requests)
@@ -57,15 +54,16 @@ class Root:
     def __init__(
         self, comm: MPI.Comm, relay: RootRelay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None
     ) -> None:
-        self.comm, self.relay, self.mailbox, self.version = comm, relay, mailbox, 0
+        self.comm = comm
+        self.relay = relay
+        self.mailbox = mailbox
+        self.version = 0
         self.vector = np.random.default_rng(1).integers(0, 256, mailbox.nbytes, dtype=np.uint8)
         self.started: list[float] = []
         self.ended: list[float] = []
         self.sent: list[int] = []  # bytes that the root had sent when a model ended
-        self._versions, self._first = (
-            versions,
-            0,
-        )  # models to send in place of random bytes [N, nbytes], each case from the first on
+        self._versions = versions  # models to send in place of random bytes [N, nbytes], each case from the first on
+        self._first = 0
         self._left: dict[int, int] = {}
         self._epoch = self.cut_off = 0  # plan in force; models that a new one cut off
         self._choices: dict[
@@ -103,7 +101,11 @@ class Root:
             connect(self.comm, self.sender.executor.plan)
         self.sender.confirms.clear()
         self._epoch = self.sender._epoch
-        self.started, self.ended, self.sent, self._left, self._first = [], [], [], {}, self.version
+        self.started = []
+        self.ended = []
+        self.sent = []
+        self._left = {}
+        self._first = self.version
         return choice, time.perf_counter() - begun
 
     def step(self, may_publish: bool) -> None:
@@ -112,7 +114,8 @@ class Root:
             self.vector[:8].view(np.int64)[0] = self.version
             vector = self.vector if self._versions is None else self._versions[self.version - self._first]
             self.mailbox.publish(vector, self.version)
-        sent, begun = self.sender.sent_version, time.perf_counter()
+        sent = self.sender.sent_version
+        begun = time.perf_counter()
         self.relay.step()
         if self.sender.sent_version > sent:
             self.started.append(begun)
@@ -137,8 +140,11 @@ class Root:
 def drive(root: Root, case: dict[str, Any]) -> dict[str, Any]:
     """Send a case's models; its figures."""
     choice, planned = root.plan(case)
-    executor, models, in_flight = root.sender.executor, case["models"], case["versions_in_flight"]
-    sent_before, busy_before = executor.traffic.bytes_sent, busy()
+    executor = root.sender.executor
+    models = case["models"]
+    in_flight = case["versions_in_flight"]
+    sent_before = executor.traffic.bytes_sent
+    busy_before = busy()
     limit = time.perf_counter() + case.get("limit", 60.0)
     while len(root.ended) < models:
         root.step(len(root.started) < models and len(root.started) - len(root.ended) < in_flight)
@@ -159,7 +165,8 @@ def drive(root: Root, case: dict[str, Any]) -> dict[str, Any]:
     }
     figures["sent_at_ends"] = [sent - sent_before for sent in root.sent]
     # In the steady state: the first models find idle links, the last ones have them to themselves.
-    first, last = max(case.get("warm", 1), in_flight) - 1, len(seconds) - in_flight
+    first = max(case.get("warm", 1), in_flight) - 1
+    last = len(seconds) - in_flight
     if in_flight == 1:
         figures["periods"] = seconds[min(case.get("warm", 1), len(seconds) - 1) :]
     elif last > first:
@@ -179,7 +186,10 @@ def replan(root: Root, request: dict[str, Any]) -> list[dict[str, Any]]:
         {"scheme": "auto", "parameters": {}, "versions_in_flight": request["versions_in_flight"], "connect": False}
     )
     root.sender._watch = PaceWatch(request["rest"])
-    begun, changed, seen, log = time.perf_counter(), False, 0, list[dict[str, Any]]()
+    begun = time.perf_counter()
+    changed = False
+    seen = 0
+    log = list[dict[str, Any]]()
     while (now := time.perf_counter() - begun) < request["seconds"]:
         root.step(len(root.started) - len(root.ended) - root.cut_off < request["versions_in_flight"])
         for end in root.ended[seen:]:

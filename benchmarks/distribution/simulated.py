@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans import costs
-from ddrl.distribution.plans.scheme import make_plan
-from ddrl.distribution.plans.simulator import Network, simulate
+from ddrl.distribution import simulator as costs
+from ddrl.distribution.schemes import make_plan
+from ddrl.distribution.simulator import Network, simulate
 
-S, B, a = 20e6, 1.25e9, 50e-6
+S = 20e6
+B = 1.25e9
+a = 50e-6
 
 
 def stripes(hosts: int) -> tuple[float, dict[str, int]]:

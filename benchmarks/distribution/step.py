@@ -26,8 +26,7 @@ import numpy as np
 
 from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
@@ -43,24 +42,25 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     """One rank: the root's relay on the learner's mailbox, or another host's on one of its own."""
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed, slots_needed
+    from ddrl.distribution.membership import Membership
+    from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
 
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
     if pinned and len(cores) > 1:
         os.sched_setaffinity(0, cores[1:])
-    board, root = Board.create(None), comm.rank == 0
+    board = Board.create(None)
+    root = comm.rank == 0
     if root:
-        board, mailbox = (
-            Board.attach(segment_name(run_id, 0, "board")),
-            Mailbox.attach(segment_name(run_id, 0, "mailbox")),
-        )
+        board = Board.attach(segment_name(run_id, 0, "board"))
+        mailbox = Mailbox.attach(segment_name(run_id, 0, "mailbox"))
     else:
         mailbox = Mailbox.create(None, nbytes, slots_needed(CONFIG), readers_needed(CONFIG))
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if root else []
     counters = Counters.create(None, 1)
     readers = [mailbox.reader(index, firm=True) for index in range(readers_needed(CONFIG))]
-    local, membership = LocalHost(mailbox, readers, board, counters.row(0), ROW), Membership(comm)
+    local = LocalHost(mailbox, readers, board, counters.row(0), ROW)
+    membership = Membership(comm)
     config = Config(cluster=CONFIG)
     relay = RootRelay(membership, config, local, lanes=lanes) if root else HostRelay(membership, config, local)
     pids = comm.gather(os.getpid())
@@ -71,7 +71,8 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     while not relay.finished:
         relay.step()
         if isinstance(relay, RootRelay):
-            sent, confirmed = relay.sender.sent_version, confirmed + len(relay.sender.confirms)
+            sent = relay.sender.sent_version
+            confirmed = confirmed + len(relay.sender.confirms)
             relay.sender.confirms.clear()
             board.values[0], board.values[1] = sent, confirmed / max(1, comm.size - 1)
     membership.leave()
@@ -87,14 +88,20 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
     from ddrl.learner import Learner
 
     torch.set_num_threads(1)
-    spec, config = (IMAGE if network == "nature_cnn" else VECTOR), LearnerConfig(network=network, batch_size=batch)
-    learner, drawn = Learner.of(Config(learner=config), spec), random_batch(spec, batch)
-    nbytes, run_id = learner.parameters.layout.nbytes, f"bench{os.getpid()}"
+    spec = IMAGE if network == "nature_cnn" else VECTOR
+    config = LearnerConfig(network=network, batch_size=batch)
+    learner = Learner.of(Config(learner=config), spec)
+    drawn = random_batch(spec, batch)
+    nbytes = learner.parameters.layout.nbytes
+    run_id = f"bench{os.getpid()}"
     board = Board.create(segment_name(run_id, 0, "board"))
     mailbox = Mailbox.create(segment_name(run_id, 0, "mailbox"), nbytes, slots_needed(CONFIG), readers_needed(CONFIG))
     cores = sorted(os.sched_getaffinity(0))
     seconds: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
-    rates, deferred, version, pids = [], 0, 0, []
+    rates = []
+    deferred = 0
+    version = 0
+    pids = []
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "pids.json"
         command = [
@@ -125,7 +132,8 @@ def measure(network: str, batch: int, hosts: int, pinned: bool, updates: int, ro
                     for pid in pids:
                         os.kill(pid, signal.SIGCONT if case == "on" else signal.SIGSTOP)
                     reached = float(board.values[1])
-                    begun, used = time.perf_counter(), time.thread_time()
+                    begun = time.perf_counter()
+                    used = time.thread_time()
                     for update in range(updates):
                         learner.update(drawn, statistics=False)
                         if case != "off" and update % PERIOD == 0:
@@ -171,7 +179,8 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4, help="hosts beside the trainer's that models go to")
     options = parser.parse_args()
     rounds = 4 if options.short else 12
-    figures, rows = [], []
+    figures = []
+    rows = []
     for network, batch, updates in (("mlp", 128, 400), ("nature_cnn", 32, 20 if options.short else 40)):
         for pinned in (True, False):
             found = measure(network, batch, options.hosts, pinned, updates, rounds)

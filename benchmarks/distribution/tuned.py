@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, efficiency, made, run_groups
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
+from benchmarks.distribution.schemes import TWO_TREE
 from benchmarks.harness import arguments, print_table, ratios, save
 
 KIB = 1 << 10
@@ -33,7 +34,7 @@ def ours(sizes: Sequence[int], models: int, limit: float) -> list[dict[str, Any]
     cases = [case("auto", models, label="auto", limit=limit)]
     for size in sizes:
         shown = f"{size / KIB:g} KiB"
-        cases.append(case("two_tree", models, label=f"two_tree, {shown}", limit=limit, chunk_bytes=size))
+        cases.append(case(TWO_TREE, models, label=f"two_tree, {shown}", limit=limit, chunk_bytes=size))
         for fanout in (3, 4):
             label = f"stripes {fanout}, {shown}"
             cases.append(case("stripes", models, label=label, limit=limit, fanout=fanout, chunk_bytes=size))
@@ -70,7 +71,8 @@ def rows_of(results: Iterable[dict[str, Any]], hosts: int, rate: str, nbytes: in
     rows: list[dict[str, Any]] = []
     for label, rounds in together.items():
         periods = [period for result in rounds for period in result["periods"]]
-        middle, cpu = statistics.median(periods), statistics.median(result["cpu"] for result in rounds)
+        middle = statistics.median(periods)
+        cpu = statistics.median(result["cpu"] for result in rounds)
         spent = [result["relay_seconds"] for result in rounds if "relay_seconds" in result]  # else it was ended early
         rows.append(
             {
@@ -131,14 +133,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150, help="of measurement at most (%(default)s)")
     parser.add_argument("--standing", action="store_true", help="the cluster has been made with `cluster up` already")
     chosen = parser.parse_args()
-    hosts, rate, nbytes = chosen.hosts, chosen.rate, chosen.bytes
+    hosts = chosen.hosts
+    rate = chosen.rate
+    nbytes = chosen.bytes
     path = chosen.json.with_stem(f"{chosen.json.stem}_{hosts}")
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     found = {name: known[name] for name in ("sweep", "duel") if name in known}
-    limit, asked = 0.1 * chosen.seconds, {"hosts": hosts, "rate": rate, "bytes": nbytes, "mtu": chosen.mtu}
+    limit = 0.1 * chosen.seconds
+    asked = {"hosts": hosts, "rate": rate, "bytes": nbytes, "mtu": chosen.mtu}
     if chosen.action == "sweep":
         sizes = [int(float(size) * KIB) for size in chosen.sizes.split(",")]
-        own, others = ours(sizes, chosen.models, limit), theirs(sizes, chosen.models, limit)
+        own = ours(sizes, chosen.models, limit)
+        others = theirs(sizes, chosen.models, limit)
         names = tuple(chosen.only.split(";"))
         own, others = ([one for one in some if one["label"].startswith(names)] for some in (own, others))
         groups = [{"nbytes": nbytes, "rivals": others}, {"nbytes": nbytes, "cases": own}]

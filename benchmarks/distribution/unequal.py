@@ -16,13 +16,13 @@ from typing import Any
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, efficiency, made, modeled, predicted, run_groups
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.planner import choose_best, predict
-from ddrl.distribution.plans.scheme import Choice, Situation, candidates
-from ddrl.distribution.plans.schemes.stripes import budgets
-from ddrl.distribution.plans.simulator import Network
+from ddrl.distribution.schemes import Choice, Situation, budgets, candidates, choose_best, predict
+from ddrl.distribution.simulator import Network
 
-NBYTES, MOST = 1_000_000, 16
+NBYTES = 1_000_000
+MOST = 16
 DUEL = {"rounds": 5, "models": 4}  # of auto and the winner in turn; the first model of each turn is not counted
 
 
@@ -35,7 +35,8 @@ def draw(seed: int) -> list[str]:
 
 def sweep(rates: list[float]) -> list[dict[str, Any]]:
     """Every scheme with several settings."""
-    network, hosts = Network(rates, rates), len(rates) - 1
+    network = Network(rates, rates)
+    hosts = len(rates) - 1
     cases = [
         case("weighted", 3, label=f"weighted {size >> 10}k", up=rates, chunk_bytes=size)
         for size in (1 << 13, 1 << 14, 1 << 15)
@@ -58,9 +59,9 @@ def sweep(rates: list[float]) -> list[dict[str, Any]]:
         case("sharded", 3, label="sharded, on arrival", chunk_bytes=1 << 14),
         case("sharded", 2, label="sharded, whole shards"),
         case("chain", 3, chunk_bytes=1 << 14),
-        case("two_tree", 3, chunk_bytes=1 << 14),
-        case("scatter_ring", 2),
-        case("binomial", 2),
+        case(TWO_TREE, 3, chunk_bytes=1 << 14),
+        case(SCATTER_RING, 2),
+        case(BINOMIAL, 2),
         case("tree", 2, fanout=2, depth=0),
     ]
 
@@ -70,14 +71,15 @@ def simulated(count: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for seed in range(count):
         rates = [cluster.rate_bytes(text) for text in draw(seed)]
-        hosts, network = len(rates) - 1, Network(rates, rates, latency=3e-4, message_seconds=3e-5)
+        hosts = len(rates) - 1
+        network = Network(rates, rates, latency=3e-4, message_seconds=3e-5)
         chosen = choose_best(Situation(network, NBYTES))
         everything = [
             *candidates(Situation(network, NBYTES)),
-            Choice("scatter_ring", {}),
+            Choice(SCATTER_RING, {}),
             Choice("direct", {}),
             *(Choice("chain", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
-            *(Choice("two_tree", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
+            *(Choice(TWO_TREE, {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
             *(Choice("tree", {"fanout": fanout, "depth": depth}) for fanout in (2, 3, 4) for depth in (0, 2)),
             *(Choice("sharded", {"relays": relays}) for relays in range(1, hosts + 1)),
         ]
@@ -101,8 +103,10 @@ def simulated(count: int) -> dict[str, Any]:
 
 def judged(found: dict[str, Any], seed: int, rates: list[float]) -> dict[str, Any]:
     """One measured cluster as a row."""
-    texts, cases = draw(seed), len(sweep(rates)) + 1
-    results, duels = found["results"][:cases], found["results"][cases:]
+    texts = draw(seed)
+    cases = len(sweep(rates)) + 1
+    results = found["results"][:cases]
+    duels = found["results"][cases:]
     auto = statistics.median(period for result in duels[::2] for period in result["periods"])
     other = statistics.median(period for result in duels[1::2] for period in result["periods"])
     network = modeled(rates, found["links"])

@@ -22,9 +22,11 @@ from benchmarks.distribution.cases import case, made, run_groups
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
 from benchmarks.distribution.unequal import draw
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.costs import bound_unequal
+from ddrl.distribution.simulator import bound_unequal
 
-NBYTES, MOST, ROUNDS = 2_000_000, 16, 2
+NBYTES = 2_000_000
+MOST = 16
+ROUNDS = 2
 KINDS = ("both ways", "sending", "one slow sender")
 KIB = 1 << 10
 TUNINGS = [(3, 8 * KIB), (3, 16 * KIB), (3, 32 * KIB), (5, 32 * KIB), (4, 32 * KIB), (9, 0), (0, 0)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, arguments, print_table, save
-from benchmarks.learning.solving import run_ddrl
+from benchmarks.learning.solve import run_ddrl
 
 FRAME_SKIP = 4  # frames per environment step
 SMALL = [
@@ -49,7 +49,8 @@ def main() -> None:
         whole = whole_run(options.task, options.seconds or float("inf"), options.overrides, options.run.absolute())
         save(path.with_stem(f"{path.stem}_whole"), {"whole": whole, "settings": options.overrides})
         return
-    seconds, rising = options.speed_seconds or (45 if options.short else 120), [*SMALL, *options.overrides]
+    seconds = options.speed_seconds or (45 if options.short else 120)
+    rising = [*SMALL, *options.overrides]
     speed = played(options.task, seconds, ["evaluation.period=0"], episodes=1)
     print(
         f"nature_cnn: {speed['frames_per_s']:.0f} frames/s and {speed['updates_per_s']:.0f} updates/s while it learns",

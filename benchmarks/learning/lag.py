@@ -33,7 +33,8 @@ class LateMailbox:
     """A mailbox whose versions carry the parameters of `lag` versions before; everything else is the mailbox's own."""
 
     def __init__(self, mailbox: Mailbox, lag: int, first: np.ndarray) -> None:
-        self._mailbox, self._vectors = mailbox, deque([np.array(first)], maxlen=lag + 1)
+        self._mailbox = mailbox
+        self._vectors = deque([np.array(first)], maxlen=lag + 1)
 
     def publish(self, vector: np.ndarray, version: int, values: Sequence[float] = ()) -> bool:
         """As Mailbox.publish."""
@@ -122,7 +123,8 @@ def main() -> None:
         return
     overrides = ["run.max_env_steps=40000", *options.overrides]
     if options.short:
-        overrides, options.seeds = ["run.max_env_steps=8000", *options.overrides], 1
+        overrides = ["run.max_env_steps=8000", *options.overrides]
+        options.seeds = 1
     asked: dict[str, Any] = {"task": options.task, "settings": overrides}
     saved = json.loads(options.json.read_text()) if options.json.exists() else {}
     runs = saved["runs"] if asked.items() <= saved.items() else []

@@ -75,8 +75,10 @@ def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd
 def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[], None]:
     """The products of three forward passes (two without double) and one backward pass; nothing else, no memory
     taken."""
-    network, size = make_network(config, spec, seed=0), config.batch_size
-    forwards, products = 2 + config.double, []
+    network = make_network(config, spec, seed=0)
+    size = config.batch_size
+    forwards = 2 + config.double
+    products = []
     shape: tuple[int, ...] = (size, *spec.observation.shape)
     layers = [layer for layer in network.modules() if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear))]
     for place, layer in enumerate(layers):
@@ -97,8 +99,11 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
                 )
             )
             continue
-        x, y = torch.rand(size, weight.shape[1]), torch.rand(size, weight.shape[0])
-        out, out_x, out_w = torch.empty_like(y), torch.empty_like(x), torch.empty_like(weight)
+        x = torch.rand(size, weight.shape[1])
+        y = torch.rand(size, weight.shape[0])
+        out = torch.empty_like(y)
+        out_x = torch.empty_like(x)
+        out_w = torch.empty_like(weight)
         products += [lambda x=x, w=weight, out=out: torch.mm(x, w.t(), out=out)] * forwards
         products.append(lambda x=x, y=y, out=out_w: torch.mm(y.t(), x, out=out))
         if place:
@@ -229,7 +234,8 @@ def measure_publish(rounds: int) -> dict[str, Any]:
     """Copying the whole network into shared memory: against numpy's copy of as many bytes."""
     config = LearnerConfig(network="nature_cnn", device="cpu")
     learner = Learner.of(Config(learner=config), IMAGE)
-    source, slot = learner.parameters.numpy(), np.zeros(learner.parameters.layout.nbytes, np.uint8)
+    source = learner.parameters.numpy()
+    slot = np.zeros(learner.parameters.layout.nbytes, np.uint8)
     seconds = interleave(
         {"limit: memory copy": lambda: np.copyto(slot, source), "copy_to": lambda: learner.parameters.copy_to(slot)},
         rounds,

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
-from benchmarks.learning.solving import run_ddrl
+from benchmarks.learning.solve import run_ddrl
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_td3.py"
-OBSERVATION, ACTION = 3, 1  # of Pendulum-v1
+OBSERVATION = 3  # of Pendulum-v1
+ACTION = 1
 COMMON = {"num_envs": 4, "warmup": 100, "period": 2_000, "episodes": 20, "confirm_episodes": 100}
 NETWORKS = {"64-64, batch 64": ([64, 64], 64), "256-256, batch 128": ([256, 256], 128)}
 
@@ -68,7 +69,9 @@ def product_seconds(hidden: list[int], batch: int, updates: int) -> float:
         """Forward so many times, then backward to the weights where asked for, and to the inputs of the layers from the
         one numbered `inputs` on."""
         for place, (width, following) in enumerate(layers):
-            x, y, w = torch.rand(batch, width), torch.rand(batch, following), torch.rand(following, width)
+            x = torch.rand(batch, width)
+            y = torch.rand(batch, following)
+            w = torch.rand(following, width)
             products.extend([partial(torch.mm, x, w.t(), out=torch.empty_like(y))] * forwards)
             if weights:
                 products.append(partial(torch.mm, y.t(), x, out=torch.empty_like(w)))
@@ -101,7 +104,9 @@ def main() -> None:
     for name in options.networks:
         hidden, batch = NETWORKS[name]
         settings = {**COMMON, "hidden": hidden, "batch_size": batch, "env_steps": options.env_steps}
-        ours, theirs, products = [], [], []
+        ours = []
+        theirs = []
+        products = []
         for seed in range(1, 2 if options.short else options.pairs + 1):
             ours.append(run_ddrl("pendulum", seed, 0.0, settings_of(settings)))
             products.append(product_seconds(hidden, batch, ours[-1]["updates"]))

@@ -32,7 +32,8 @@ from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)
-SEEN, UNSEEN = ("static", "drifting", "bursty", "periodic", "lasting"), ("capped", "transient", "wave", "racks", "cron")
+SEEN = ("static", "drifting", "bursty", "periodic", "lasting")
+UNSEEN = ("capped", "transient", "wave", "racks", "cron")
 NODES = (4, 10, 32, 64)  # all unseen
 FILTERS = ("ema", "last_value", "controller", "affine")
 PLAIN = ("equal", "static", *FILTERS, "clairvoyant")
@@ -100,7 +101,8 @@ def row_of_regrets(kind: str, clusters: int, iterations: int, agents: Mapping[st
     """Of one kind: each sizer's regret; the rival (best filter); the DDQN less the rival, cluster by cluster."""
     values = regrets(kind, clusters, iterations, agents)
     rival = min(FILTERS, key=lambda name: values[name].mean())
-    difference, part = values["ddqn"] - values[rival], clusters // len(NODES)
+    difference = values["ddqn"] - values[rival]
+    part = clusters // len(NODES)
     print(f"{kind}: rival {rival}, DDQN less rival {100 * difference.mean():.2f} points", flush=True)
     return {
         "unseen": kind in UNSEEN,
@@ -187,7 +189,8 @@ def noisy(clusters: int, iterations: int) -> dict[str, Any]:
 def recovery(clusters: int, agents: list[Path]) -> dict[str, Any]:
     """Iterations after one of 8 nodes became four times slower until its size is within 5 % (and one sample) of the
     causal oracle's settled one; quartiles over clusters."""
-    begin, end = 60, 100
+    begin = 60
+    end = 100
     scenario = slow_down(make_scenario("static", clusters, 8, end, 78), 3, begin, end, 4.0)
     goal = run("causal", scenario).sizes[-1, :, 3]
     found: dict[str, Any] = {}
@@ -205,7 +208,8 @@ def cost(rounds: int) -> dict[str, float]:
     for name in ("equal", "static", *FILTERS, "ddqn"):
         scenario = make_scenario("bursty", 1, 64, 2, 79)
         cluster = Cluster.of(int(scenario.cluster.total[0]), scenario.cluster.speed[0])
-        sizer, seconds = make_sizer(name, cluster), []
+        sizer = make_sizer(name, cluster)
+        seconds = []
         sizes = sizer.propose(Observation.blank(cluster))
         for turn in range(rounds):
             times = (scenario.overhead[0] + sizes / scenario.speed[0]) * (1 + 0.05 * np.sin(np.arange(64) * turn))
@@ -243,7 +247,8 @@ def pareto(clusters: int, iterations: int, agent: Path) -> dict[str, Any]:
         ],
     }
     everything = np.concatenate([np.array(values) for values in points.values()])
-    low, high = everything.min(0), everything.max(0)
+    low = everything.min(0)
+    high = everything.max(0)
     width = np.maximum(high - low, 1e-12)
     return {
         "objectives": OBJECTIVES,

@@ -17,12 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.microbatch.work import SPEC, batch_of, config_of, lessons_of
 from ddrl.learner import Learner
-from ddrl.pool.slots import CpuController, QuotaGroup
+from ddrl.pool.devices import CpuController, QuotaGroup
 
 
 def main() -> None:
-    rank, options = int(sys.argv[1]), json.loads(sys.argv[2])
-    shares, iterations = options["shares"], options["iterations"]
+    rank = int(sys.argv[1])
+    options = json.loads(sys.argv[2])
+    shares = options["shares"]
+    iterations = options["iterations"]
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options["port"])}
@@ -33,7 +35,8 @@ def main() -> None:
     # After the first optimizer: what torch loads with it would hold the group, and its threads, beyond its end.
     dist.init_process_group("gloo", rank=rank, world_size=len(shares))
     model = DistributedDataParallel(network)
-    part, wanted = options["rows"] // len(shares), options.get("loss")
+    part = options["rows"] // len(shares)
+    wanted = options.get("loss")
     if wanted is None:
         batches = [batch_of(SPEC, part, rank)]
     else:

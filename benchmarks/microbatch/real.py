@@ -66,8 +66,10 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
     plan = {"calibration": 24, "blocks": 2 if short else 4, "length": 8, "switch": True}
     trace = ranks(5, "unequal", rows=rows, hidden=HIDDEN, shares=SHARES, **plan)
     overhead, speed, jitter = fit([row for row in trace if row["phase"] == "calibration"])
-    total, nodes = rows, len(SHARES)
-    lower, upper = np.ones(nodes, np.int64), np.full(nodes, total)
+    total = rows
+    nodes = len(SHARES)
+    lower = np.ones(nodes, np.int64)
+    upper = np.full(nodes, total)
     best = balanced_sizes(total, overhead, speed, lower, upper)
     equal_time = float((overhead + total / nodes / speed).max())
     best_time = float((overhead + best / speed).max())
@@ -75,7 +77,8 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
     phases = sorted({row["phase"] for row in trace if row["phase"].startswith("fixed")})
     fixed = {phase: Timing.of(of_phase(trace, phase)) for phase in phases}
     simulated = simulate(overhead, speed, jitter, best, total)
-    speed_up, allowed = statistics.median(equal) / statistics.median(affine), equal_time / best_time
+    speed_up = statistics.median(equal) / statistics.median(affine)
+    allowed = equal_time / best_time
     switched = [row["sizes"] for row in trace if row["phase"] == "switched"]
     seconds = of_phase(trace, "switched")
     floor = statistics.median(seconds[-10:])
@@ -113,7 +116,8 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
 def target_loss(short: bool) -> dict[str, Any]:
     """Seconds from fresh parameters, and sizes that know nothing, to a loss, by each sizer and by
     DistributedDataParallel, in turn."""
-    rows, wanted = 2048, {"loss": LOSS, "most": 400}
+    rows = 2048
+    wanted = {"loss": LOSS, "most": 400}
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(1 if short else 4):
         for sizer in ("equal", "affine", "ddqn"):
@@ -158,7 +162,8 @@ def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.nd
 def weak(many: int, part: int, share: float | None, short: bool) -> dict[str, Any]:
     """Samples/s a node beside one node's, for a network that takes about 50 ms for the `part` rows of a node; the same
     of nodes that exchange nothing and wait for nobody; in turn. `share`: of a core, for each node."""
-    hidden, count = [768, 768], 25 if short else 50
+    hidden = [768, 768]
+    count = 25 if short else 50
 
     def seconds(case: str, nodes: int) -> float:
         shares = {"shares": [share] * nodes} if share else {}
@@ -177,7 +182,8 @@ def weak(many: int, part: int, share: float | None, short: bool) -> dict[str, An
 
 def first_of(short: bool) -> list[dict[str, Any]]:
     """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu, and what they exceed the times drawn by."""
-    nodes, iterations = 4, 16 if short else 48
+    nodes = 4
+    iterations = 16 if short else 48
     found = ranks(
         5, "waits", rows=8, hidden=[8], balance={"sizer": "equal", "first": 1}, iterations=iterations, mean=MEAN
     )
@@ -185,7 +191,8 @@ def first_of(short: bool) -> list[dict[str, Any]]:
     means = np.array([np.sort(exponential_times(iterations, nodes, MEAN, seed), 1).mean(0) for seed in range(500)])
     rows = []
     for first, seconds in enumerate(found, 1):
-        expected, mean = expected_first_of(first, nodes, MEAN), statistics.mean(seconds)
+        expected = expected_first_of(first, nodes, MEAN)
+        mean = statistics.mean(seconds)
         row = {"first": first, "mean_s": mean, "expected_s": expected, "ratio": mean / expected}
         row["standard_error_of_ratio"] = float(means[:, first - 1].std()) / expected  # of the times drawn
         row["ratio_to_drawn"] = mean / float(ordered[:, first - 1].mean())

@@ -23,10 +23,10 @@ from ddrl.balance import Balancer
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
-from ddrl.distribution.transport.waits import wait
+from ddrl.distribution.waits import wait
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
-from ddrl.pool.slots import CpuController, QuotaGroup
+from ddrl.pool.devices import CpuController, QuotaGroup
 from ddrl.run.nodes.leader import Leader
 from ddrl.run.nodes.worker import serve
 
@@ -72,7 +72,8 @@ def iterate(leader: Leader, learner: Learner, batch: Transitions, sizes: NDArray
 
 def unequal(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
     """Calibration by random sizes; equal, balanced and fixed sizes in blocks, in turn; then another node is slow."""
-    rows, draw = config.learner.batch_size, np.random.default_rng(1)
+    rows = config.learner.batch_size
+    draw = np.random.default_rng(1)
     batch = batch_of(SPEC, rows)
     trace: list[dict[str, Any]] = []
 
@@ -112,7 +113,8 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
 
 def with_last(sizes: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     """These sizes with the last node's times `factor`; the others share the rest as before."""
-    lower, upper = np.ones_like(sizes), np.full_like(sizes, sizes.sum())
+    lower = np.ones_like(sizes)
+    upper = np.full_like(sizes, sizes.sum())
     lower[-1] = upper[-1] = round(factor * int(sizes[-1]))
     return proportional_sizes(sizes.sum(), sizes.astype(float), lower, upper)
 
@@ -127,8 +129,10 @@ def set_shares(groups: list[QuotaGroup], shares: list[float]) -> None:
 def rhythm(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
     """Seconds an iteration by sizer, in turn, where the last node is slowed in a fixed rhythm that each sizer sees
     unbroken."""
-    rows, usual = config.learner.batch_size, options["shares"]
-    batch, slow = batch_of(SPEC, rows), [*usual[:-1], options["slowed"]]
+    rows = config.learner.batch_size
+    usual = options["shares"]
+    batch = batch_of(SPEC, rows)
+    slow = [*usual[:-1], options["slowed"]]
     sizers = {name: Balancer(rows, NODES, name) for name in ("affine", "ddqn")}
     found: dict[str, list[float]] = {name: [] for name in sizers}
     for block in range(1 + options["blocks"]):
@@ -170,7 +174,8 @@ def alone(config: Config, rows: int, iterations: int) -> list[list[float]]:
     seconds: list[float] = []
     if WORLD.rank:
         torch.set_flush_denormal(True)
-        learner, batch = Learner.of(config, SPEC), batch_of(SPEC, rows)
+        learner = Learner.of(config, SPEC)
+        batch = batch_of(SPEC, rows)
         for _ in range(iterations):
             begin = time.perf_counter()
             learner.gradient(batch, "value", False)
@@ -201,7 +206,8 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     MPI's collectives with the leader (`gather_bcast`, `reduce_bcast`, `allreduce_of_three`); and by MPI_Allreduce
     between the two nodes alone, which leaves the leader without a result."""
     values = int(options["megabytes"] * 1e6 / 4)
-    mine, token = np.ones(values, np.float32), np.zeros(1, np.uint8)
+    mine = np.ones(values, np.float32)
+    token = np.zeros(1, np.uint8)
     memory = np.ones((1 + NODES, values), np.float32)
     segment = Segment.create(f"ddrl-{os.getpid()}-h0-reduce-0", "reduce", memory.nbytes) if not WORLD.rank else None
     name = WORLD.bcast(segment.name if segment else None)
@@ -209,7 +215,8 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     common = segment.array.view(np.float32).reshape(memory.shape)  # a row for each rank
     common[WORLD.rank] = 1.0
     pair = WORLD.Split(0 if WORLD.rank else 1, WORLD.rank)
-    weights, nodes = [0.75, 0.25], range(1, 1 + NODES)
+    weights = [0.75, 0.25]
+    nodes = range(1, 1 + NODES)
 
     def receive(into: NDArray[np.float32]) -> None:
         MPI.Request.Waitall([WORLD.Irecv(into[node], node, 2) for node in nodes])
@@ -296,7 +303,8 @@ def sleeper(learner: Learner, times: list[float]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    case, options = sys.argv[1], json.loads(sys.argv[2])
+    case = sys.argv[1]
+    options = json.loads(sys.argv[2])
     if case == "reduce":
         found = reduce(options)
         if WORLD.rank == 0:

@@ -40,8 +40,11 @@ KINDS = (
     "lasting",
 )  # capped, transient, wave, racks and cron are never seen
 NODES = (3, 5, 8, 14, 28)  # 4, 10, 20, 32 and 64 are never seen
-NODES_AT_ONCE, ITERATIONS = 160, 150  # of all clusters that are simulated together; iterations of an episode
-BATCH, CAPACITY, TAU = 64, 8_000, 0.01
+NODES_AT_ONCE = 160  # of all clusters that are simulated together; iterations of an episode
+ITERATIONS = 150
+BATCH = 64
+CAPACITY = 8_000
+TAU = 0.01
 # An iteration's sizes hardly touch the next one, but p_i that was multiplied stays so.
 DISCOUNTS = {"regimes": 0.1, "steps": 0.9}
 HIDE = {"regimes": (), "steps": (), "no_gradients": GRADIENT_FEATURES}
@@ -79,7 +82,9 @@ class Memory:
     """Transitions of clusters of one number of nodes: a ring, drawn uniformly."""
 
     def __init__(self, nodes: int) -> None:
-        objectives, f32, i64 = len(OBJECTIVES), np.float32, np.int64
+        objectives = len(OBJECTIVES)
+        f32 = np.float32
+        i64 = np.int64
         self.columns: dict[str, np.ndarray] = {
             "features": np.zeros((CAPACITY, nodes, len(NODE_FEATURES)), f32),
             "context": np.zeros((CAPACITY, len(CONTEXT_FEATURES)), f32),
@@ -159,7 +164,8 @@ def gains(
     simulation: Simulation, state: NodeState, taken: np.ndarray, tried: np.ndarray, first: np.ndarray, form: str
 ) -> np.ndarray:
     """Difference rewards [C, N, objectives] of the actions `tried`, each alone among the actions `taken`."""
-    cluster, nodes = state.cluster, taken.shape[1]
+    cluster = state.cluster
+    nodes = taken.shape[1]
     alone = np.eye(nodes, dtype=np.bool_)[:, None, :]  # [tried node, 1, N]
     both = np.stack([np.where(alone, tried, taken), np.where(alone, 0, taken)])  # [2, N, C, N]
     overhead, speed = level_inputs(state, state.slowness(both, form), form)
@@ -175,12 +181,17 @@ def train(seed: int, updates: int, variant: str, path: Path, command: str) -> di
     `variant`: regimes; steps (p_i is multiplied); no_gradients (nothing of the gradients is seen)."""
     torch.set_num_threads(1)
     form = "steps" if variant == "steps" else "regimes"
-    rng, agent = np.random.default_rng(seed), Agent(form, seed)
+    rng = np.random.default_rng(seed)
+    agent = Agent(form, seed)
     memories = {nodes: Memory(nodes) for nodes in NODES}
     seen = np.array([name not in HIDE[variant] for name in NODE_FEATURES], np.float32)
-    begin, done, episode, losses = time.monotonic(), 0, 0, []
+    begin = time.monotonic()
+    done = 0
+    episode = 0
+    losses = []
     while done < updates:
-        kind, nodes = KINDS[episode % len(KINDS)], int(rng.choice(NODES))
+        kind = KINDS[episode % len(KINDS)]
+        nodes = int(rng.choice(NODES))
         clusters = int(np.clip(NODES_AT_ONCE // nodes, 6, 40))
         scenario = make_scenario(kind, clusters, nodes, ITERATIONS, 1_000_003 * (seed + 1) + episode)
         weights = np.where(
@@ -189,14 +200,16 @@ def train(seed: int, updates: int, variant: str, path: Path, command: str) -> di
             rng.dirichlet(np.ones(len(OBJECTIVES)), clusters),
         )
         all_nodes = np.full(clusters, nodes)
-        simulation, state = Simulation(scenario), NodeState(scenario.cluster, FilterSettings())
+        simulation = Simulation(scenario)
+        state = NodeState(scenario.cluster, FilterSettings())
         state.update(simulation.blank())
         taken = np.zeros((clusters, nodes), np.int64)
         _, observation = simulation.step(apply_actions(state, taken, form))
         row: dict[str, np.ndarray] = {}
         for _ in range(ITERATIONS - 1):
             state.update(observation)
-            features, context = state.features() * seen, state.context(weights)
+            features = state.features() * seen
+            context = state.context(weights)
             if row:
                 memories[nodes].write({**row, "next_features": features, "next_context": context})
             values, values_first = agent.values(features, context)

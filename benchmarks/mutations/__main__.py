@@ -104,9 +104,12 @@ class Judge:
     others judge."""
 
     def __init__(self, folder: Path, timeout: float, rings: int, tests: tuple[str, ...] = ()) -> None:
-        self._timeout, self._rings, self._tests = timeout, rings, tests
+        self._timeout = timeout
+        self._rings = rings
+        self._tests = tests
         preload()
-        self._clean, self._copy = Copy(folder / "clean"), Copy(folder / "copy")
+        self._clean = Copy(folder / "clean")
+        self._copy = Copy(folder / "copy")
         self._clean.make()
         compileall.compile_dir(self._clean.path / "ddrl", quiet=1)
         self._passes: set[str] = set()  # tests that have passed by themselves without a fault

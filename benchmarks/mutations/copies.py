@@ -179,7 +179,9 @@ class KernelBuild:
     """The compiled kernel of a faulty header: sources of their own, whose objects stay from one fault to the next."""
 
     def __init__(self, path: Path, clean: Path) -> None:
-        self._sources, self._build, self._clean = Copy(path), path / "build" / "faulty", clean
+        self._sources = Copy(path)
+        self._build = path / "build" / "faulty"
+        self._clean = clean
         self._fault: Fault | None = None  # the one that stands there
 
     def into(self, copy: Copy, fault: Fault) -> None:

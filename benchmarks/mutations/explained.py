@@ -7,17 +7,17 @@ from benchmarks.mutations.named import Fault
 _COMMUTES = "max and min of two numbers do not depend on their order"
 
 _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of the faulty line): why
-    ("ddrl/distribution/transport/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
-    ("ddrl/plots/pool.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
-    ("ddrl/run/rounds/collectors.py", "swapped arguments", "max(sent.start"): _COMMUTES,
+    ("ddrl/distribution/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
+    ("ddrl/pool/plots.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
+    ("ddrl/pool/rounds.py", "swapped arguments", "max(sent.start"): _COMMUTES,
     ("ddrl/learner/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
         "the products of a dot product commute, and their order stays"
     ),
     ("ddrl/core/trust.py", "constant", "digest_size=17"): "a digest of any length names the code as well",
-    ("ddrl/distribution/plans/planner.py", "constant", "max(3 * versions_in_flight + 1"): (
+    ("ddrl/distribution/schemes.py", "constant", "max(3 * versions_in_flight + 1"): (
         "where a plan has many messages the period is taken over more models: it is the same, and known later"
     ),
-    ("ddrl/envs/admix/optimum.py", "constant", "np.clip(alpha, 1,"): (
+    ("ddrl/admix/optimum.py", "constant", "np.clip(alpha, 1,"): (
         "only where the descent begins: it ends at the same duals"
     ),
     ("ddrl/learner/export.py", "constant", "expected.ravel()[:4]"): "a message quotes one number more",
@@ -25,7 +25,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/learner/algorithms/pqn.py", "constant", "state.reshape(-2,"): (
         "numpy takes any negative size for the one that it finds"
     ),
-    ("ddrl/distribution/relay/membership.py", "dropped call", 12 * " " + "pass"): (  # in `abandon`
+    ("ddrl/distribution/membership.py", "dropped call", 12 * " " + "pass"): (  # in `abandon`
         "a relay that abandons its job ends with it, and MPI frees what is left"
     ),
     ("ddrl/run/modes/serial.py", "constant", "board_name(topology.run_id, 1)"): (

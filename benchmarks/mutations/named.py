@@ -40,8 +40,9 @@ _NAMED = {
         ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
         ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
         ("a live epsilon is ignored", "if self.live.epsilon is None else self.live.epsilon", "if True else 0.0"),
+        ("lag of rows at arrival is zero", "self.arrival.add(lag)", "self.arrival.add(lag * 0)"),
     ),
-    "run/best_policy.py": (
+    "run/checkpoint.py": (
         (
             "the worst policy is kept",
             "self._rank(evaluation) >= self._rank(self.evaluation)",
@@ -53,6 +54,8 @@ _NAMED = {
             "return evaluation.played.mean >= target",
         ),
         ("the target is never reached", "self.target_reached = self.target_reached or reached", "pass"),
+        ("old checkpoints stay", "for old in _complete(folder)[:-keep]:", "for old in []:"),
+        ("a damaged file passes", "if actual != digest:", "if False:"),
     ),
     "run/task.py": (
         ("a resumed run has an empty replay", 'source.load(resume.path, resume.state["source"])', "pass"),
@@ -65,14 +68,17 @@ _NAMED = {
         ),
         ("the best policy is not confirmed", "self.best.confirm(evaluator.confirm(self.best.vector()))", "pass"),
     ),
-    "run/checkpoint.py": (
-        ("old checkpoints stay", "for old in _complete(folder)[:-keep]:", "for old in []:"),
-        ("a damaged file passes", "if actual != digest:", "if False:"),
-    ),
-    "run/lag.py": (("lag of rows at arrival is zero", "self.arrival.add(lag)", "self.arrival.add(lag * 0)"),),
-    "rollout/exploration.py": (
+    "acting/choosers.py": (
         ("epsilon never falls", "progress = min(env_steps / config.epsilon_decay_steps, 1.0)", "progress = 0.0"),
         ("all rollouts explore alike", "config.epsilon_spread * index / (count - 1)", "0.0 * index / (count - 1)"),
+        ("epsilon counts once a vector step", "where=self._uniform[place] < exploration)", "where=True)"),
+        ("the worst action is greedy", 'action = outputs["q"].argmax(1)', 'action = outputs["q"].argmin(1)'),
+        (
+            "actions leave their bounds",
+            "action = np.clip(drawn, self._low, self._high).astype(self._dtype)",
+            "action = drawn.astype(self._dtype)",
+        ),
+        ("log-probability without its constant", "- log_std - 0.5 * LOG_TWO_PI", "- log_std"),
     ),
     "rollout/worker.py": (
         (
@@ -113,7 +119,7 @@ _NAMED = {
         ("no no-ops", "for _ in range(noops):", "for _ in range(0):"),
         ("a new episode keeps old frames", "frames[:-1] = frames[-1]", "pass"),
     ),
-    "envs/loop.py": (
+    "envs/vectors.py": (
         (
             "every reward is clipped",
             "(np.clip(raw, -1.0, 1.0) if self._reward_clip else raw)",
@@ -121,7 +127,7 @@ _NAMED = {
         ),
         ("time limits are terminal", "terminations[index] = bool(terminated)", "terminations[index] = True"),
     ),
-    "envs/admix/inventory.py": (
+    "admix/contracts.py": (
         (
             "more than a cell holds is dealt",
             "rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])",
@@ -133,7 +139,7 @@ _NAMED = {
             "return self.curve[left]",
         ),
     ),
-    "envs/admix/market.py": (
+    "admix/market.py": (
         ("every day has the same walk", "for past in range(day + 1):", "for past in range(1):"),
         ("filters hold nothing back", "eligible &= rng.random(eligible.shape, np.float32) >= config.filtered", "pass"),
     ),
@@ -145,18 +151,6 @@ _NAMED = {
             "if vector is not self._vector or count != self._count:",
             "if self._vector is None or count != self._count:",
         ),
-    ),
-    "acting/choosers/epsilon_greedy.py": (
-        ("epsilon counts once a vector step", "where=self._uniform[place] < exploration)", "where=True)"),
-        ("the worst action is greedy", 'action = outputs["q"].argmax(1)', 'action = outputs["q"].argmin(1)'),
-    ),
-    "acting/choosers/gaussian.py": (
-        (
-            "actions leave their bounds",
-            "action = np.clip(drawn, self._low, self._high).astype(self._dtype)",
-            "action = drawn.astype(self._dtype)",
-        ),
-        ("log-probability without its constant", "- log_std - 0.5 * LOG_TWO_PI", "- log_std"),
     ),
     "channels/mailbox.py": (
         ("places of the dead stay taken", "if self.release_dead():", "if False:"),
@@ -173,7 +167,7 @@ _NAMED = {
             "if False:",
         ),
     ),
-    "channels/counters.py": (
+    "channels/board.py": (
         (
             "fresh counters are zero",
             "array[offset:].view(np.float64)[:] = np.nan",
@@ -181,7 +175,7 @@ _NAMED = {
         ),
     ),
     "core/files.py": (("a failed write leaves its file", "temporary.unlink()", "pass"),),
-    "core/layouts.py": (("tensors are not aligned", "offset += -offset % ALIGNMENT", "offset += 0"),),
+    "core/rows.py": (("tensors are not aligned", "offset += -offset % ALIGNMENT", "offset += 0"),),
     "core/roles.py": (
         (
             "the evaluator stands on any host",
@@ -299,17 +293,15 @@ _NAMED = {
             "            n_step=min(1, n_step),\n            burn_in=burn_in,\n            eviction=eviction.name",
         ),
     ),
-    "distribution/plans/costs.py": (
+    "distribution/simulator.py": (
         (
             "the bound forgets the receivers",
             "return max(S / up[0], S / min(down[1:]), n * S / sum(up))",
             "return max(S / up[0], n * S / sum(up))",
         ),
-    ),
-    "distribution/plans/simulator.py": (
         ("links receive many at once", "max(first_byte - ahead, self.down_free[target])", "first_byte - ahead"),
     ),
-    "distribution/transport/shards.py": (
+    "distribution/chunks.py": (
         (
             "checksums are not compared",
             "elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:",
@@ -321,7 +313,7 @@ _NAMED = {
             "foreign = False",
         ),
     ),
-    "distribution/relay/sending.py": (
+    "distribution/models.py": (
         ("more versions in flight than allowed", "or len(self._open) >= self._in_flight or", "or"),
         (
             "a refused version is not sent again",
@@ -333,11 +325,9 @@ _NAMED = {
             "if self._in_use is not None and not self._in_use(self._sent_version):",
             "if False:",
         ),
-    ),
-    "distribution/relay/receiving.py": (
         ("confirmed before it is used", "and not self._in_use(report.version)", "and False"),
     ),
-    "distribution/transport/uplink.py": (
+    "distribution/flows.py": (
         ("rows without room are lost", "room = min(len(rows), lane.capacity - len(lane))", "room = len(rows)"),
     ),
     "balance/collection.py": (
@@ -396,35 +386,22 @@ _NAMED = {
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
-    "plan/model.py": (
-        ("links between hosts are free", "case.row_nbytes * (1 - nearby) / case.rate", "0.0 / case.rate"),
-        (
-            "devices are switched for nothing",
-            "gradient[-1] += 2 * costs.switch",
-            "gradient[-1] += 0.0",
-        ),
-    ),
-    "plan/rounds.py": (
-        ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
-    ),
-    "serve/mixer.py": (
+    "admix/mixer.py": (
         ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
         ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
+        (
+            "billing is forgotten at a restart",
+            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
+            'for name in ("shown", "rate"):',
+        ),
     ),
-    "serve/server.py": (
+    "admix/server.py": (
         ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
         (
             "counters are lost at the end",
             "return_exceptions=True)\n        snapshot.save(self._state, snapshot.encode(self.mixer))",
             "return_exceptions=True)",
-        ),
-    ),
-    "serve/snapshot.py": (
-        (
-            "billing is forgotten at a restart",
-            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
-            'for name in ("shown", "rate"):',
         ),
     ),
     "telemetry/store.py": (

@@ -27,7 +27,8 @@ _FLIPPED: dict[type[ast.cmpop], str] = {
 
 def candidates(path: Path, root: Path) -> list[Fault]:
     """Every fault that the operators can make in a file, in the order of its text."""
-    text, name = path.read_text(), str(path.relative_to(root))
+    text = path.read_text()
+    name = str(path.relative_to(root))
     lines = [line.encode() for line in text.splitlines()]  # the parser counts columns in bytes
     faults = [
         Fault(operator, name, before.decode(), after.decode(), line)
@@ -77,7 +78,8 @@ def _edits(node: ast.AST, lines: list[bytes]) -> Iterator[tuple[str, int, int, i
         case ast.Call(args=[first, second, *_]) if first.lineno == second.end_lineno:
             if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
                 swapped = f"{source(second)}, {source(first)}"
-                begin, end = first.col_offset, second.end_col_offset or 0
+                begin = first.col_offset
+                end = second.end_col_offset or 0
                 yield "swapped arguments", first.lineno, begin, end, swapped
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             yield from edit("negated condition", test, f"(not ({source(test)}))")

@@ -17,12 +17,15 @@ import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-PERIOD, TARGET = 5_000, 490.0
+PERIOD = 5_000
+TARGET = 490.0
 
 
 def play(network, episodes, seed):
     env = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * episodes)
-    observation, returns, alive = env.reset(seed=seed)[0], np.zeros(episodes), np.ones(episodes, bool)
+    observation = env.reset(seed=seed)[0]
+    returns = np.zeros(episodes)
+    alive = np.ones(episodes, bool)
     while alive.any():
         with torch.no_grad():
             action = network(torch.from_numpy(observation)).argmax(1).numpy()
@@ -39,7 +42,10 @@ class Solved(Exception):
 class Log:
     """In place of tensorboard's writer."""
 
-    seconds, turn, env_steps, network = 0.0, 0, 0, None
+    seconds = 0.0
+    turn = 0
+    env_steps = 0
+    network = None
 
     def __init__(self, *_):
         pass
@@ -54,7 +60,8 @@ class Log:
         """Play where it is due, with the clock stopped."""
         if name != "charts/SPS":
             return
-        Log.network, Log.env_steps = sys._getframe(1).f_globals["q_network"], step
+        Log.network = sys._getframe(1).f_globals["q_network"]
+        Log.env_steps = step
         if step >= (Log.turn + 1) * PERIOD:
             begin = time.perf_counter()
             Log.turn += 1
@@ -65,7 +72,8 @@ class Log:
 
 
 def main():
-    path, seed = sys.argv[1], int(sys.argv[2])
+    path = sys.argv[1]
+    seed = int(sys.argv[2])
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as ddrl's trainer does
     sys.modules["tyro"] = types.SimpleNamespace(cli=lambda settings: settings(seed=seed, cuda=False))

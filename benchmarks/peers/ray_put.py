@@ -42,8 +42,11 @@ def main() -> None:
     )
     actors = [Reader.remote() for _ in range(readers)]
     processes = ray.get([actor.process.remote() for actor in actors])
-    model, copy = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8), np.zeros(nbytes, np.uint8)
-    last, stall, memcpy = [], [], []
+    model = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
+    copy = np.zeros(nbytes, np.uint8)
+    last = []
+    stall = []
+    memcpy = []
     for version in range(models + 2):
         begun = time.perf_counter_ns()
         np.copyto(copy, model)
@@ -56,7 +59,8 @@ def main() -> None:
             memcpy.append((copied - begun) * 1e-9)
             stall.append((free - copied) * 1e-9)
             last.append((ended - copied) * 1e-9)
-    pss, private = [kib(pid, "Pss:") for pid in processes], [kib(pid, "Private") for pid in processes]
+    pss = [kib(pid, "Pss:") for pid in processes]
+    private = [kib(pid, "Private") for pid in processes]
     print(
         json.dumps({"last_reader": last, "publish": stall, "memcpy": memcpy, "pss_kib": pss, "private_kib": private}),
         flush=True,

@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - the cases are explained once, here:
 """Other libraries' replay buffers, for benchmarks.replay: run by the peer's own interpreter, `replay_buffers.py
 cpprb|sb3|tianshou|torchrl|reverb`.
 
@@ -116,12 +115,10 @@ class Sb3:
 
     def add(self, count, rows=ROWS, dim=8):
         buffer = self.make(rows, (dim,), np.float32)
-        state, action, reward, done = (
-            np.ones((1, dim), np.float32),
-            np.zeros(1, np.int64),
-            np.ones(1, np.float32),
-            np.zeros(1, np.float32),
-        )
+        state = np.ones((1, dim), np.float32)
+        action = np.zeros(1, np.int64)
+        reward = np.ones(1, np.float32)
+        done = np.zeros(1, np.float32)
 
         def call():
             for _ in range(count):
@@ -304,8 +301,10 @@ def prepare(library, case):
 
 def main():
     make, package = LIBRARIES[sys.argv[1]]
-    library, ready = make(), {}
-    answer, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    library = make()
+    ready = {}
+    answer = sys.stdout  # what libraries print is no answer
+    sys.stdout = sys.stderr
     for line in sys.stdin:
         word, _, case = line.strip().partition(" ")
         if word == "version":

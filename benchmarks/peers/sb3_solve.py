@@ -27,56 +27,127 @@ def falling(rate):
 # package, algorithm, environment, target, env steps between evaluations, env steps at most, settings
 TASKS = {
     "cartpole": (
-        "stable_baselines3", "DQN", "CartPole-v1", 475.0, 2_500, 50_000,
+        "stable_baselines3",
+        "DQN",
+        "CartPole-v1",
+        475.0,
+        2_500,
+        50_000,
         {
-            "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1_000,
-            "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "gamma": 0.99,
-            "exploration_fraction": 0.16, "exploration_final_eps": 0.04, "policy_kwargs": {"net_arch": [256, 256]},
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1_000,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "gamma": 0.99,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
     "lunarlander": (
-        "stable_baselines3", "DQN", "LunarLander-v3", 230.0, 5_000, 100_000,
+        "stable_baselines3",
+        "DQN",
+        "LunarLander-v3",
+        230.0,
+        5_000,
+        100_000,
         {
-            "learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 0,
-            "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1, "gamma": 0.99,
-            "exploration_fraction": 0.12, "exploration_final_eps": 0.1, "policy_kwargs": {"net_arch": [256, 256]},
+            "learning_rate": 6.3e-4,
+            "batch_size": 128,
+            "buffer_size": 50_000,
+            "learning_starts": 0,
+            "target_update_interval": 250,
+            "train_freq": 4,
+            "gradient_steps": -1,
+            "gamma": 0.99,
+            "exploration_fraction": 0.12,
+            "exploration_final_eps": 0.1,
+            "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
     "lunarlander_qrdqn": (
-        "sb3_contrib", "QRDQN", "LunarLander-v3", 230.0, 5_000, 100_000,
+        "sb3_contrib",
+        "QRDQN",
+        "LunarLander-v3",
+        230.0,
+        5_000,
+        100_000,
         {
-            "learning_rate": falling(1.5e-3), "batch_size": 128, "buffer_size": 100_000, "learning_starts": 10_000,
-            "target_update_interval": 1, "train_freq": 256, "gradient_steps": -1, "gamma": 0.995,
-            "exploration_fraction": 0.24, "exploration_final_eps": 0.18,
+            "learning_rate": falling(1.5e-3),
+            "batch_size": 128,
+            "buffer_size": 100_000,
+            "learning_starts": 10_000,
+            "target_update_interval": 1,
+            "train_freq": 256,
+            "gradient_steps": -1,
+            "gamma": 0.995,
+            "exploration_fraction": 0.24,
+            "exploration_final_eps": 0.18,
             "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 170},
         },
     ),
     "lunarlander_continuous_td3": (
-        "stable_baselines3", "TD3", "LunarLanderContinuous-v3", 230.0, 10_000, 300_000,
+        "stable_baselines3",
+        "TD3",
+        "LunarLanderContinuous-v3",
+        230.0,
+        10_000,
+        300_000,
         {
-            "learning_rate": 1e-3, "buffer_size": 200_000, "learning_starts": 10_000, "train_freq": 1,
-            "gradient_steps": 1, "gamma": 0.98, "policy_kwargs": {"net_arch": [400, 300]},
+            "learning_rate": 1e-3,
+            "buffer_size": 200_000,
+            "learning_starts": 10_000,
+            "train_freq": 1,
+            "gradient_steps": 1,
+            "gamma": 0.98,
+            "policy_kwargs": {"net_arch": [400, 300]},
             "action_noise": NormalActionNoise(np.zeros(2), np.full(2, 0.1)),
         },
     ),
     "lunarlander_continuous_tqc": (
-        "sb3_contrib", "TQC", "LunarLanderContinuous-v3", 230.0, 10_000, 300_000,
+        "sb3_contrib",
+        "TQC",
+        "LunarLanderContinuous-v3",
+        230.0,
+        10_000,
+        300_000,
         {
-            "learning_rate": falling(7.3e-4), "buffer_size": 300_000, "batch_size": 256, "learning_starts": 10_000,
-            "train_freq": 1, "gradient_steps": 1, "gamma": 0.99, "tau": 0.01, "ent_coef": "auto",
+            "learning_rate": falling(7.3e-4),
+            "buffer_size": 300_000,
+            "batch_size": 256,
+            "learning_starts": 10_000,
+            "train_freq": 1,
+            "gradient_steps": 1,
+            "gamma": 0.99,
+            "tau": 0.01,
+            "ent_coef": "auto",
             "policy_kwargs": {"net_arch": [400, 300]},
         },
     ),
     "pendulum_td3": (
-        "stable_baselines3", "TD3", "Pendulum-v1", 0.0, 2_000, 20_000,
+        "stable_baselines3",
+        "TD3",
+        "Pendulum-v1",
+        0.0,
+        2_000,
+        20_000,
         {
-            "learning_rate": 1e-3, "buffer_size": 200_000, "learning_starts": 10_000, "train_freq": 1,
-            "gradient_steps": 1, "gamma": 0.98, "policy_kwargs": {"net_arch": [400, 300]},
+            "learning_rate": 1e-3,
+            "buffer_size": 200_000,
+            "learning_starts": 10_000,
+            "train_freq": 1,
+            "gradient_steps": 1,
+            "gamma": 0.98,
+            "policy_kwargs": {"net_arch": [400, 300]},
             "action_noise": NormalActionNoise(np.zeros(1), np.full(1, 0.1)),
         },
     ),
-}  # fmt: skip
-seed, (PACKAGE, ALGORITHM, ENV, TARGET, EVALUATION_PERIOD, MOST, SETTINGS) = int(sys.argv[1]), TASKS[sys.argv[2]]
+}
+seed = int(sys.argv[1])
+(PACKAGE, ALGORITHM, ENV, TARGET, EVALUATION_PERIOD, MOST, SETTINGS) = TASKS[sys.argv[2]]
 
 
 def now():
@@ -87,7 +158,9 @@ def now():
 def play(model, episodes, seed):
     env = DummyVecEnv([lambda: gym.make(ENV)] * episodes)
     env.seed(seed)
-    observation, returns, alive = env.reset(), np.zeros(episodes), np.ones(episodes, bool)
+    observation = env.reset()
+    returns = np.zeros(episodes)
+    alive = np.ones(episodes, bool)
     while alive.any():
         action, _ = model.predict(observation, deterministic=True)
         observation, reward, done, _ = env.step(action)
@@ -101,7 +174,10 @@ class StopAtTarget(BaseCallback):
 
     def __init__(self):
         super().__init__()
-        self.seconds, self.best, self.solved, self.turn = np.zeros(2), -np.inf, False, 0
+        self.seconds = np.zeros(2)
+        self.best = -np.inf
+        self.solved = False
+        self.turn = 0
 
     def _on_step(self):
         if self.num_timesteps < (self.turn + 1) * EVALUATION_PERIOD:

@@ -17,7 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 def play(model, episodes, seed):
     env = DummyVecEnv([lambda: gym.make("Pendulum-v1")] * episodes)
     env.seed(seed)
-    observation, returns = env.reset(), np.zeros(episodes)
+    observation = env.reset()
+    returns = np.zeros(episodes)
     for _ in range(200):  # every episode's steps
         observation, reward, _, _ = env.step(model.predict(observation, deterministic=True)[0])
         returns += reward
@@ -29,7 +30,10 @@ class Evaluations(BaseCallback):
 
     def __init__(self, period, episodes):
         super().__init__()
-        self.period, self.episodes, self.turn, self.best = period, episodes, 0, -np.inf
+        self.period = period
+        self.episodes = episodes
+        self.turn = 0
+        self.best = -np.inf
 
     def _on_step(self):
         if self.num_timesteps >= (self.turn + 1) * self.period:
@@ -39,7 +43,8 @@ class Evaluations(BaseCallback):
 
 
 def main():
-    seed, given = int(sys.argv[1]), json.loads(sys.argv[2])
+    seed = int(sys.argv[1])
+    given = json.loads(sys.argv[2])
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as ddrl's trainer does
     model = TD3(

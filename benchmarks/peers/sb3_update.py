@@ -33,7 +33,9 @@ class Blank(gym.Env):
 
 
 def main():
-    network, batch, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    network = sys.argv[1]
+    batch = int(sys.argv[2])
+    threads = int(sys.argv[3])
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # as ddrl's trainer does
     image = network == "nature_cnn"

@@ -21,8 +21,13 @@ from tianshou.env import DummyVectorEnv  # noqa: E402
 from tianshou.trainer import OffPolicyTrainerParams  # noqa: E402
 from tianshou.utils.net.common import Net  # noqa: E402
 
-ENV, TARGET, EVALUATION_PERIOD, MOST = "LunarLander-v3", 230.0, 20_000, 600_000
-ENVS, ATOMS, WARMUP = 8, 51, 5_000
+ENV = "LunarLander-v3"
+TARGET = 230.0
+EVALUATION_PERIOD = 20_000
+MOST = 600_000
+ENVS = 8
+ATOMS = 51
+WARMUP = 5_000
 
 
 def now():
@@ -32,7 +37,9 @@ def now():
 
 def play(policy, episodes, seed):
     env = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * episodes)
-    observation, returns, alive = env.reset(seed=seed)[0], np.zeros(episodes), np.ones(episodes, bool)
+    observation = env.reset(seed=seed)[0]
+    returns = np.zeros(episodes)
+    alive = np.ones(episodes, bool)
     while alive.any():
         with torch.no_grad():
             logits = policy.model(torch.from_numpy(observation))[0]
@@ -47,7 +54,11 @@ class Evaluations:
     """Sets epsilon before each collection, and every so often evaluates, with the clock stopped."""
 
     def __init__(self, policy):
-        self.policy, self.seconds, self.turn, self.steps, self.solved = policy, np.zeros(2), 0, 0, False
+        self.policy = policy
+        self.seconds = np.zeros(2)
+        self.turn = 0
+        self.steps = 0
+        self.solved = False
 
     def before(self, _epoch, env_steps):
         """Ends the training by StopIteration once the target is reached."""

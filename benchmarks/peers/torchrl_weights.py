@@ -42,7 +42,8 @@ def main() -> None:
     scheme.init_on_sender(
         model_id="policy", weights=TensorDict.from_module(source), devices=[torch.device("cpu")] * readers, ctx=context
     )
-    ready, stop = context.Semaphore(0), context.Event()
+    ready = context.Semaphore(0)
+    stop = context.Event()
     workers = [
         context.Process(target=work, args=(scheme, index, nbytes, ready, stop), daemon=True) for index in range(readers)
     ]
@@ -53,8 +54,10 @@ def main() -> None:
     scheme.connect()
     for _ in workers:
         ready.acquire()
-    fresh, copy = TensorDict.from_module(source).data.clone(), torch.empty_like(source.weight.data)
-    seconds, memcpy = [], []
+    fresh = TensorDict.from_module(source).data.clone()
+    copy = torch.empty_like(source.weight.data)
+    seconds = []
+    memcpy = []
     for version in range(models + 2):
         fresh["weight"].fill_(float(version))
         begun = time.perf_counter()

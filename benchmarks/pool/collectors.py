@@ -65,7 +65,8 @@ def row(case: tuple[float, str], figures: dict[str, Any], own: list[dict[str, An
         for index, (one, later) in enumerate(pairwise(own))
     ]
     seconds = statistics.median(round.seconds for round in measured)
-    lengths, startups = [round.seconds for round in measured[1:]], [round.startup[0] for round in measured[1:]]
+    lengths = [round.seconds for round in measured[1:]]
+    startups = [round.startup[0] for round in measured[1:]]
     waits = [round.end[0] - round.sent[0] for round in measured[1:]]
     count = figures["collectors"]
     cost = (settings.idle_cost * figures["idle_seconds"] + settings.delay_cost * figures["late_seconds"]) / count

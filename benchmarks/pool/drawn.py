@@ -17,17 +17,19 @@ import numpy as np
 
 from benchmarks.pool.hindsight import hindsight
 from ddrl.core import plugins
-from ddrl.pool.offline import lower_bound, optimum, repairman_share, share_bound
+from ddrl.pool.bounds import lower_bound, optimum, repairman_share, share_bound
 from ddrl.pool.policies.fair import Fair
 from ddrl.pool.policies.slices import Slices, SlicesSettings
 from ddrl.pool.policy import Policy
 from ddrl.pool.prewarm import PrewarmSettings
 from ddrl.pool.queue import jain_index
+from ddrl.pool.records import TaskTrace, generate
 from ddrl.pool.simulator import Outcome, Start, simulate
-from ddrl.pool.traces import TaskTrace, generate
 
 PACKAGE = "ddrl.pool.policies"
-DEVICES, ROUND_SECONDS, DUTY = 2, 5.0, 0.2
+DEVICES = 2
+ROUND_SECONDS = 5.0
+DUTY = 0.2
 
 
 def make_policy(name: str) -> Policy:
@@ -117,7 +119,8 @@ def unequal_traces(seed: int) -> tuple[list[TaskTrace], int]:
     """A pool of unequal tasks with a load of at least 0.8: 4 to 10 tasks of 10 to 40 rounds on 1 to 3 devices."""
     generator = np.random.default_rng([11, seed])
     while True:
-        tasks, devices = int(generator.integers(4, 11)), int(generator.integers(1, 4))
+        tasks = int(generator.integers(4, 11))
+        devices = int(generator.integers(1, 4))
         traces = unlike_tasks(generator, tasks, (10, 41), 0.1, send=0.1)
         duties = sum(share_bound([trace], 1) for trace in traces)
         if tasks > devices and duties / devices >= 0.8:
@@ -160,7 +163,8 @@ def small_makespans(count: int) -> list[dict[str, Any]]:
     ratios: dict[str, list[float]] = {name: [] for name in ("fair", "round_robin", "fifo")}
     for seed in range(count):
         generator = np.random.default_rng([12, seed])
-        tasks, devices = int(generator.integers(4, 7)), int(generator.integers(1, 3))
+        tasks = int(generator.integers(4, 7))
+        devices = int(generator.integers(1, 3))
         traces = unlike_tasks(generator, tasks, (2, 4), 0.2)
         found = optimum(traces, devices)
         if not found.exact:
@@ -232,7 +236,8 @@ def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
                     simulate(traces, devices, Fair(), start, settings, uncounted=uncounted)
                     for uncounted in (learned, 0)
                 )
-                warmth, predicted = outcome.all_warmth, outcome.warmth
+                warmth = outcome.all_warmth
+                predicted = outcome.warmth
                 best, best_of_all = (
                     hindsight(list(outcome.rounds.values()), settings, first) for first in (learned, 0)
                 )

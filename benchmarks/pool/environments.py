@@ -17,7 +17,9 @@ class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, startup: float, step: float, variation: float, exponential: bool) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
-        self._mean, self._variation, self._exponential = step, variation, exponential
+        self._mean = step
+        self._variation = variation
+        self._exponential = exponential
         self._step = step
         time.sleep(max(0.0, startup * np.random.default_rng().normal(1.0, variation)))
 

@@ -21,7 +21,8 @@ from benchmarks.pool.collectors import MODES
 from benchmarks.pool.real import traces, write_task
 from ddrl.pool.prewarm import PrewarmSettings
 
-HOSTS, SHARE = 2, 0.111
+HOSTS = 2
+SHARE = 0.111
 
 
 def compare(rounds: int, startup: float, collecting: float, updates: int) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from benchmarks.harness import Timing
 from benchmarks.pool.real import slots, traces, write_task
 from ddrl.core.errors import DdrlError
 from ddrl.pool.control import ask
-from ddrl.pool.reading import read_plan
+from ddrl.pool.records import read_plan
 
 PATIENCE = 60.0  # [s] for a victim
 
@@ -113,7 +113,8 @@ def _kill(pool: Path, generator: random.Random, killed: set[int], *, collectors:
 
 def _see_the_others_go_on(pool: Path) -> None:
     """Return when every task that lives has ended a further round."""
-    deadline, before = time.monotonic() + PATIENCE, {task["task"]: task["rounds"] for task in _tasks(pool)}
+    deadline = time.monotonic() + PATIENCE
+    before = {task["task"]: task["rounds"] for task in _tasks(pool)}
     while any(task["pid"] and task["rounds"] == before[task["task"]] for task in _tasks(pool)):
         if time.monotonic() > deadline:
             raise TimeoutError(f"a task that was not killed ended no round in {PATIENCE:.0f} s")
@@ -122,7 +123,7 @@ def _see_the_others_go_on(pool: Path) -> None:
 
 def _collectors_of(pid: int) -> list[int]:
     """Living collectors: the children of the task's children that are starters."""
-    starters = [child for child in _children(pid) if "ddrl.run.rounds.starter" in _command(child)]
+    starters = [child for child in _children(pid) if "ddrl.pool.collectors" in _command(child)]
     return [child for starter in starters for child in _children(starter)]
 
 

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-STEPS, STEP_SECONDS, VARIATION, BATCH, WIDTH = 40, 0.1, 0.05, 256, 512
+STEPS = 40
+STEP_SECONDS = 0.1
+VARIATION = 0.05
+BATCH = 256
+WIDTH = 512
 
 
 class Batch(NamedTuple):
@@ -39,7 +43,8 @@ class Collector:
 
     def collect(self, vector: Any, seed: int) -> list[Any]:
         """Transitions of a round: observation, action, reward, discount, next observation."""
-        generator, rows = np.random.default_rng(seed), list[Any]()
+        generator = np.random.default_rng(seed)
+        rows = list[Any]()
         observation, _ = self._env.reset(seed=seed)
         for _ in range(STEPS):
             action = int(generator.integers(2))
@@ -65,7 +70,9 @@ class Task:
         self._learner = Learner.of(
             Config(run=RunConfig(seed=seed), learner=learner), EnvSpec("Paced", ArraySpec((4,), "float32"), 2)
         )
-        self._seed, self._collector, self._rows = seed, collector, list[Any]()
+        self._seed = seed
+        self._collector = collector
+        self._rows = list[Any]()
 
     def ready(self) -> bool:
         """Once this returns the actor stands."""
@@ -75,7 +82,8 @@ class Task:
         """All rounds; when they began and ended, and processor seconds."""
         import ray
 
-        generator, begin = np.random.default_rng(self._seed), time.monotonic()
+        generator = np.random.default_rng(self._seed)
+        begin = time.monotonic()
         busy = 0.0
         for number in range(rounds):
             vector = self._learner.parameters.numpy()

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddrl.pool.offline import repairman_share
+from ddrl.pool.bounds import repairman_share
 from ddrl.pool.queue import jain_index
 
 TASK = """
@@ -107,7 +107,8 @@ def row(directory: Path, summary: dict[str, Any], devices: int, *, exponential: 
     duties: list[float] = []
     for name, own in by_task.items():
         arrivals = {one["round"]: one["parameters"] for one in collectors if one["task"] == name}
-        waits, works = defaultdict[int, float](float), defaultdict[int, float](float)
+        waits = defaultdict[int, float](float)
+        works = defaultdict[int, float](float)
         for lease in own:  # one a round, or several where gradients release the device
             waits[lease["round"]] += lease["granted"] - lease["asked"]
             works[lease["round"]] += lease["busy"]

@@ -14,7 +14,8 @@ from benchmarks.replay.timing import ACTION, Cases, Peer, adders, alternate, fil
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 
-WINDOWS, LENGTH = 5000, 8
+WINDOWS = 5000
+LENGTH = 8
 MAX_PLAIN = 1 << 13  # records
 COMPARED = ((5, 6), (8.5, 8.5), (11, 12))  # cells of the grid in which the others take part: N = 2^11, 2^17, 2^23
 
@@ -59,7 +60,8 @@ def grid(short: bool, peers: list[Peer]) -> list[dict[str, Any]]:
 
 def cell(k: float, s: float, peers: list[Peer] | None) -> dict[str, Any]:
     """One cell; with `peers` also against them and a numpy ring."""
-    episodes, steps = round(2**k), round(2**s)
+    episodes = round(2**k)
+    steps = round(2**s)
     size = episodes * steps
     replay = ExperienceReplay(ArraySpec((4,), "float32"), ACTION, size, pick_len=LENGTH, n_step=0)
     fill(replay, (4,), "float32", episodes, steps)
@@ -70,7 +72,8 @@ def cell(k: float, s: float, peers: list[Peer] | None) -> dict[str, Any]:
         "limit": limit.windows(WINDOWS, prefetch=False),
         "limit with prefetch": limit.windows(WINDOWS, prefetch=True),
     }
-    asked, recorded = {}, {}
+    asked = {}
+    recorded = {}
     if peers is not None:
         ring = RingReplay(size, episodes, steps)
         cases |= {"numpy ring": lambda: ring.windows(WINDOWS, LENGTH)}
@@ -93,7 +96,8 @@ def plain(short: bool) -> list[dict[str, Any]]:
         episodes = max(1, min(round(2**k), MAX_PLAIN // steps))
         replay = ExperienceReplay(ArraySpec((4,), "float32"), ACTION, episodes * steps, pick_len=LENGTH, n_step=0)
         fill(replay, (4,), "float32", episodes, steps)
-        selector, reference = replay.new_pick_selector("uniform"), PlainReplay(episodes, steps, LENGTH)
+        selector = replay.new_pick_selector("uniform")
+        reference = PlainReplay(episodes, steps, LENGTH)
         get = {
             "ddrl": lambda replay=replay, selector=selector: replay.get_batch(WINDOWS, selector),
             "plain Python": lambda reference=reference: reference.windows(WINDOWS),
@@ -116,7 +120,8 @@ def plain(short: bool) -> list[dict[str, Any]]:
 
 def record_100(replay: ExperienceReplay | PlainReplay) -> Callable[[], None]:
     """100 single records into one episode after the other, with eviction running."""
-    state, final = np.ones(4, np.float32), np.zeros(4, np.float32)
+    state = np.ones(4, np.float32)
+    final = np.zeros(4, np.float32)
 
     def call() -> None:
         handle = replay.new_episode()
@@ -129,7 +134,8 @@ def record_100(replay: ExperienceReplay | PlainReplay) -> Callable[[], None]:
 
 def rows(short: bool, peers: list[Peer]) -> dict[str, Any]:
     """State float32[8], 1 M rows, batch 256."""
-    size, batch = 1_000_000, 256
+    size = 1_000_000
+    batch = 256
     replay = ExperienceReplay(ArraySpec((8,), "float32"), ACTION, size)
     fill(replay, (8,), "float32", 1000, 1000)
     uniform = replay.new_pick_selector("uniform")
@@ -194,7 +200,8 @@ def atari(short: bool, peers: list[Peer]) -> dict[str, Any]:
     replay = ExperienceReplay(ArraySpec((84, 84), "uint8"), ACTION, size, frame_stack=4)
     fill(replay, (84, 84), "uint8", size // 1000, 1000)
     stored = replay.nbytes
-    uniform, prioritized = replay.new_pick_selector("uniform"), replay.new_pick_selector("prioritized")
+    uniform = replay.new_pick_selector("uniform")
+    prioritized = replay.new_pick_selector("prioritized")
     limit = Limit(size, (84, 84), "uint8", stack=4)
     figures: dict[str, Any] = {}
     for batch in (32, 256):

@@ -40,7 +40,8 @@ class Limit:
     beforehand."""
 
     def __init__(self, size: int, shape: tuple[int, ...], dtype: str, *, stack: int = 1) -> None:
-        self.size, self.stack = size, stack
+        self.size = size
+        self.stack = stack
         self.state = np.ones((size + 16, *shape), dtype)
         self.action = np.ones(size + 16, np.uint64)
         self.reward = np.ones(size + 16, np.float32)
@@ -88,7 +89,8 @@ class Limit:
             ctypes.c_uint32(self.stack),
         ]
         rest = [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD if prefetch else 0), *map(_address, outs)]
-        turn, kept = 0, [outs, indices]
+        turn = 0
+        kept = [outs, indices]
         if tree:
             capacity = 1 << (self.size - 1).bit_length()
             sums = np.zeros(2 * capacity)
@@ -100,9 +102,13 @@ class Limit:
                 sums[low : 2 * low] = sums[2 * low : 4 * low : 2] + sums[2 * low + 1 : 4 * low : 2]
             units = self.rng.random((sets, count))
             priority = self.rng.exponential(size=count).astype(np.float32)
-            size, number = ctypes.c_uint32(capacity), ctypes.c_uint32(count)
-            tree_address, priority_address, drawn = _address(sums), _address(priority), np.zeros(count, np.uint32)
-            unit_addresses, drawn_address = [_address(unit) for unit in units], _address(drawn)
+            size = ctypes.c_uint32(capacity)
+            number = ctypes.c_uint32(count)
+            tree_address = _address(sums)
+            priority_address = _address(priority)
+            drawn = np.zeros(count, np.uint32)
+            unit_addresses = [_address(unit) for unit in units]
+            drawn_address = _address(drawn)
             _LIBRARY.tree_update.argtypes = [
                 ctypes.c_void_p,
                 ctypes.c_uint32,

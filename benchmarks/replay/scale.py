@@ -93,7 +93,8 @@ def file_tier(short: bool) -> dict[str, Any]:
                 fill(replay, shape, dtype, max(2, records // 512), 512)
                 selector = replay.new_pick_selector("uniform")
                 cases[place] = lambda replay=replay, selector=selector: replay.sample(256, selector, 0.99)
-                states, rewards = np.ones((257, *shape), dtype), np.ones(256, np.float32)
+                states = np.ones((257, *shape), dtype)
+                rewards = np.ones(256, np.float32)
                 adding[place] = lambda replay=replay, states=states, rewards=rewards: replay.record_steps(
                     replay.new_episode(), states[:-1], np.arange(256), rewards, states[-1]
                 )
@@ -126,7 +127,8 @@ def snapshots(short: bool) -> dict[str, Any]:
             replay.new_pick_selector("prioritized")
             written = [timed(lambda path=path, replay=replay: replay.save(path)) for _ in range(3)]
             size_written = path.stat().st_size
-            states, rewards = np.ones((257, *shape), dtype), np.ones(256, np.float32)
+            states = np.ones((257, *shape), dtype)
+            rewards = np.ones(256, np.float32)
             replay.record_steps(replay.new_episode(), states[:-1], np.arange(256), rewards, states[-1])
             increment = timed(
                 lambda folder=folder, replay=replay: replay.save(Path(folder) / "increment", increment=True)
@@ -152,7 +154,8 @@ def snapshots(short: bool) -> dict[str, Any]:
 def trainer(short: bool) -> dict[str, Any]:
     """Shares of wall time in the main job: how long the trainer waits, draws (priorities included), records and
     learns."""
-    seconds, figures = 15 if short else 40, {}
+    seconds = 15 if short else 40
+    figures = {}
     for task in ("cartpole", "pong"):
         with tempfile.TemporaryDirectory() as folder:
             settings = [
@@ -170,7 +173,8 @@ def trainer(short: bool) -> dict[str, Any]:
             ]
             subprocess.run(command, check=True, capture_output=True)
             summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
-        shares, updates = summary["trainer_shares"], summary["updates"]
+        shares = summary["trainer_shares"]
+        updates = summary["updates"]
         figures[task] = {
             "updates": updates,
             "env_steps": summary["env_steps"],

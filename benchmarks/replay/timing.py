@@ -90,16 +90,21 @@ def fill(replay: ExperienceReplay, shape: tuple[int, ...], dtype: str, episodes:
     """Record `episodes` episodes of `steps` records."""
     rng = np.random.default_rng(0)
     states = (rng.random((steps + 1, *shape)) * 255).astype(dtype)
-    actions, rewards = np.arange(steps), np.ones(steps, np.float32)
+    actions = np.arange(steps)
+    rewards = np.ones(steps, np.float32)
     for _ in range(episodes):
         replay.record_steps(replay.new_episode(), states[:-1], actions, rewards, states[-1])
 
 
 def adders(replay: ExperienceReplay, dim: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """Adding one record, and 256 in one call, to episodes of about a thousand."""
-    states, actions, rewards = np.ones((256, dim), np.float32), np.arange(256), np.ones(256, np.float32)
-    state, final = states[0], np.zeros(dim, np.float32)
-    handles, counts = [replay.new_episode(), replay.new_episode()], [0, 0]
+    states = np.ones((256, dim), np.float32)
+    actions = np.arange(256)
+    rewards = np.ones(256, np.float32)
+    state = states[0]
+    final = np.zeros(dim, np.float32)
+    handles = [replay.new_episode(), replay.new_episode()]
+    counts = [0, 0]
 
     def one() -> None:
         counts[0] += 1

@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from benchmarks.run.rollout import EPSILON, Rollout
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
@@ -54,15 +53,19 @@ def relay(run_id: str) -> None:
     """One rank: the root's relay on the first core, or the other host's on the last."""
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
+    from ddrl.distribution.membership import Membership
+    from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
 
-    comm, cores = MPI.COMM_WORLD, sorted(os.sched_getaffinity(0))
+    comm = MPI.COMM_WORLD
+    cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1] if comm.rank else cores[0]})
-    board, mailbox = Board.attach(segment_name(run_id, comm.rank, "board")), attached(run_id, comm.rank)
+    board = Board.attach(segment_name(run_id, comm.rank, "board"))
+    mailbox = attached(run_id, comm.rank)
     row = row_schema(make_vector_env(EnvConfig(id="CartPole-v1"), 1).spec).dtype
     lanes = [] if comm.rank else [Lane.create(None, row, 64)]
     readers = [mailbox.reader(index, firm=True) for index in range(1, 1 + readers_needed(CONFIG))]
-    local, membership = LocalHost(mailbox, readers, board, Counters.create(None, 1).row(0), row), Membership(comm)
+    local = LocalHost(mailbox, readers, board, Counters.create(None, 1).row(0), row)
+    membership = Membership(comm)
     config = Config(cluster=CONFIG)
     made = HostRelay(membership, config, local) if comm.rank else RootRelay(membership, config, local, lanes=lanes)
     pids = comm.gather(os.getpid())
@@ -89,7 +92,10 @@ def rollout(run_id: str, hidden: list[int]) -> None:
     for line in sys.stdin:
         player = players[line.strip()]
         version = player.counters["policy_version"]
-        steps, first, begin, used = 0, version.value, time.perf_counter(), time.process_time()
+        steps = 0
+        first = version.value
+        begin = time.perf_counter()
+        used = time.process_time()
         while (wall := time.perf_counter() - begin) < WINDOW:
             steps += player.play(50)
         used = time.process_time() - used
@@ -106,7 +112,8 @@ def measure(hidden: list[int], pace: float, rounds: int) -> dict[str, Any]:
     """
     from ddrl.distribution.relay import readers_needed, slots_needed
 
-    spec, run_id = make_vector_env(EnvConfig(id="CartPole-v1"), 1).spec, f"bench{os.getpid()}"
+    spec = make_vector_env(EnvConfig(id="CartPole-v1"), 1).spec
+    run_id = f"bench{os.getpid()}"
     vector = learner_of(hidden, spec).parameters.vector.numpy()
     boards = [Board.create(segment_name(run_id, host, "board")) for host in (ROOT, HOST)]
     sizes = vector.nbytes, slots_needed(CONFIG), 1 + readers_needed(CONFIG)  # and the rollout
@@ -146,7 +153,8 @@ def measure(hidden: list[int], pace: float, rounds: int) -> dict[str, Any]:
                 for case in CASES:
                     player.stdin.write(f"{case}\n")
                     player.stdin.flush()
-                    begin, used = time.perf_counter(), seconds_of(beside)
+                    begin = time.perf_counter()
+                    used = seconds_of(beside)
                     for tick in range(int(WINDOW * pace) if case != "no models" else 0):
                         time.sleep(max(0.0, begin + tick / pace - time.perf_counter()))  # the trainer's pace
                         publish(ROOT if case == "relayed" else HANDED)

@@ -50,8 +50,11 @@ def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
     """Push and pop `count` rows at once, against the two memcpy (in and out) that no lane can do without."""
     dtype = row_schema(spec).dtype
     lane = Lane.create(None, dtype, count)
-    rows, out = np.zeros(count, dtype), np.zeros(count, dtype)
-    source, between, target = rows.view(np.uint8), np.ones(rows.nbytes, np.uint8), out.view(np.uint8)
+    rows = np.zeros(count, dtype)
+    out = np.zeros(count, dtype)
+    source = rows.view(np.uint8)
+    between = np.ones(rows.nbytes, np.uint8)
+    target = out.view(np.uint8)
     repeat = max(1, (4 << 20) // rows.nbytes)
 
     def move() -> None:
@@ -80,8 +83,11 @@ def drain(lanes: int, rounds: int) -> dict[str, Any]:
     """Drain `lanes` lanes of 64 CartPole rows each through a set, and look at them when they are empty."""
     dtype = row_schema(CARTPOLE).dtype
     made = [Lane.create(None, dtype, 64) for _ in range(lanes)]
-    lane_set, rows, out = LaneSet(made), np.zeros(64, dtype), np.zeros(64 * lanes, dtype)
-    full, empty = [], []
+    lane_set = LaneSet(made)
+    rows = np.zeros(64, dtype)
+    out = np.zeros(64 * lanes, dtype)
+    full = []
+    empty = []
     for _ in range(rounds):
         for lane in made:
             lane.push(rows)
@@ -111,9 +117,12 @@ def step_writer(spec: EnvSpec, num_envs: int, rounds: int) -> Timing:
     """One write of `num_envs` environments, none of which ends."""
     calls = 256
     lane = Lane.create(None, row_schema(spec).dtype, calls * num_envs)
-    writer, out = StepWriter(lane, row_schema(spec), 0), np.zeros(calls * num_envs, row_schema(spec).dtype)
+    writer = StepWriter(lane, row_schema(spec), 0)
+    out = np.zeros(calls * num_envs, row_schema(spec).dtype)
     state = np.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
-    action, reward, no = np.zeros(num_envs, np.int64), np.ones(num_envs, np.float32), np.zeros(num_envs, bool)
+    action = np.zeros(num_envs, np.int64)
+    reward = np.ones(num_envs, np.float32)
+    no = np.zeros(num_envs, bool)
     return per_call(lambda: writer.write(state, action, reward, no, no, state, 1), calls, rounds, lambda: lane.pop(out))
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, print_table, save
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name
 from ddrl.core.errors import DdrlError
 from ddrl.core.metrics import COLUMNS
@@ -69,7 +69,9 @@ class Watch(threading.Thread):
 
     def __init__(self, run: Path, rollouts: int) -> None:
         super().__init__(daemon=True)
-        self.run_path, self.rollouts, self.begin = run, rollouts, time.perf_counter()
+        self.run_path = run
+        self.rollouts = rollouts
+        self.begin = time.perf_counter()
         self.startup: float | None = None
         self.memory: list[dict[str, float]] = []
         self.rates: list[tuple[float, float]] = []
@@ -104,7 +106,9 @@ class Loops(threading.Thread):
 
     def __init__(self, run: Path, rollouts: int, enough: float = float("inf")) -> None:
         super().__init__(daemon=True)
-        self.run_path, self.rollouts, self.enough = run, rollouts, enough
+        self.run_path = run
+        self.rollouts = rollouts
+        self.enough = enough
         self.seconds: list[float] = []  # of each reported loop
         self.behind: list[np.ndarray] = []  # versions that each rollout's report is behind the trainer's, at the looks
         self.ended = threading.Event()
@@ -112,8 +116,10 @@ class Loops(threading.Thread):
     def run(self) -> None:
         """See the class."""
         tables: list[Counters] = []  # of every host
-        role, version = COLUMNS.index("role"), COLUMNS.index("policy_version")
-        wanted, begun = -1.0, 0.0
+        role = COLUMNS.index("role")
+        version = COLUMNS.index("policy_version")
+        wanted = -1.0
+        begun = 0.0
         while len(self.seconds) < self.enough and not self.ended.wait(LOOK):
             rows = np.concatenate([np.empty((0, len(COLUMNS))), *(table.table() for table in tables)])
             newest = float(rows[rows[:, role] == TRAINER, version].max(initial=-1.0))
@@ -131,7 +137,8 @@ class Loops(threading.Thread):
                 self.seconds.append(now - begun)
                 wanted = -1.0
             if wanted < 0 and newest > reported.min():
-                wanted, begun = newest, now
+                wanted = newest
+                begun = now
 
     def figures(self) -> dict[str, Any]:
         """What was seen."""
@@ -152,10 +159,12 @@ def measure(ranks: int, relays: int, settings: list[str]) -> dict[str, Any]:
         SystemExit: the job failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        run, rollouts = Path(folder) / "run", ranks - 2 - relays  # beside the trainer, the relays and the evaluator
+        run = Path(folder) / "run"  # beside the trainer, the relays and the evaluator
+        rollouts = ranks - 2 - relays
         settings = [f"run.dir={run}", f"cluster.relays={relays}", *settings]
         command = [str(LAUNCHER), str(ranks), "cartpole", *(word for text in settings for word in ("--set", text))]
-        watch, loops = Watch(run, rollouts), Loops(run, rollouts)
+        watch = Watch(run, rollouts)
+        loops = Loops(run, rollouts)
         watch.start()
         loops.start()
         done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable})
@@ -190,7 +199,9 @@ def rolling(ranks: int, relays: int, seconds: float, overrides: list[str]) -> di
         "rollout.epsilon_decay_steps=2000000",
     ]
     figures = measure(ranks, max(1, relays), [*free, *overrides])
-    loop, summary, memory = figures["reported_loop_seconds"], figures["summary"], figures["memory"]
+    loop = figures["reported_loop_seconds"]
+    summary = figures["summary"]
+    memory = figures["memory"]
     print_table(
         ["figure", "value", "wanted"],
         [
@@ -226,7 +237,8 @@ def learning(ranks: int, relays: int, few: int, overrides: list[str]) -> dict[st
     }
     rows: list[list[object]] = []
     for job in jobs.values():
-        summary, memory = job["summary"], job["memory"]
+        summary = job["summary"]
+        memory = job["memory"]
         rows.append(
             [
                 f"{job['ranks']} over {job['relays']}",
@@ -242,9 +254,20 @@ def learning(ranks: int, relays: int, few: int, overrides: list[str]) -> dict[st
             ]
         )
     print_table(
-        ["ranks, relays", "start-up s", "PSS GiB", "training s", "whole job s", "learning share", "versions/s",
-         "sealed at each host", "env steps", "return"], rows,
-    )  # fmt: skip
+        [
+            "ranks, relays",
+            "start-up s",
+            "PSS GiB",
+            "training s",
+            "whole job s",
+            "learning share",
+            "versions/s",
+            "sealed at each host",
+            "env steps",
+            "return",
+        ],
+        rows,
+    )
     return jobs
 
 
@@ -256,7 +279,8 @@ def main() -> None:
     parser.add_argument("--learn", action="store_true", help="the task's own settings to its target, beside 8 ranks")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
     options = parser.parse_args()
-    ranks, seconds = options.ranks or (40 if options.short else 300), options.seconds or (20 if options.short else 120)
+    ranks = options.ranks or (40 if options.short else 300)
+    seconds = options.seconds or (20 if options.short else 120)
     if options.learn:
         save(options.json, learning(ranks, options.relays, 8, options.overrides))
     else:

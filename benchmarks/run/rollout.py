@@ -28,11 +28,9 @@ import onnxruntime
 from benchmarks import harness
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
-from ddrl.channels.board import Board
-from ddrl.channels.counters import Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.board import Board, Counters
+from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox, MailboxReader
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, RolloutConfig
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import VectorEnv
@@ -65,7 +63,8 @@ class Rollout:
 
     def play(self, steps: int) -> int:
         """`steps` vector steps; env steps taken."""
-        taken, step = 0, self.worker.step
+        taken = 0
+        step = self.worker.step
         for begin in range(0, steps, self._turns):
             for _ in range(min(self._turns, steps - begin)):
                 taken += step()
@@ -90,20 +89,19 @@ class Bare:
 
     def play(self, steps: int) -> int:
         """`steps` vector steps; env steps taken."""
-        env, run, parameters, observation, resetting = (
-            self.env,
-            self.session.run,
-            self.parameters,
-            self.observation,
-            self.resetting,
-        )
+        env = self.env
+        run = self.session.run
+        parameters = self.parameters
+        observation = self.observation
+        resetting = self.resetting
         taken = 0
         for _ in range(steps):
             q = run(["q"], {"observation": observation, **parameters})[0]
             observation, _, terminated, truncated, *_ = env.step(q.argmax(1))
             taken += env.num_envs - resetting
             resetting = np.count_nonzero(terminated | truncated)
-        self.observation, self.resetting = observation, resetting
+        self.observation = observation
+        self.resetting = resetting
         return taken
 
 
@@ -111,13 +109,15 @@ class Alone:
     """The environment with actions that cost nothing."""
 
     def __init__(self, step: Callable[[np.ndarray], Any], num_envs: int, num_actions: int) -> None:
-        self.step, self.num_envs = step, num_envs
+        self.step = step
+        self.num_envs = num_envs
         self.actions = list(np.random.default_rng(0).integers(num_actions, size=(1024, num_envs)))
         self.resetting = 0
 
     def play(self, steps: int) -> int:
         """`steps` vector steps; env steps taken."""
-        taken, resetting = 0, self.resetting
+        taken = 0
+        resetting = self.resetting
         for place in range(steps):
             result = self.step(self.actions[place & 1023])
             taken += self.num_envs - resetting
@@ -157,7 +157,9 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
     spec = envs[0].spec
     learner = Learner.of(Config(learner=LearnerConfig(hidden=hidden)), spec)
     model = learner.acting_model()
-    onnx, layout, vector = model.onnx, model.layout, learner.parameters.vector.numpy()
+    onnx = model.onnx
+    layout = model.layout
+    vector = learner.parameters.vector.numpy()
     mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
     mailbox.publish(vector, 1, (0.0, EPSILON))
     envs[1].reset(1)
@@ -217,7 +219,8 @@ def main() -> None:
     rows = []
     for result in results:
         rates = result["env_steps_per_second"]
-        ratio, envs = result["rollout_to_bare"], result["environments_to_gymnasium"]
+        ratio = result["rollout_to_bare"]
+        envs = result["environments_to_gymnasium"]
         rows.append(
             [
                 f"{result['env']} x{result['num_envs']}",

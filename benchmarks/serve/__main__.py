@@ -35,10 +35,10 @@ from benchmarks.harness import Timing, arguments, interleave, print_table, ratio
 from benchmarks.serve.bare import Bare
 from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.run.serving import make_book, open_mixer
-from ddrl.serve.load import Generator, Result, bodies_of, run
-from ddrl.serve.messages import Decision, DisplayRequest
-from ddrl.serve.served_policy import ServedPolicy
+from ddrl.admix.load import Generator, Result, bodies_of, run
+from ddrl.admix.messages import Decision, DisplayRequest
+from ddrl.admix.mixer import ServedPolicy
+from ddrl.admix.serving import make_book, open_mixer
 
 CONNECTIONS = 16
 EVERY = 1000  # requests between two changes of the policy
@@ -47,20 +47,23 @@ EVERY = 1000  # requests between two changes of the policy
 def bodies() -> list[bytes]:
     """1,000 display requests."""
     book = make_book(ENV)
-    return bodies_of(book.ids.tolist(), (book.regions, book.genders, book.ages), 1000, CANDIDATES)
+    return bodies_of(book.ids.tolist(), book.visitors, 1000, CANDIDATES)
 
 
 def inprocess(folder: Path, short: bool) -> dict[str, Any]:
     """Processor time a request, interleaved."""
-    mixer, given = open_mixer(folder), bodies()
-    bare, decode = Bare(mixer.book, mixer.policy), msgspec.json.Decoder(DisplayRequest).decode
+    mixer = open_mixer(folder)
+    given = bodies()
+    bare = Bare(mixer.book, mixer.policy)
+    decode = msgspec.json.Decoder(DisplayRequest).decode
     cases = {"ours": mixer.decide, "bare": bare.decide, "decode": decode}
 
     def all_of(decide: Any) -> Any:
         return lambda: [decide(body) for body in given]
 
-    seconds = interleave({name: all_of(case) for name, case in cases.items()}, 10 if short else 60, warmup=2,
-                         clock=time.process_time)  # fmt: skip
+    seconds = interleave(
+        {name: all_of(case) for name, case in cases.items()}, 10 if short else 60, warmup=2, clock=time.process_time
+    )
     micro = {name: Timing.of([1e6 * each / len(given) for each in times]) for name, times in seconds.items()}
     share = ratios(seconds["bare"], seconds["ours"])
     print_table(["", "us a request", "low", "high"], [[name, t.median, t.low, t.high] for name, t in micro.items()])
@@ -94,7 +97,8 @@ def ours(folder: Path, *options: str) -> list[str]:
 
 def http(folder: Path, short: bool) -> dict[str, Any]:
     """Closed loop, servers in turn."""
-    given, cores = bodies(), sorted(os.sched_getaffinity(0))
+    given = bodies()
+    cores = sorted(os.sched_getaffinity(0))
     commands = {"ours": ours(folder, "--reload-period", "0")}
     for name in ("uvicorn", "granian") if find_spec("granian") else ("uvicorn",):
         for kind in ("path", "empty"):
@@ -117,13 +121,17 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
     micro = {name: Timing.of(values) for name, values in processor.items()}
     shares = {name: ratios(rates["ours"], values) for name, values in rates.items() if name != "ours"}
     processor_shares = {name: ratios(values, processor["ours"]) for name, values in processor.items() if name != "ours"}
-    print_table(["server", "requests/s", "low", "high", "ours / it"], [
-        [name, t.median, t.low, t.high, shares[name].median if name in shares else 1.0] for name, t in rows.items()
-    ])  # fmt: skip
-    print_table(["server", "processor us a request", "low", "high", "it / ours"], [
-        [name, t.median, t.low, t.high, processor_shares[name].median if name in processor_shares else 1.0]
-        for name, t in micro.items()
-    ])  # fmt: skip
+    print_table(
+        ["server", "requests/s", "low", "high", "ours / it"],
+        [[name, t.median, t.low, t.high, shares[name].median if name in shares else 1.0] for name, t in rows.items()],
+    )
+    print_table(
+        ["server", "processor us a request", "low", "high", "it / ours"],
+        [
+            [name, t.median, t.low, t.high, processor_shares[name].median if name in processor_shares else 1.0]
+            for name, t in micro.items()
+        ],
+    )
     return {
         "requests_per_second": rows,
         "share_of": shares,
@@ -136,8 +144,10 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
 
 def latency(folder: Path, short: bool, capacity: float) -> dict[str, Any]:
     """Open loop while policies change."""
-    given, cores = bodies(), sorted(os.sched_getaffinity(0))
-    saved, over = load_policy(folder), threading.Event()
+    given = bodies()
+    cores = sorted(os.sched_getaffinity(0))
+    saved = load_policy(folder)
+    over = threading.Event()
     vectors = [changed(folder, number) for number in range(1, 200)]
 
     def change() -> None:
@@ -162,11 +172,16 @@ def latency(folder: Path, short: bool, capacity: float) -> dict[str, Any]:
 
 def million(folder: Path, short: bool) -> dict[str, Any]:
     """In process: the version of every answer is the one in force, its id that of the request."""
-    mixer, given, count = open_mixer(folder), bodies(), 50_000 if short else 1_000_000
+    mixer = open_mixer(folder)
+    given = bodies()
+    count = 50_000 if short else 1_000_000
     rest = [body[body.index(b",") :] for body in given]
-    decode, versions = msgspec.json.Decoder(Decision).decode, Counter[str]()
+    decode = msgspec.json.Decoder(Decision).decode
+    versions = Counter[str]()
     saved = load_policy(folder)
-    vector, answered, begin = saved.vector.copy(), 0, time.perf_counter()
+    vector = saved.vector.copy()
+    answered = 0
+    begin = time.perf_counter()
     bias = saved.model.layout.views(vector)["net.4.bias"]
     for number in range(count):
         if number % EVERY == 0:
@@ -180,8 +195,14 @@ def million(folder: Path, short: bool) -> dict[str, Any]:
         answered += 1
     seconds = time.perf_counter() - begin
     assert mixer.requests == answered == count
-    figures = {"requests": count, "answered": answered, "versions": len(versions), "seconds": seconds,
-               "per_second": count / seconds, "answers_a_version": sorted(set(versions.values()))}  # fmt: skip
+    figures = {
+        "requests": count,
+        "answered": answered,
+        "versions": len(versions),
+        "seconds": seconds,
+        "per_second": count / seconds,
+        "answers_a_version": sorted(set(versions.values())),
+    }
     print(json.dumps(figures))
     return figures
 
@@ -192,9 +213,11 @@ class Changing(Generator):
     def __init__(self, url: str, given: list[bytes], folder: Path) -> None:
         super().__init__(url, given, CONNECTIONS)
         saved = load_policy(folder)
-        self._saved, self._vector = saved, saved.vector.copy()
+        self._saved = saved
+        self._vector = saved.vector.copy()
         self._bias = saved.model.layout.views(self._vector)["net.4.bias"]
-        self.named, self._task = set[str](), None
+        self.named = set[str]()
+        self._task = None
 
     def take(self, connection: Any, number: int, status: int, body: bytes, due: float) -> None:
         """See `Generator`."""
@@ -218,7 +241,8 @@ class Changing(Generator):
 
 def wire(folder: Path, seconds: float) -> dict[str, Any]:
     """Over HTTP: nothing lost, nothing twice, every version known."""
-    given, cores = bodies(), sorted(os.sched_getaffinity(0))
+    given = bodies()
+    cores = sorted(os.sched_getaffinity(0))
     with server(ours(folder, "--reload-period", "0"), cores[0]) as (url, _):
         os.sched_setaffinity(0, cores[-1:])
         generator = Changing(url, given, folder)

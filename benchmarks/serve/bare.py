@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from ddrl.run.serving import open_mixer
-from ddrl.serve.book import Book
-from ddrl.serve.messages import Decision, DisplayRequest
-from ddrl.serve.served_policy import ServedPolicy
+from ddrl.admix.messages import Decision, DisplayRequest
+from ddrl.admix.mixer import Book, ServedPolicy
+from ddrl.admix.serving import open_mixer
 
 
 class Bare:
@@ -34,26 +33,35 @@ class Bare:
         self._scores = np.zeros((1, slots), np.float32)
         self._held = policy.model.layout.views(policy.vector)
         arrays = {**self._held, "ad": self._ad, "overall": np.zeros((1, len(book.play.overall_fields)), np.float32)}
-        self._arrays, self._binding = arrays, self._session.io_binding()
+        self._arrays = arrays
+        self._binding = self._session.io_binding()
         for given in self._session.get_inputs():
             array = arrays[given.name]
             self._binding.bind_input(given.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         self._binding.bind_output("mean", "cpu", 0, np.float32, self._scores.shape, self._scores.ctypes.data)
-        self._decode, self._encode = msgspec.json.Decoder(DisplayRequest).decode, msgspec.json.Encoder().encode
+        self._decode = msgspec.json.Decoder(DisplayRequest).decode
+        self._encode = msgspec.json.Encoder().encode
 
     def decide(self, body: bytes) -> bytes:
         """Bytes in, bytes out."""
         request = self._decode(body)
         ecpm, ctr = self._columns
-        self._ad[0, :, ecpm], self._ad[0, :, ctr] = request.ecpm, request.ctr
+        self._ad[0, :, ecpm] = request.ecpm
+        self._ad[0, :, ctr] = request.ctr
         self._session.run_with_iobinding(self._binding)
         best = int(self._scores.argmax())
         return self._encode(
             Decision(
-                request.request_id, "bare", request.ad[best], request.kind[best], best, float(self._scores[0, best]),
-                request.ecpm[best], request.creative[best],
+                request.request_id,
+                "bare",
+                request.ad[best],
+                request.kind[best],
+                best,
+                float(self._scores[0, best]),
+                request.ecpm[best],
+                request.creative[best],
             )
-        )  # fmt: skip
+        )
 
 
 def application(decide: Any) -> Any:
@@ -89,9 +97,16 @@ def main(run: Path, server: str, kind: str) -> None:
         import uvicorn
 
         config = uvicorn.Config(
-            app, http="httptools", loop="uvloop", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False,
-        )  # fmt: skip
+            app,
+            http="httptools",
+            loop="uvloop",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
         print(f"bare server on http://127.0.0.1:{port}", flush=True)
         uvicorn.Server(config).run(sockets=[listening])
         return

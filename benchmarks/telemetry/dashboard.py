@@ -129,7 +129,8 @@ def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, flo
         browser.open(url)
         browser.wait_for("Return", "Loss")
         time.sleep(5)
-        begin, used = time.perf_counter(), sum(server.cpu_times()[:2])
+        begin = time.perf_counter()
+        used = sum(server.cpu_times()[:2])
         time.sleep(seconds)
         return {"core_share": (sum(server.cpu_times()[:2]) - used) / (time.perf_counter() - begin)}
 
@@ -154,7 +155,8 @@ def server_memory(folder: Path, refreshes: int, most_seconds: float = 900.0) -> 
         seconds = time.perf_counter() - begin
         viewer.close()
     tenth = max(len(samples) // 10, 1)
-    early, late = statistics.median(samples[tenth : 2 * tenth]), statistics.median(samples[-tenth:])
+    early = statistics.median(samples[tenth : 2 * tenth])
+    late = statistics.median(samples[-tenth:])
     return {
         "early_mib": early,
         "late_mib": late,

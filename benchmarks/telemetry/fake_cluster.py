@@ -46,7 +46,8 @@ class FakeCluster:
         self.speed = np.linspace(1.0, 0.25, nodes) * 1e4  # [samples/s] of each node
         self.nodes = last
         codes = self.values[:, self.column["role"]]
-        self.rollouts, self.relays = np.flatnonzero(codes == 3), np.flatnonzero(codes == 1)
+        self.rollouts = np.flatnonzero(codes == 3)
+        self.relays = np.flatnonzero(codes == 1)
 
     def set(self, row: int, **values: float) -> None:
         """Store values in one row."""

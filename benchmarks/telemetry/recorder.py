@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Counters
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
@@ -32,7 +32,9 @@ def counter_cost(calls: int) -> dict[str, float]:
     table = Counters.create(f"ddrl-telemetry{os.getpid()}-h0-counters-0", 1)
     try:
         counter = table.row(0)["env_steps"]
-        add, value, turns = counter.add, 1.0, range(calls)
+        add = counter.add
+        value = 1.0
+        turns = range(calls)
         best: dict[str, list[float]] = {"empty turn": [], "counter.add": [], "counter.set": [], "x = x + 1.0": []}
         for _ in range(7):
             begin = time.process_time_ns()
@@ -88,7 +90,8 @@ def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> d
         ):
             assert viewer.stdout is not None
             viewer.stdout.readline()  # it has its first record
-            begin, used = time.perf_counter(), time.process_time()
+            begin = time.perf_counter()
+            used = time.process_time()
             time.sleep(seconds)
             share = (time.process_time() - used) / (time.perf_counter() - begin)
             records = recorder.latest.tick + 1 if recorder.latest else 0
@@ -99,7 +102,8 @@ def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> d
 
 def fill(folder: Path, points: int, processes: int = 12) -> int:
     """Write a run of so many stored values; the number of records."""
-    cluster, window = FakeCluster(processes, 3), SeriesWindow(Config())
+    cluster = FakeCluster(processes, 3)
+    window = SeriesWindow(Config())
     store = Store(folder)
     ticks = points // len(SERIES)
     for tick in range(ticks):
@@ -170,7 +174,8 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
     from ddrl.run.task import Task
 
     spent: list[float] = []
-    begin, end = Task.start, Task.finish  # between them lies the loop
+    begin = Task.start  # between them lies the loop
+    end = Task.finish
 
     def timed_start(task: Task) -> None:
         begin(task)
@@ -198,13 +203,15 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
         assert status == 0, status
         return spent[-1]
 
-    Task.start, Task.finish = timed_start, timed_finish  # type: ignore[method-assign]
+    Task.start = timed_start  # type: ignore[method-assign]
+    Task.finish = timed_finish
     try:
         seconds = interleave(
             {name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent)
         )
     finally:
-        Task.start, Task.finish = begin, end  # type: ignore[method-assign]
+        Task.start = begin  # type: ignore[method-assign]
+        Task.finish = end
     return {
         "cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
         "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"},

@@ -32,7 +32,9 @@ class Viewer:
         state = message.rerun_script
         state.query_string = ""
         if fragment:
-            state.fragment_id, state.is_auto_rerun, state.page_script_hash = fragment, True, self._page
+            state.fragment_id = fragment
+            state.is_auto_rerun = True
+            state.page_script_hash = self._page
         self._socket.send(message.SerializeToString())
         while True:
             data: Any = self._socket.recv(timeout=60)

@@ -20,7 +20,8 @@ def row_of(path: Path, state: str, changed: float) -> dict[str, object]:
         row["reason"] = run.status.reason
         row["settings"] = run.settings
         row["task"] = run.settings.get("env", {}).get("id", "")
-        judged, last = run.evaluations(), run.series(["env_steps"], since=max(run.cursor - 1, 0))
+        judged = run.evaluations()
+        last = run.series(["env_steps"], since=max(run.cursor - 1, 0))
         if len(judged):
             row["best return"], row["last return"] = float(judged["mean"].max()), float(judged["mean"][-1])
         confirmed = ((run.summary or {}).get("best") or {}).get("confirmed") or {}

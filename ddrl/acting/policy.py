@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from ddrl.acting.chooser import chooser_class
+from ddrl.acting.choosers import chooser_class
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError, first_line
@@ -61,7 +61,9 @@ class ActingPolicy:
             self._session = onnxruntime.InferenceSession(model.onnx, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime's own kinds of error share no base class
             raise NetworkError(f"the acting network cannot be loaded: {first_line(error)}") from None
-        self.model, self.spec, self.layout = model, model.spec, model.layout
+        self.model = model
+        self.spec = model.spec
+        self.layout = model.layout
         self._generator = np.random.default_rng(seed)
         self._inputs = {declared.name: declared for declared in model.inputs}
         chooser = chooser_class(model.chooser)
@@ -204,7 +206,8 @@ class ActingPolicy:
             for name, array in self._outputs.items():
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
             self._bindings[address] = binding
-        self._binding, self._vector = self._bindings[address], vector
+        self._binding = self._bindings[address]
+        self._vector = vector
 
     def _draw(self) -> None:
         for declared in self._noise:

@@ -26,13 +26,15 @@ from safetensors import SafetensorError
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
-from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.files import decode
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 FORMAT = "ddrl policy 2"
-GRAPH, PARAMETERS, MANIFEST = "policy.onnx", "policy.safetensors", "policy.json"
+GRAPH = "policy.onnx"
+PARAMETERS = "policy.safetensors"
+MANIFEST = "policy.json"
 ATTEMPTS = 10  # to read between two saves
 
 

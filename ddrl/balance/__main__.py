@@ -65,7 +65,8 @@ def dry_run(options: argparse.Namespace) -> str:
     overhead = np.array(options.overhead or np.zeros(nodes))
     sizes = balanced_sizes(cluster.total, overhead, cluster.speed, cluster.min_size, cluster.max_size)
     equal = proportional_sizes(cluster.total, np.ones(nodes), cluster.min_size, cluster.max_size)
-    seconds, equal_seconds = (overhead + sizes / cluster.speed, overhead + equal / cluster.speed)
+    seconds = overhead + sizes / cluster.speed
+    equal_seconds = overhead + equal / cluster.speed
     lines = ["node  samples/s  largest  size  s        equal  s"]
     for node in range(nodes):
         lines.append(

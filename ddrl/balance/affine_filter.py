@@ -15,7 +15,7 @@ import numpy as np
 
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizes import Floats
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 DRIFTS = (0.003, 0.5)  # least and greatest drift of a node
 JITTERS = (0.01, 1.0)  # least and greatest jitter of a node
@@ -81,22 +81,28 @@ class AffineFilter:
 
     def update(self, observation: Observation) -> None:
         """Take one iteration in; nodes whose time was not received keep their estimate."""
-        settings, b = self._settings, observation.sizes
+        settings = self._settings
+        b = observation.sizes
         received = observation.received & (b > 0)
         seconds = np.where(received, observation.seconds, 1.0)
         expected = received & self._measured
         self._begin(received, seconds, b)
-        a, w, b = self._a, self._w, np.maximum(b, 1).astype(np.float64)
+        a = self._a
+        w = self._w
+        b = np.maximum(b, 1).astype(np.float64)
         predicted = a + b * w
         q = self._drift**2
-        paa, paw, pww = self._paa + q * a * a, self._paw + q * a * w, self._pww + q * w * w
+        paa = self._paa + q * a * a
+        paw = self._paw + q * a * w
+        pww = self._pww + q * w * w
         noise = (self._jitter * predicted) ** 2
         spread = paa + 2 * b * paw + b * b * pww + noise
         error = seconds - predicted
         # Jumps are judged in logarithms: a node four times as fast is as far off as one four times as slow.
         log_error = np.log(seconds / predicted)
         jumped = received & (np.abs(log_error) * predicted > settings.jump * np.sqrt(spread))
-        gain_a, gain_w = (paa + b * paw) / spread, (paw + b * pww) / spread
+        gain_a = (paa + b * paw) / spread
+        gain_w = (paw + b * pww) / spread
         follow = received & ~jumped
         scale = np.where(jumped, seconds / predicted, 1.0)
         new_a = np.where(follow, np.maximum(a + gain_a * error, 0.0), a * scale)
@@ -120,8 +126,11 @@ class AffineFilter:
         self._drift = np.clip(self._drift * np.exp(settings.learning * np.clip(white * self._last, -2.0, 2.0)), *DRIFTS)
         self._last = np.where(received, white, self._last)
         self._learn_jitter(expected, np.abs(log_error) * predicted / np.sqrt(spread))
-        self._a, self._w, self.jumped = new_a, new_w, jumped
-        self.predicted, self.innovation = predicted, np.where(received, log_error, 0.0)
+        self._a = new_a
+        self._w = new_w
+        self.jumped = jumped
+        self.predicted = predicted
+        self.innovation = np.where(received, log_error, 0.0)
 
     def _learn_jitter(self, expected: np.ndarray, size: Floats) -> None:
         """Take in the sizes of innovations, in standard deviations, of nodes whose times were `expected`. None counts

@@ -84,14 +84,16 @@ class Observation:
     @staticmethod
     def blank(cluster: Cluster) -> Observation:
         """Before the first iteration: nothing received."""
-        none, no = np.zeros(cluster.speed.shape), np.zeros(cluster.speed.shape, np.bool_)
+        none = np.zeros(cluster.speed.shape)
+        no = np.zeros(cluster.speed.shape, np.bool_)
         sizes = np.zeros(cluster.speed.shape, np.int64)
         noise_scale = np.zeros(cluster.speed.shape[:-1])
         return Observation(sizes, none, no, none, none, none, none, no, noise_scale)
 
     def times_alone(self) -> Observation:
         """The same without what is known of the gradients; staleness and drops stay."""
-        none, scale = np.zeros_like(self.norm), np.zeros_like(self.noise_scale)
+        none = np.zeros_like(self.norm)
+        scale = np.zeros_like(self.noise_scale)
         return replace(self, norm=none, cosine=none, loss=none, noise_scale=scale)
 
     @staticmethod

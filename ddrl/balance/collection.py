@@ -16,8 +16,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ddrl.balance.settings import CollectionSettings
 from ddrl.core.errors import ConfigError
-from ddrl.core.nodes import CollectionSettings
 
 
 class Verdict(StrEnum):
@@ -70,7 +70,8 @@ class Collection:
         self._held: dict[tuple[Hashable, int], int] = {}  # accepted for the update in course: samples
         self._requeued = self._lost = 0
         self._current = self._begun = 0  # gradients of the current version: here, and asked for
-        self._opened_at, self._open = math.inf, False
+        self._opened_at = math.inf
+        self._open = False
 
     def begin(self, now: float, sizes: Mapping[Hashable, int]) -> None:
         """Open an iteration and deal `sizes` samples to free nodes, on the current version. ConfigError for K above the
@@ -83,7 +84,10 @@ class Collection:
                 f"balance.first (K = {self.settings.first}) exceeds the {len(taking_part)} nodes: no update "
                 "would ever be made; lower it, or 0 for all"
             )
-        self._open, self._current, self._begun, self._opened_at = True, 0, 0, math.inf
+        self._open = True
+        self._current = 0
+        self._begun = 0
+        self._opened_at = math.inf
         self._made_at.setdefault(self.version, now)
         for node, size in sizes.items():
             self.deal(node, size)
@@ -173,7 +177,10 @@ class Collection:
         weights = {key: size / samples for key, size in self._held.items()}
         update = Update(self.version, weights, samples, self._requeued, self._lost)
         self.counts.used += samples
-        self._held, self._requeued, self._lost, self._open = {}, 0, 0, False
+        self._held = {}
+        self._requeued = 0
+        self._lost = 0
+        self._open = False
         self.version += 1
         self._made_at[self.version] = now
         oldest = min((version for version, _ in self._computing.values()), default=self.version)

@@ -25,8 +25,12 @@ class Epochs:
     def __init__(self, count: int, seed: int, *, sample_bytes: int = 0) -> None:
         if count < 1:
             raise ConfigError(f"a training set of {count} samples")
-        self.count, self.seed, self.sample_bytes = count, seed, sample_bytes
-        self.epoch, self.bytes_dealt, self.lost = 0, 0, 0
+        self.count = count
+        self.seed = seed
+        self.sample_bytes = sample_bytes
+        self.epoch = 0
+        self.bytes_dealt = 0
+        self.lost = 0
         self._out: dict[Hashable, Indices] = {}
         self._begin()
 
@@ -56,7 +60,8 @@ class Epochs:
                 raise ConfigError(f"node {node} still holds {len(self._out[node])} samples")
             if size < 0:
                 raise ConfigError(f"node {node}: a subset of {size} samples")
-        wanted, subsets = sum(sizes.values()), dict[Hashable, Indices]()
+        wanted = sum(sizes.values())
+        subsets = dict[Hashable, Indices]()
         share = min(1.0, self.left / wanted) if wanted else 0.0
         edges = np.rint(np.cumsum([0, *sizes.values()]) * share).astype(np.int64)
         for node, size in zip(sizes, np.diff(edges), strict=True):
@@ -86,7 +91,8 @@ class Epochs:
     def lose(self, node: Hashable) -> None:
         """The node's subset counts as lost for this epoch."""
         lost = len(self._pop(node))
-        self.lost, self._lost_now = self.lost + lost, self._lost_now + lost
+        self.lost = self.lost + lost
+        self._lost_now = self._lost_now + lost
 
     def _pop(self, node: Hashable) -> Indices:
         if node not in self._out:

@@ -73,7 +73,8 @@ def _drifting(rng: Generator, shape: tuple[int, int, int]) -> Floats:
 
 def _switches(start: Floats, end: Floats, rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Two-state chains [K, ...] that begin a burst with probability `start` an iteration and leave it with `end`."""
-    draws, states = rng.random(shape), np.zeros((shape[0] + 1, *shape[1:]), np.bool_)
+    draws = rng.random(shape)
+    states = np.zeros((shape[0] + 1, *shape[1:]), np.bool_)
     for iteration, draw in enumerate(draws):
         states[iteration + 1] = np.where(states[iteration], draw >= end, draw < start)
     return states[1:]

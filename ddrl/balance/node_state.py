@@ -52,7 +52,8 @@ NODE_FEATURES = (
 GRADIENT_FEATURES = ("norm", "cosine", "loss", "staleness")
 CONTEXT_FEATURES = ("nodes", "spread", "dropped", "noise_scale", "loss_slope", "lateness", *("weight",) * 4)
 
-_AVERAGE, _SLOW_AVERAGE = 0.1, 0.03  # rates of the averages
+_AVERAGE = 0.1  # rates of the averages
+_SLOW_AVERAGE = 0.03
 
 
 class NodeState:
@@ -60,24 +61,29 @@ class NodeState:
 
     def __init__(self, cluster: Cluster, settings: FilterSettings) -> None:
         shape = cluster.speed.shape
-        self.cluster, self.filter = cluster, AffineFilter(cluster, settings)
+        self.cluster = cluster
+        self.filter = AffineFilter(cluster, settings)
         self.step_factor = np.ones(shape)  # p_i of the form "steps", beside the given one
-        self._mean, self._square = np.zeros(shape), np.full(shape, settings.jitter**2)
+        self._mean = np.zeros(shape)
+        self._square = np.full(shape, settings.jitter**2)
         self._slow = np.zeros(shape, np.bool_)
         self._age = np.zeros(shape)
         self._duration = np.zeros((2, *shape))  # the last whole stay in each state: fast, slow; 0: none yet
         self._irregular = np.ones((2, *shape))
         self._whole = np.zeros(shape, np.bool_)  # whether the stay in course began with a jump
         self._fall = np.zeros(shape)  # log of how many times slower the slow state is
-        self._jump_rate, self._dropped = np.zeros(shape), np.zeros(shape)
+        self._jump_rate = np.zeros(shape)
+        self._dropped = np.zeros(shape)
         self._level = self._level_average = self._last = np.zeros(shape)
-        self._loss, self._loss_slope = np.zeros(shape[:-1]), np.zeros(shape[:-1])
+        self._loss = np.zeros(shape[:-1])
+        self._loss_slope = np.zeros(shape[:-1])
         self._observation = Observation.blank(cluster)
         self._begun = False
 
     def update(self, observation: Observation) -> None:
         """Take one iteration in."""
-        track, received = self.filter, observation.received
+        track = self.filter
+        received = observation.received
         track.update(observation)
         self._observation = observation
         error = np.clip(track.innovation, -2.0, 2.0)
@@ -98,14 +104,17 @@ class NodeState:
         loss = np.where(received, observation.loss, 0.0).sum(-1) / count
         slope = np.where(self._loss > 0, (loss - self._loss) / np.maximum(self._loss, 1e-9), 0.0)
         self._loss_slope = self._loss_slope + _AVERAGE * (slope - self._loss_slope)
-        self._loss, self._begun = loss, self._begun or bool(received.any())
+        self._loss = loss
+        self._begun = self._begun or bool(received.any())
 
     def _follow_jumps(self, jumped: NDArray[np.bool_], innovation: Floats) -> None:
         """Slow and fast states: a jump up in time begins a slow one. A second jump the same way only deepens it."""
-        slower, faster = jumped & (innovation > 0) & ~self._slow, jumped & (innovation < 0) & self._slow
+        slower = jumped & (innovation > 0) & ~self._slow
+        faster = jumped & (innovation < 0) & self._slow
         change = slower | faster
         for state, ended in enumerate((slower, faster)):
-            whole, before = ended & self._whole, self._duration[state]
+            whole = ended & self._whole
+            before = self._duration[state]
             relative = np.abs(self._age - before) / np.maximum(before, 1.0)
             known = whole & (before > 0)
             irregular = self._irregular[state]
@@ -121,7 +130,9 @@ class NodeState:
 
     def features(self) -> NDArray[np.float32]:
         """[..., N, len(NODE_FEATURES)], of order 1."""
-        seen, track, state = self._observation, self.filter, self._slow.astype(np.int64)[None]
+        seen = self._observation
+        track = self.filter
+        state = self._slow.astype(np.int64)[None]
         duration = np.take_along_axis(self._duration, state, 0)[0]
         other = np.take_along_axis(self._duration, 1 - state, 0)[0]
         known = duration > 0
@@ -132,7 +143,8 @@ class NodeState:
             time = np.where(seen.received, np.log(np.where(seen.received, seen.seconds, 1.0) / middle), 0.0)
         else:
             time = np.zeros_like(speed)
-        nodes, total = self.cluster.nodes, self.cluster.total[..., None]
+        nodes = self.cluster.nodes
+        total = self.cluster.total[..., None]
         norm = np.where(seen.norm > 0, seen.norm, 1.0)
         loss = seen.loss / np.maximum(seen.loss.mean(-1, keepdims=True), 1e-9) - 1.0
         columns = (
@@ -166,7 +178,8 @@ class NodeState:
 
     def context(self, weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """[..., len(CONTEXT_FEATURES)]; `weights` [4] or [..., 4] of the objectives."""
-        seen, shape = self._observation, self._loss.shape
+        seen = self._observation
+        shape = self._loss.shape
         slowest = np.where(seen.received, seen.seconds, 0.0).max(-1)
         expected = self.filter.predicted.max(-1)
         late = np.where(

@@ -22,7 +22,8 @@ class NoiseScale:
 
     def update(self, sizes: Sizes, norm: ArrayLike, mean_norm: float) -> float:
         """Take in the parts' norms [N], of nodes with sizes [N] above 0, and the norm of their mean; the estimate."""
-        squares, whole = np.square(np.asarray(norm, np.float64)), float(sizes.sum())
+        squares = np.square(np.asarray(norm, np.float64))
+        whole = float(sizes.sum())
         if len(sizes) > 1 and np.isfinite([*squares, mean_norm]).all():
             noise = float(squares.mean() - mean_norm**2) / float((1.0 / sizes).mean() - 1.0 / whole)
             self._noise += RATE * (noise - self._noise)

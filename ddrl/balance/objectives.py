@@ -64,7 +64,8 @@ def hypervolume(points: Floats, reference: Floats) -> float:
     if points.shape[1] == 1:
         return float(points.max() - reference[0])
     order = np.argsort(-points[:, -1])
-    points, volume = points[order], 0.0
+    points = points[order]
+    volume = 0.0
     for index, top in enumerate(points[:, -1]):
         below = points[index + 1, -1] if index + 1 < len(points) else reference[-1]
         if top > below:

@@ -30,8 +30,10 @@ def values_in_a_rhythm(
     slow = np.arange(iterations) % (slow_for + fast_for) >= fast_for
     stretch = np.where(slow[:, None, None] & (np.arange(nodes) == 0), factor, 1.0)
     simulation = Simulation(replace(scenario, slow=scenario.slow * stretch))
-    state, network = NodeState(scenario.cluster, FilterSettings()), ValueNetwork.load(SHIPPED)
-    observation, keep = simulation.blank(), np.zeros((1, nodes), np.int64)
+    state = NodeState(scenario.cluster, FilterSettings())
+    network = ValueNetwork.load(SHIPPED)
+    observation = simulation.blank()
+    keep = np.zeros((1, nodes), np.int64)
     values: list[NDArray[np.float32]] = []
     for _ in range(iterations):
         state.update(observation)

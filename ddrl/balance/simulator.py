@@ -45,7 +45,8 @@ class Simulation:
 
     def blank(self) -> Observation:
         """What a sizer sees before the first iteration: oracles know the first one's truth."""
-        blank, truth = Observation.blank(self.scenario.cluster), self.scenario.truth(0)
+        blank = Observation.blank(self.scenario.cluster)
+        truth = self.scenario.truth(0)
         return replace(blank, before=truth, now=truth)
 
     def finish(self, sizes: NDArray[np.int64] | Floats) -> Floats:
@@ -54,18 +55,22 @@ class Simulation:
 
     def reward(self, sizes: NDArray[np.int64] | Floats, first: NDArray[np.int64] | None) -> Floats:
         """The vector reward [..., C, 4] that the coming iteration would give; nothing moves on."""
-        finish, phi = self.finish(sizes), self.scenario.noise_scale[self.iteration]
+        finish = self.finish(sizes)
+        phi = self.scenario.noise_scale[self.iteration]
         total = self.scenario.cluster.total.astype(np.float64)
         return rewards(awaited(finish, first), self.reference, finish, sizes, total, phi)
 
     def step(self, sizes: Sizes, first: NDArray[np.int64] | None = None) -> tuple[Floats, Observation]:
         """One iteration: seconds [C] until the coordinator goes on, and what it then knows."""
-        scenario, k = self.scenario, self.iteration
+        scenario = self.scenario
+        k = self.iteration
         work = times(scenario, k, sizes)
         finish = self.busy + work
         seconds = awaited(finish, first)
         end = seconds[:, None] * (1 + 1e-12)
-        began, accepted, old = self.busy <= end, finish <= end, (self.busy > 0) & (self.busy <= end)
+        began = self.busy <= end
+        accepted = finish <= end
+        old = (self.busy > 0) & (self.busy <= end)
         late = old & ~accepted  # its gradient of an earlier iteration is what came
         phi = scenario.noise_scale[k][:, None]
         shown = np.where(late, self._late_sizes, sizes)
@@ -110,9 +115,12 @@ class Course:
 def simulate(scenario: Scenario, sizer: Sizer, first: NDArray[np.int64] | None = None) -> Course:
     """Run `sizer` (made for scenario.cluster) over the whole scenario; `first` is K where the sizer leaves it alone."""
     simulation = Simulation(scenario)
-    k, (c, n) = scenario.iterations, scenario.overhead.shape
-    seconds, vectors = np.empty((k, c)), np.empty((k, c, len(OBJECTIVES)))
-    all_sizes, node_seconds = np.empty((k, c, n), np.int64), np.empty((k, c, n))
+    k = scenario.iterations
+    (c, n) = scenario.overhead.shape
+    seconds = np.empty((k, c))
+    vectors = np.empty((k, c, len(OBJECTIVES)))
+    all_sizes = np.empty((k, c, n), np.int64)
+    node_seconds = np.empty((k, c, n))
     observation = simulation.blank()
     for iteration in range(k):
         sizes = sizer.propose(observation)

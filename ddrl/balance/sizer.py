@@ -15,8 +15,8 @@ from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.noise_scale import NoiseScale
 from ddrl.balance.sizes import Sizes
 from ddrl.core import plugins
+from ddrl.core.config import check_ranges
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges
 
 PACKAGE = "ddrl.balance.sizers"
 DEFAULT = "affine"
@@ -87,7 +87,8 @@ class Balancer:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.cluster = Cluster.of(total, np.ones(nodes) if speed is None else speed, max_size)
-        self._sizer, self._noise_scale = make_sizer(sizer, self.cluster, settings), NoiseScale()
+        self._sizer = make_sizer(sizer, self.cluster, settings)
+        self._noise_scale = NoiseScale()
         self.sizes = self._sizer.propose(Observation.blank(self.cluster))
 
     @property

@@ -54,7 +54,8 @@ def model_speed(
 
 def check_bounds(total: ArrayLike, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
     """ConfigError unless `total` [...] samples can be cut into sizes between `lower` and `upper` [..., N]."""
-    total, nodes = np.asarray(total), lower.shape[-1]
+    total = np.asarray(total)
+    nodes = lower.shape[-1]
     if nodes < 1:
         raise ConfigError("a batch cannot be cut for no nodes")
     if (total < lower.sum(-1)).any():

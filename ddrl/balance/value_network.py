@@ -17,12 +17,13 @@ from safetensors import SafetensorError, safe_open
 
 from ddrl.balance.node_state import CONTEXT_FEATURES, FIRST, FORMS, NODE_FEATURES
 from ddrl.balance.objectives import OBJECTIVES
-from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, shortened
+from ddrl.core.files import decode
 
 SHIPPED = Path(__file__).parent / "ddqn.safetensors"
 SHIPPED_TIMES = SHIPPED.with_name("ddqn_times.safetensors")  # trained without the gradients' statistics
-WIDTH, HIDDEN = 48, 64
+WIDTH = 48
+HIDDEN = 64
 
 
 class Values(NamedTuple):
@@ -34,7 +35,9 @@ class Values(NamedTuple):
 
 def shapes(form: str) -> dict[str, tuple[int, ...]]:
     """Every tensor of the network, as it is multiplied: [inputs, outputs]."""
-    features, pooled, objectives = len(NODE_FEATURES), 2 * WIDTH + len(CONTEXT_FEATURES), len(OBJECTIVES)
+    features = len(NODE_FEATURES)
+    pooled = 2 * WIDTH + len(CONTEXT_FEATURES)
+    objectives = len(OBJECTIVES)
     return {
         "encode1.weight": (features, WIDTH),
         "encode1.bias": (WIDTH,),
@@ -61,7 +64,8 @@ class ValueNetwork:
     """Loaded once; `__call__` takes features [..., N, F] and context [..., G]."""
 
     def __init__(self, tensors: Mapping[str, NDArray[np.float32]], form: str, hidden_features: tuple[str, ...]) -> None:
-        self.form, self._tensors = form, dict(tensors)
+        self.form = form
+        self._tensors = dict(tensors)
         self._seen = np.array([name not in hidden_features for name in NODE_FEATURES], np.float32)
 
     @staticmethod

@@ -56,7 +56,8 @@ class Evaluation:
     @classmethod
     def of(cls, policy_version: int, values: Sequence[float]) -> Evaluation:
         """Read a slot's values."""
-        played, second = _returns(values[1:4]), _returns(values[4:7])
+        played = _returns(values[1:4])
+        second = _returns(values[4:7])
         return cls(policy_version, int(values[0]), played, second if second.episodes else None)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Settings in and out: a TOML file, `--set section.name=value` overrides, the effective TOML, and the table behind
---help.
+--help all.
 
 Strict: an unknown name is refused with the nearest known one, a mistyped value with the type wanted. The table of a
 plug-in (`[learner.c51]`, `--set learner.c51.atoms=51`) is checked when the plug-in is loaded (`plugin_settings`): no
-other process needs to know it.
+other process needs to know it. The section of a slice (`[pool]`) is checked where a file or an override names it, or
+the run uses it; in the config of an earlier run it is kept as it is.
 """
 
 from __future__ import annotations
@@ -11,23 +12,21 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-import msgspec
 import tomli_w
 
 from ddrl.core import plugins
-from ddrl.core.config import Config
-from ddrl.core.decoding import DAMAGE
+from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert, installed_slices, slice_component
 from ddrl.core.errors import ConfigError, shortened
-from ddrl.core.fields import check_ranges
+from ddrl.core.files import DAMAGE
 
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """One setting as --help shows it."""
+    """One setting as --help all shows it."""
 
     name: str
     type: str
@@ -37,18 +36,82 @@ class SettingInfo:
     choices: tuple[str, ...] = ()
 
 
-def describe_settings() -> list[SettingInfo]:
-    """Every setting of the library itself, in the order of `Config`."""
-    return [info for section, component in _sections().items() for info in _describe(section, component)]
+@dataclass(frozen=True)
+class Removed:
+    """A setting of earlier versions: the value in force now, and what to do where another one is wanted."""
+
+    value: Any
+    instead: str
+
+
+REMOVED = {
+    "run.keep_checkpoints": Removed(3, "the three newest checkpoints are kept; copy those that are to stay"),
+    "cluster.uplink_block_bytes": Removed(1 << 18, "one message holds at most 256 KiB of experience"),
+    "learner.r2d2.eta": Removed(0.9, "derive a class of your own from R2D2"),
+}
+
+# Values that named a plug-in of the library in earlier versions, and the name by which it is found now.
+RENAMED_VALUES = {
+    ("cluster.scheme", "two_tree"): "benchmarks.distribution.schemes:TwoTree",
+    ("cluster.scheme", "binomial"): "benchmarks.distribution.schemes:Binomial",
+    ("cluster.scheme", "scatter_ring"): "benchmarks.distribution.schemes:ScatterRing",
+}
+
+
+def present_settings(tree: Mapping[str, Any], source: str, *, reading: bool = False) -> dict[str, Any]:
+    """A tree of an earlier version without the settings that were removed since (`REMOVED`).
+
+    Where such a setting has another value than the one in force now, or a value names a plug-in that has left the
+    library, ConfigError names the replacement. With `reading` the setting is left out, and the value replaced: a run is
+    looked at, not gone on with."""
+    present = dict(tree)
+    for name, removed in REMOVED.items():
+        table, key = _place(present, name)
+        if key not in table:
+            continue
+        value = table.pop(key)
+        if value != removed.value and not reading:
+            raise ConfigError(f"{source}: {name} = {value} was removed, {removed.value} is in force: {removed.instead}")
+    for (name, value), new in RENAMED_VALUES.items():
+        table, key = _place(present, name)
+        if table.get(key) != value:
+            continue
+        if not reading:
+            raise ConfigError(f"{source}: {name} = {value} is no name of the library any more: set {name} = {new}")
+        table[key] = new
+    return present
+
+
+def _place(tree: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """The table of a tree that may hold the setting `name`, a copy of the given one, and its key there."""
+    *tables, key = name.split(".")
+    place = tree
+    for table in tables:
+        inner = place.get(table)
+        if not isinstance(inner, Mapping):
+            return {}, key
+        place[table] = dict(cast("Mapping[str, Any]", inner))
+        place = place[table]
+    return place, key
+
+
+def describe_settings(slices: Iterable[str] = ()) -> list[SettingInfo]:
+    """Every setting of the core, in the order of `Config`, then those of `slices`, as far as they are installed."""
+    described: list[SettingInfo] = []
+    for section in dict.fromkeys((*CORE_SECTIONS, *slices)):
+        component = _component(section)
+        if component is not None:
+            described += _describe(section, component)
+    return described
 
 
 def describe_plugin_settings() -> list[SettingInfo]:
-    """Every setting of the built-in plug-ins, by section; loads them all."""
+    """Every setting of the built-in plug-ins of core and slices, by section; loads them all."""
     described: list[SettingInfo] = []
-    for section, packages in _plugin_packages().items():
-        for setting, package in packages.items():
-            for name in plugins.names(package):
-                component = getattr(plugins.load(setting, package, name), "Settings", None)
+    for section in (*CORE_SECTIONS, *installed_slices()):
+        for setting, kind in _plugin_kinds(section).items():
+            for name in plugins.names(kind):
+                component = getattr(plugins.load(setting, kind, name), "Settings", None)
                 described += _describe(f"{section}.{name}", component) if component is not None else []
     return described
 
@@ -59,9 +122,12 @@ def plugin_settings(config: Config, section: str, plugin: Any) -> Any:
     Raises ConfigError for a name, type or value that the plug-in does not take.
     """
     place = f"{section}.{plugin.name}"
-    table, component = config.tables.get(place, {}), getattr(plugin, "Settings", None)
+    table = config.table(place)
+    component = getattr(plugin, "Settings", None)
     known = {} if component is None else get_type_hints(component)
     for name in table:
+        if f"{place}.{name}" in REMOVED:
+            raise ConfigError(f"the setting '{place}.{name}' was removed: {REMOVED[f'{place}.{name}'].instead}")
         if name not in known:
             raise ConfigError(f"there is no setting '{place}.{name}'{_nearest(name, known)}")
     if component is None:
@@ -70,7 +136,7 @@ def plugin_settings(config: Config, section: str, plugin: Any) -> Any:
         name: int(value) if known[name] is int and isinstance(value, float) and value.is_integer() else value
         for name, value in table.items()
     }
-    settings = _convert(whole, component, place)
+    settings = convert(whole, component, place)
     check_ranges(place, settings)
     return settings
 
@@ -82,22 +148,26 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
     """
     tree: dict[str, Any] = {}
     if path is not None:
-        tree = _read_toml(path)
+        tree = present_settings(_read_toml(path), str(path))
         _check_names(tree, str(path))
-        _to_config(tree, str(path))  # blames the file before an override is laid over it
-    return _lay_over(tree, overrides, "--set" if path is None else f"{path} and --set")
+        _checked(
+            _to_config(tree, str(path)), set(tree), str(path)
+        )  # blames the file before an override is laid over it
+    return _lay_over(tree, overrides, "--set" if path is None else f"{path} and --set", set(tree))
 
 
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     """`config` with `section.name=value` overrides laid over it."""
-    return _lay_over(_to_tree(config), overrides, "--set")
+    return _lay_over(config_tree(config), overrides, "--set", set())
 
 
-def config_from_toml(text: str, source: str) -> Config:
-    """Read a config that `config_to_toml` wrote; `source` names it in errors."""
+def config_from_toml(text: str, source: str, *, reading: bool = False) -> Config:
+    """Read a config that `config_to_toml` wrote; `source` names it in errors. Sections of slices are kept as read.
+
+    `reading`: that of a run that is only looked at (`present_settings`)."""
     try:
-        tree = tomllib.loads(text)
-        _check_names(tree, source)
+        tree = present_settings(tomllib.loads(text), source, reading=reading)
+        _check_names({section: values for section, values in tree.items() if section in CORE_SECTIONS}, source)
         return _to_config(tree, source)
     except ConfigError as error:
         raise ConfigError(shortened(error)) from None
@@ -107,21 +177,30 @@ def config_from_toml(text: str, source: str) -> Config:
 
 def config_to_toml(config: Config) -> str:
     """The effective settings as TOML that `load_config` reads back to an equal config."""
-    return tomli_w.dumps(_to_tree(config))
+    return tomli_w.dumps(config_tree(config))
 
 
-def _sections() -> dict[str, Any]:
-    return {name: component for name, component in get_type_hints(Config).items() if name != "tables"}
+def config_tree(config: Config) -> dict[str, Any]:
+    """The effective settings as a settings file has them: by section, the tables of plug-ins inside their sections."""
+    tree = asdict(config)
+    slices = tree.pop("slices")
+    for place, table in tree.pop("tables").items():
+        section, _, plugin = place.partition(".")
+        tree[section][plugin] = table
+    return {**tree, **slices}
 
 
-def _plugin_packages() -> dict[str, dict[str, str]]:
-    """By section: each setting that names a plug-in, and the package of its plug-ins."""
-    packages: dict[str, dict[str, str]] = {}
-    for section, component in _sections().items():
-        for item in fields(component):
-            if item.metadata["plugin"]:
-                packages.setdefault(section, {})[f"{section}.{item.name}"] = item.metadata["plugin"]
-    return packages
+def _component(section: str) -> Any:
+    return get_type_hints(Config)[section] if section in CORE_SECTIONS else slice_component(section)
+
+
+def _plugin_kinds(section: str) -> dict[str, str]:
+    """The settings of a section that name plug-ins, each with the module or package of its kind."""
+    return {
+        f"{section}.{item.name}": item.metadata["plugin"]
+        for item in fields(_component(section))
+        if item.metadata["plugin"]
+    }
 
 
 def _describe(section: str, component: Any) -> Iterable[SettingInfo]:
@@ -135,25 +214,32 @@ def _describe(section: str, component: Any) -> Iterable[SettingInfo]:
         yield SettingInfo(f"{section}.{item.name}", name, default, meta["unit"], meta["doc"], choices)
 
 
-def _to_tree(config: Config) -> dict[str, Any]:
-    tree = asdict(config)
-    for place, table in tree.pop("tables").items():
-        section, _, plugin = place.partition(".")
-        tree[section][plugin] = table
-    return tree
-
-
 def _to_config(tree: Mapping[str, Any], source: str) -> Config:
-    """The config of a tree whose names are known; what is a table inside a section belongs to a plug-in."""
-    own: dict[str, Any] = {"tables": {}}
+    """The config of a tree; what is a table inside a section belongs to a plug-in."""
+    own: dict[str, Any] = {"slices": {}, "tables": {}}
     for section, values in tree.items():
-        settings = {item.name for item in fields(_sections()[section])}
+        if section not in CORE_SECTIONS:
+            own["slices"][section] = values
+            continue
+        settings = {item.name for item in fields(_component(section))}
         own[section] = {name: value for name, value in values.items() if name in settings}
         own["tables"] |= {f"{section}.{name}": value for name, value in values.items() if name not in settings}
-    return _convert(own, Config, source)
+    return convert(own, Config, source)
 
 
-def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str) -> Config:
+def _checked(config: Config, named: set[str], source: str) -> Config:
+    """`config` with the sections of slices that are `named`, or that the run uses, checked and complete."""
+    slices = dict(config.slices)
+    wanted = named | {name for name in SWITCHED if config.uses(name)}
+    try:
+        for name in wanted.difference(CORE_SECTIONS):
+            slices[name] = {**slices.get(name, {}), **asdict(config.section(name))}
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return replace(config, slices=slices)
+
+
+def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str, named: set[str]) -> Config:
     for override in overrides:
         name, value = _parse_override(override)
         *tables, key = name.split(".")
@@ -161,7 +247,8 @@ def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str) -> Co
         for table in tables:
             place = place.setdefault(table, {})
         place[key] = value
-    return _to_config(tree, source)
+        named.add(tables[0])
+    return _checked(_to_config(tree, source), named, source)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -193,46 +280,39 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _is_integer_setting(name: str) -> bool:
-    return any(info.name == name and info.type == "int" for info in describe_settings())
+    return any(info.name == name and info.type == "int" for info in describe_settings([name.partition(".")[0]]))
 
 
 def _check_names(tree: Mapping[str, Any], source: str) -> None:
-    known = [info.name for info in describe_settings()]
-    sections = {name.partition(".")[0] for name in known}
     for section, values in tree.items():
-        if section not in sections:
-            raise ConfigError(f"{source}: there is no section '{section}'{_nearest(section, sections)}")
+        component = _component(section)
+        if component is None:
+            sections = (*CORE_SECTIONS, *installed_slices())
+            raise ConfigError(
+                f"{source}: there is no section '{section}' (nor a package ddrl.{section} with settings)"
+                f"{_nearest(section, sections)}"
+            )
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{source}: '{section}' is a section of settings, not a value: write [{section}] or {section}.name = "
                 "..."
             )
+        known = [info.name for info in describe_settings([section])]
         for key, value in cast(Mapping[str, Any], values).items():
             name = f"{section}.{key}"
+            if name in REMOVED:
+                raise ConfigError(f"{source}: the setting '{name}' was removed: {REMOVED[name].instead}")
             if name not in known and not (isinstance(value, Mapping) and _may_be_table(section, key, tree)):
                 raise ConfigError(f"{source}: there is no setting '{name}'{_nearest(name, known)}")
 
 
 def _may_be_table(section: str, key: str, tree: Mapping[str, Any]) -> bool:
     """Whether `[section.key]` can be the table of a plug-in: a built-in one, or perhaps one from outside."""
-    packages = _plugin_packages().get(section, {})
-    from_outside = any(":" in str(tree[section].get(setting.partition(".")[2], ":")) for setting in packages)
-    return from_outside or any(key in plugins.names(package) for package in packages.values())
+    kinds = _plugin_kinds(section)
+    from_outside = any(":" in str(tree[section].get(setting.partition(".")[2], ":")) for setting in kinds)
+    return from_outside or any(key in plugins.names(kind) for kind in kinds.values())
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{matches[0]}'?" if matches else "; --help lists all settings"
-
-
-def _convert(tree: Mapping[str, Any], component: Any, source: str) -> Any:
-    try:
-        return msgspec.convert(tree, component, strict=True)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise ConfigError(f"{source}: {error.__cause__}") from None
-        what, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`")
-        raise ConfigError(f"{source}: {name or 'settings'}: {what}") from None
+    return f"; did you mean '{matches[0]}'?" if matches else "; --help all lists the settings"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
-from ddrl.envs.seeds import environment_seeds
+from ddrl.envs.vectors import environment_seeds
 
 ale_py.ALEInterface.setLoggerMode(cast(Any, ale_py).LoggerMode.Error)  # no banner from each of hundreds of processes
 cv2.setNumThreads(1)  # a screen is small, and a host runs one rollout for each core already
@@ -41,9 +41,11 @@ class AtariGame:
                 f"env.id = {config.id}: its first action is {env.get_action_meanings()[0]}, not NOOP; set "
                 "env.noop_max = 0"
             )
-        self._env, self._ale = env, env.ale
+        self._env = env
+        self._ale = env.ale
         self.actions = list(env._action_set)
-        self._skip, self._noop_max = config.frame_skip, config.noop_max
+        self._skip = config.frame_skip
+        self._noop_max = config.noop_max
         self._size = (config.screen_size, config.screen_size)
         self._screens = [np.zeros(self._ale.getScreenDims(), np.uint8) for _ in range(2)]
 
@@ -66,11 +68,17 @@ class AtariGame:
 
         Where the game ends before the last two frames, the frame shows what was seen before: it is final, and nobody
         acts on it."""
-        ale, skip, (newest, before), button = self._ale, self._skip, self._screens, self.actions[action]
-        reward, terminated, truncated = 0.0, False, False
+        ale = self._ale
+        skip = self._skip
+        (newest, before) = self._screens
+        button = self.actions[action]
+        reward = 0.0
+        terminated = False
+        truncated = False
         for count in range(skip):
             reward += ale.act(button)
-            terminated, truncated = ale.game_over(with_truncation=False), ale.game_truncated()
+            terminated = ale.game_over(with_truncation=False)
+            truncated = ale.game_truncated()
             if terminated or truncated:
                 break
             if count == skip - 1:
@@ -133,7 +141,9 @@ class AtariVectorEnv:
             self._elapsed[index] += 1
             cut = cut or self._elapsed[index] == self._limit
             if over or cut:
-                self._over[index], terminated[index], truncated[index] = True, over, cut
+                self._over[index] = True
+                terminated[index] = over
+                truncated[index] = cut
         reward = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
         return EnvStep(stack.copy(), reward, terminated, truncated, raw)
 
@@ -150,4 +160,5 @@ class AtariVectorEnv:
         frames = self._stack[index]
         self._games[index].reset(frames[-1], seed)
         frames[:-1] = frames[-1]
-        self._elapsed[index], self._over[index] = 0, False
+        self._elapsed[index] = 0
+        self._over[index] = False

@@ -22,9 +22,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.specs import EnvSpec, VectorEnv
-from ddrl.envs.checked import CheckedVectorEnv
-from ddrl.envs.loop import LoopVectorEnv
-from ddrl.envs.native import NativeVectorEnv, speaks_our_protocol
+from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
 
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"ALE/|.+NoFrameskip-v[04]$")
@@ -125,7 +123,8 @@ def _import_module(env_id: str, module_name: str) -> Any:
 def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnasium.Env[Any, Any]:
     """One environment by Gymnasium, without its checking wrappers: ddrl checks what it gets itself."""
     lean = copy.deepcopy(registered)
-    lean.order_enforce, lean.disable_env_checker = False, True
+    lean.order_enforce = False
+    lean.disable_env_checker = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(

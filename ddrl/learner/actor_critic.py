@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from importlib import import_module
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.queue_networks import QueueActor, QueueCritics, has_queue
 from ddrl.learner.stacks import Stack
 
 
-def make_actor(spec: EnvSpec, hidden: list[int]) -> Actor | QueueActor:
-    """The actor that fits the observation: one vector, or arrays with a queue."""
-    return QueueActor(spec, hidden) if has_queue(spec) else Actor(spec, hidden)
+def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:
+    """The actor that fits the observation: one vector, or what the module `spec.networks` is for."""
+    if spec.networks:
+        return import_module(spec.networks).make_actor(spec, hidden)
+    return Actor(spec, hidden)
 
 
-def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> Critics | QueueCritics:
+def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> nn.Module:
     """`count` critics of `outputs` numbers that fit the observation."""
-    return (QueueCritics if has_queue(spec) else Critics)(spec, hidden, count, outputs)
+    if spec.networks:
+        return import_module(spec.networks).make_critics(spec, hidden, count, outputs)
+    return Critics(spec, hidden, count, outputs)
 
 
 def flat_observation(observation: torch.Tensor, spec: ArraySpec) -> torch.Tensor:
@@ -39,7 +43,8 @@ class Actor(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
-        self._observation, self._shape = spec.observation, spec.action.shape
+        self._observation = spec.observation
+        self._shape = spec.action.shape
         self.trunk = nn.Sequential()
         for width, following in itertools.pairwise((spec.observation.size, *hidden)):
             self.trunk.extend([nn.Linear(width, following), nn.ReLU(inplace=True)])
@@ -75,7 +80,8 @@ class Critics(nn.Module):
         super().__init__()
         self._observation = spec.observation
         widths = (spec.observation.size + spec.action.size, *hidden, outputs)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for width, following in itertools.pairwise(widths):
             bound = 1.0 / math.sqrt(width)
             self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))

@@ -14,7 +14,8 @@ import torch
 from ddrl import _kernel
 from ddrl.learner import devices
 
-BETA1, BETA2 = 0.9, 0.999
+BETA1 = 0.9
+BETA2 = 0.999
 SERIAL_NUMBERS = 2**20  # up to so many parameters one thread of the kernel steps them, else torch's threads
 
 
@@ -31,8 +32,10 @@ class Adam:
         max_grad_norm: float,
     ) -> None:
         self._parameters = [parameter.detach() for parameter in parameters]
-        self._first, self._second = list(first), list(second)
-        self._epsilon, self._max_grad_norm = epsilon, max_grad_norm
+        self._first = list(first)
+        self._second = list(second)
+        self._epsilon = epsilon
+        self._max_grad_norm = max_grad_norm
         self._count = torch.zeros((), device=self._parameters[0].device)
         self._steps = [self._count] * len(self._parameters)
         self._taken = 0

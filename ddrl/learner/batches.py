@@ -60,7 +60,8 @@ class BatchLoader:
         nbytes = places[-1][1] if places else 0
         if len(self._staging[self._turn]) < nbytes:
             self._staging[self._turn] = host_memory(nbytes, self._device)
-        host, there = self._staging[self._turn], torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        host = self._staging[self._turn]
+        there = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         left = iter(places)
 
         def placed(array: NDArray[Any]) -> torch.Tensor:

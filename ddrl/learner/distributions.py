@@ -10,7 +10,9 @@ class Support:
     """Atoms z_i = v_min + i dz, i = 0 .. N - 1; moves to the device of what it is asked about."""
 
     def __init__(self, v_min: float, v_max: float, atoms: int) -> None:
-        self.v_min, self.v_max, self.atoms = v_min, v_max, atoms
+        self.v_min = v_min
+        self.v_max = v_max
+        self.atoms = atoms
         self.spacing = (v_max - v_min) / (atoms - 1)
         self._z = torch.linspace(v_min, v_max, atoms)
 
@@ -41,7 +43,8 @@ class MeanValues(nn.Module):
 
     def __init__(self, network: nn.Module, support: Support) -> None:
         super().__init__()
-        self.network, self._support = network, support
+        self.network = network
+        self._support = support
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """q [B, A]."""

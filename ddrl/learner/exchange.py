@@ -148,7 +148,8 @@ def norm(gradient: Gradient) -> float:
 def weighted_mean(terms: Sequence[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:
     """sum_i weights_i terms_i / sum_i weights_i, of lists of tensors of equal shapes, in this order: one pass over
     memory for each term but the first, whose memory holds the result."""
-    mean, share = terms[0], weights[0]
+    mean = terms[0]
+    share = weights[0]
     for term, weight in zip(terms[1:], weights[1:], strict=True):
         share += weight
         torch._foreach_lerp_(mean, term, weight / share)

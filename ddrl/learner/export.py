@@ -22,7 +22,7 @@ from torch import nn
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import MissingExtraError, NetworkError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Acting
 from ddrl.learner.flat import layout_of, named_tensors
@@ -76,7 +76,8 @@ class _OfArrays(nn.Module):
 
     def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.module, self._names = module, names
+        self.module = module
+        self._names = names
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """What the module gives for the dict and the further inputs."""
@@ -93,7 +94,8 @@ def random_inputs(
 ) -> list[NDArray[Any]]:
     """`count` observations (each array of a record by itself) and declared inputs, in the order of the graph's inputs.
     `lengths`: of named axes, where they are not the longest."""
-    arrays, drawn = spec.observation.arrays, dict[str, NDArray[Any]]()
+    arrays = spec.observation.arrays
+    drawn = dict[str, NDArray[Any]]()
     axes = _named_axes(spec)
     for name, array in arrays.items():
         shape = list(array.shape)
@@ -124,7 +126,8 @@ def _named_axes(spec: EnvSpec) -> dict[str, dict[int, str]]:
 
 def _shorter_lengths(module: nn.Module, inputs: Sequence[ActingInput], spec: EnvSpec) -> dict[str, int]:
     """By named axis a length below the longest; empty where the module computes with the longest alone."""
-    arrays, lengths = spec.observation.arrays, dict[str, int]()
+    arrays = spec.observation.arrays
+    lengths = dict[str, int]()
     for name, named in _named_axes(spec).items():
         lengths |= {axis: arrays[name].shape[place - 1] - 1 for place, axis in named.items()}
     lengths = {axis: length for axis, length in lengths.items() if length > 0}
@@ -161,7 +164,8 @@ def _outputs(
 
 def random_observations(observation: ArraySpec, count: int, generator: np.random.Generator) -> NDArray[Any]:
     """`count` observations that exercise the whole range of bytes, and the usual range of floats."""
-    shape, dtype = (count, *observation.shape), np.dtype(observation.dtype)
+    shape = (count, *observation.shape)
+    dtype = np.dtype(observation.dtype)
     if dtype.kind == "f":
         return generator.standard_normal(shape).astype(dtype)
     if dtype == np.uint8:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.core.errors import CheckpointError, NetworkError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.learner.transfers import host_memory, wait_for
 
 
@@ -134,7 +134,8 @@ class FlatParameters:
 
     def check(self) -> None:
         """Assert that every parameter and buffer still lives in the vector."""
-        begin, end = self.vector.data_ptr(), self.vector.data_ptr() + self.layout.nbytes
+        begin = self.vector.data_ptr()
+        end = self.vector.data_ptr() + self.layout.nbytes
         for (name, tensor), entry in zip(named_tensors(self.module).items(), self.layout.entries, strict=True):
             assert name == entry.name
             assert not tensor.numel() or tensor.data_ptr() == begin + entry.offset, f"{name} has left the flat vector"

@@ -40,7 +40,8 @@ class TorchLayers:
     """What `_kernel.LinearLayers` does, by torch: for devices, and where torch has no BLAS that the kernel can call."""
 
     def __init__(self, layers: Sequence[Layer], steps: Sequence[Step]) -> None:
-        self._layers, self._steps = layers, steps
+        self._layers = layers
+        self._steps = steps
 
     @torch.inference_mode()  # the cheapest
     def forward(self) -> None:

@@ -67,7 +67,9 @@ class Learner:
     vectors."""
 
     def __init__(self, algorithm: Algorithm, config: Config, spec: EnvSpec, device: str = "") -> None:
-        self.algorithm, self.config, self.spec = algorithm, config.learner, spec
+        self.algorithm = algorithm
+        self.config = config.learner
+        self.spec = spec
         self.declaration: Declaration = describe(config, spec)
         self.device = resolve_device(device or config.learner.device)
         self.lr = config.learner.lr
@@ -124,10 +126,14 @@ class Learner:
     def outcome(self, steps: Sequence[tuple[Gradient, torch.Tensor]]) -> Update:
         """What the gradients of one update and the norms that `apply` gave for them come to. Raises NetworkError when
         their statistics or priorities show that learning has diverged."""
-        first, priority, batch, figures = next(iter(self.parts)), None, None, dict[str, torch.Tensor]()
+        first = next(iter(self.parts))
+        priority = None
+        batch = None
+        figures = dict[str, torch.Tensor]()
         for gradient, norm in steps:
             if gradient.priority is not None or gradient.part == first:
-                priority, batch = gradient.priority, gradient.batch
+                priority = gradient.priority
+                batch = gradient.batch
             if gradient.figures:
                 prefix = "" if gradient.part == first else f"{gradient.part}_"
                 own = {key: value for key, value in gradient.figures.items() if key != "loss"}

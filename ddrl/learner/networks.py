@@ -49,9 +49,12 @@ class ValueHead(nn.Module):
         self, features: int, num_actions: int, form: str, stream_width: int = 0, atoms: int = 1, epsilon: float = 0.0
     ) -> None:
         super().__init__()
-        self.form, self.epsilon = form, epsilon
+        self.form = form
+        self.epsilon = epsilon
         self.stream_width = stream_width
-        self.features, self.num_actions, self.atoms = features, num_actions, atoms
+        self.features = features
+        self.num_actions = num_actions
+        self.atoms = atoms
         streams = 1 if form == "none" else 2
         if stream_width:
             self.hidden = nn.Linear(features, streams * stream_width)
@@ -80,7 +83,8 @@ class ValueHead(nn.Module):
             advantage = self._by_action(self.advantage(advantage_features), self.num_actions)
         else:
             both = self._by_action(self.value_advantage(features), 1 + self.num_actions)
-            value, advantage = both[:, :1], both[:, 1:]
+            value = both[:, :1]
+            advantage = both[:, 1:]
         return {"q": dueling_values(value, advantage, self.form, self.epsilon), "value": value, "advantage": advantage}
 
     @property
@@ -159,9 +163,11 @@ class CNN(nn.Module):
         epsilon: float = 0.0,
     ) -> None:
         super().__init__()
-        image, chosen = image_of(kind, observation), CNN_KINDS[kind]
+        image = image_of(kind, observation)
+        chosen = CNN_KINDS[kind]
         self.scale = input_scale(observation)
-        self.channels_last, self.add_channel = image.channels_last, image.add_channel
+        self.channels_last = image.channels_last
+        self.add_channel = image.add_channel
         channels = image.channels
         layers: list[nn.Module] = []
         for outputs, kernel, stride in chosen.layers:

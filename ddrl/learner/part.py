@@ -22,7 +22,8 @@ class Part:
     def __init__(
         self, name: str, module: nn.Module, device: torch.device, config: LearnerConfig, *, target: bool
     ) -> None:
-        self.name, self._config = name, config
+        self.name = name
+        self._config = config
         self.target_module = copy.deepcopy(module).eval().requires_grad_(False) if target else None
         self.module = module.train()
         self.online = FlatParameters(module, device)
@@ -86,6 +87,7 @@ class Part:
         if rate == 1.0:
             self.target.vector.copy_(self.online.vector)
             return
-        target, online = self.target.vector, self.online.vector
+        target = self.target.vector
+        online = self.online.vector
         target[: self._learned].view(torch.float32).lerp_(online[: self._learned].view(torch.float32), rate)
         target[self._learned :].copy_(online[self._learned :])

@@ -67,7 +67,9 @@ class AutogradPasses:
     library's actors and critics are the kernel's (`stacks.Stack`)."""
 
     def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
-        self._name, self._parts, self._split = part.name, parts, part.online.split
+        self._name = part.name
+        self._parts = parts
+        self._split = part.online.split
         self._gemm = gemm_of_torch() if devices.has_kernel(part.online.vector.device) else 0
         self._stacks: dict[tuple[str, bool], Stack | None] = {}
         learning = part.online.parameters()
@@ -93,7 +95,8 @@ class AutogradPasses:
 
     def backward(self, loss: Loss) -> list[torch.Tensor]:
         """See `Passes`."""
-        self._outputs, outputs = {}, self._outputs
+        outputs = self._outputs
+        self._outputs = {}
         if loss.slopes:
             # A scalar with these derivatives: giving autograd the derivatives themselves imports sympy (0.4 s).
             pairs = [(outputs[name], slope.reshape(-1)) for name, slope in loss.slopes.items()]
@@ -148,7 +151,9 @@ class MLPPasses:
     def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
         network: MLP = part.module  # type: ignore[assignment]
         online = part.online
-        self._name, self._convert, self._atoms = part.name, network.inputs, network.head.atoms
+        self._name = part.name
+        self._convert = network.inputs
+        self._atoms = network.head.atoms
         self._online = _tensors(network)
         self._target = [] if part.target_module is None else _tensors(part.target_module)  # type: ignore[arg-type]
         gradient = torch.zeros_like(online.vector) if part.gradient is None else part.gradient
@@ -238,15 +243,20 @@ class MLPPasses:
             if slots:
                 places = sorted(place[slot] for slot in slots)
                 spans[copy] = (places[0], places[-1] + 1)
-        total, width = sum(end - begin for begin, end in spans) * size, len(self._online[-1][0])
-        rows, actions = fresh(total, width), len(self._mixing)
+        total = sum(end - begin for begin, end in spans) * size
+        width = len(self._online[-1][0])
+        rows = fresh(total, width)
+        actions = len(self._mixing)
         values = fresh((total, actions) if self._atoms == 1 else (total, actions, self._atoms))
-        chains, outputs, row = list[list[Layer]](), dict[str, torch.Tensor](), 0
+        chains = list[list[Layer]]()
+        outputs = dict[str, torch.Tensor]()
+        row = 0
         for copy, tensors in ((False, self._online), (True, self._target)):
             begin, end = spans[copy]
             if begin == end:
                 continue
-            below, chain = inputs[begin * size : end * size], list[Layer]()
+            below = inputs[begin * size : end * size]
+            chain = list[Layer]()
             for place_of_layer, (weight, bias) in enumerate(tensors, 1):
                 last = place_of_layer == len(tensors)
                 out = rows[row : row + len(below)] if last else fresh(len(below), len(weight))
@@ -259,14 +269,16 @@ class MLPPasses:
                     outputs[name] = values[at : at + size].detach().requires_grad_(name == differentiated)
             row += len(below)
         layers = [layer for chain in chains for layer in chain]
-        slope, slope_rows = fresh(size, actions), fresh(size, width)
+        slope = fresh(size, actions)
+        slope_rows = fresh(size, width)
         steps: list[Step] = []
         if self._atoms == 1:
             layers.append(Layer(None, rows, self._mixing, values))
             steps.append(Step(slope, None, self._mixing, slope_below=slope_rows))
         above = slope_rows
         for layer in range(len(self._online) - 1, -1, -1):
-            below, weight = chains[0][layer].below[:size], self._online[layer][0]
+            below = chains[0][layer].below[:size]
+            weight = self._online[layer][0]
             slope_below = fresh(size, weight.shape[1]) if layer else None
             steps.append(Step(above, below, weight, *self._gradients[layer], slope_below))
             above = above if slope_below is None else slope_below

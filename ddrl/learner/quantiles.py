@@ -64,7 +64,8 @@ def quantile_slopes(
     target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * following  # [B, M]
     value = distributions.taken(value_tm1.detach(), action)
     each, slopes = _loss_and_slopes(value, fraction, target, kappa)
-    q_taken, share = value.mean(1), (weight / len(weight)).unsqueeze(1)
+    q_taken = value.mean(1)
+    share = (weight / len(weight)).unsqueeze(1)
     slope = distributions.at_taken(slopes * share, action, value_tm1.shape[1])
     return each, (target.mean(1) - q_taken).abs(), q_taken, slope
 
@@ -124,7 +125,8 @@ class ImplicitQuantiles(nn.Module):
 
     def __init__(self, network: MLP | CNN, cosines: int) -> None:
         super().__init__()
-        self.network, self.cosines = network, cosines
+        self.network = network
+        self.cosines = cosines
         self.embedding = nn.Linear(cosines, network.head.features)
         self._mixing = network.head.mixing() if network.head.linear else None
 

@@ -51,13 +51,15 @@ def network_kind(name: str, observation: ArraySpec) -> str:
 
 def image_of(kind: str, observation: ArraySpec) -> Image:
     """[C, H, W], [H, W, C] or [H, W] as an image; NetworkError for what is none, or too small for `kind`."""
-    shape, smallest = observation.shape, CNN_KINDS[kind].smallest
+    shape = observation.shape
+    smallest = CNN_KINDS[kind].smallest
     if len(shape) not in (2, 3):
         raise NetworkError(
             f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
             "set learner.network = mlp, or name a module of your own"
         )
-    channels_last, add_channel = len(shape) == 3 and shape[2] <= 4 < shape[0], len(shape) == 2
+    channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
+    add_channel = len(shape) == 2
     channels, height, width = (1, *shape) if add_channel else ((shape[2], *shape[:2]) if channels_last else shape)
     if min(height, width) < smallest:
         raise NetworkError(
@@ -71,13 +73,17 @@ def image_features(kind: str, image: Image) -> int:
     """Numbers that the convolutions of `kind` give for one image."""
     channels, height, width = image[:3]
     for outputs, kernel, stride in CNN_KINDS[kind].layers:
-        channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        channels = outputs
+        height = (height - kernel) // stride + 1
+        width = (width - kernel) // stride + 1
     return channels * height * width
 
 
 def linear_widths(config: LearnerConfig, spec: EnvSpec, atoms: int = 1) -> list[tuple[int, int]]:
     """(inputs, outputs) of every linear layer of the library's network that `config` names, in order."""
-    kind, rows, dueling = network_kind(config.network, spec.observation), spec.num_actions * atoms, 0
+    kind = network_kind(config.network, spec.observation)
+    rows = spec.num_actions * atoms
+    dueling = 0
     if config.dueling != "none":
         dueling = atoms
     if kind == "mlp":

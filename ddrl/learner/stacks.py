@@ -67,15 +67,19 @@ class Stack:
         self._free.get((len(program.out), len(program.x)), []).append(program)
 
     def _compile(self, nets: int, rows: int) -> Program:
-        first, last = self._layers[0][0], self._layers[-1][0]
-        x, slope_x = torch.empty(rows, first.shape[2]), torch.empty(nets, rows, first.shape[2])
-        out, slope = torch.empty(nets, rows, last.shape[1]), torch.empty(nets, rows, last.shape[1])
+        first = self._layers[0][0]
+        last = self._layers[-1][0]
+        x = torch.empty(rows, first.shape[2])
+        slope_x = torch.empty(nets, rows, first.shape[2])
+        out = torch.empty(nets, rows, last.shape[1])
+        slope = torch.empty(nets, rows, last.shape[1])
         gradients = [torch.empty_like(parameter) for parameter in self._parameters]
         of_layers = [_by_net(*pair) for pair in zip(gradients[::2], gradients[1::2], strict=True)]
         forward: list[tuple[Any, ...]] = []
         backward: list[tuple[Any, ...]] = []
         for net in range(nets):
-            below, end = x, len(forward)
+            below = x
+            end = len(forward)
             for place, (weight, bias) in enumerate(self._layers, 1):
                 top = place == len(self._layers)
                 to = out[net] if top else torch.empty(rows, weight.shape[1])
@@ -98,7 +102,8 @@ class Stack:
 class _Evaluation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: Stack, nets: int, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.stack, ctx.program = stack, stack.take(nets, len(x))
+        ctx.stack = stack
+        ctx.program = stack.take(nets, len(x))
         return ctx.program.run(x)
 
     @staticmethod

@@ -123,7 +123,8 @@ def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 400) -
     """What an agent expects of each action beside keeping the filter's size, over iterations. Marks below say where
     the node is slow in the coming iteration (`ddrl.balance.rhythm`)."""
     figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=height)
-    values, steps = found["values"], np.arange(len(found["values"]))
+    values = found["values"]
+    steps = np.arange(len(found["values"]))
     for index, name in enumerate(found["actions"][1:], 1):
         add_line(figure, steps, values[:, index], str(name), index - 1)
     low = float(values.min()) * 1.1 - 0.02

@@ -68,7 +68,8 @@ def version_age_heatmap(processes: Processes, *, height: int = 460) -> go.Figure
     """Versions that every rollout is behind the trainer's newest: one row a rank, one column a moment."""
     x, label = minutes(processes.wall_seconds)
     figure = new_figure("Version age of every rollout", label, "rank", height=height, legend=False)
-    rollouts, trainer = _of_role(processes, Role.ROLLOUT), _of_role(processes, Role.TRAINER)
+    rollouts = _of_role(processes, Role.ROLLOUT)
+    trainer = _of_role(processes, Role.TRAINER)
     if not rollouts.size or not trainer.size:
         return say_nothing_yet(figure, "no rollout has reported yet")
     version = processes.column("policy_version")
@@ -120,20 +121,24 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
     1.0 is the bound: every byte crosses each wire once (with the direct scheme the root sends n times S).
     """
     figure = new_figure("Bytes a version against the bound", "", "bytes / S", height=height, legend=False)
-    relays, trainer = _of_role(processes, Role.RELAY), _of_role(processes, Role.TRAINER)
+    relays = _of_role(processes, Role.RELAY)
+    trainer = _of_role(processes, Role.TRAINER)
     if not relays.size or not trainer.size:
         return say_nothing_yet(figure, "one host: nothing travels" if trainer.size else "no records yet")
     last = processes.values[-1]
     column = processes.columns.index
     size = last[trainer[0], column("model_nbytes")] if "model_nbytes" in processes.columns else np.nan
-    sealed, hosts = last[relays, column("versions_sealed")], last[relays, column("host")]
+    sealed = last[relays, column("versions_sealed")]
+    hosts = last[relays, column("host")]
     order = np.argsort(hosts)
     # The root seals nothing itself: what it has sent is counted against the versions that have arrived.
     arrived = float(np.nan_to_num(sealed[hosts != 0]).max(initial=0.0))
     with np.errstate(all="ignore"):
         received = last[relays, column("model_bytes_received")] / (sealed * size)
         sent = last[relays, column("model_bytes_sent")] / (arrived * size)
-    names, values, colors = [], [], []
+    names = []
+    values = []
+    colors = []
     for index in order:
         if hosts[index] == 0:
             names.append("root out")
@@ -150,7 +155,8 @@ def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure
         )
     if len(names) > _MOST_LINES + 1:
         others = np.array(values[1:])[finite[1:]]
-        names, colors = ["root out", "least", "median", "most"], [COLORS[1], *[COLORS[0]] * 3]
+        names = ["root out", "least", "median", "most"]
+        colors = [COLORS[1], *[COLORS[0]] * 3]
         values = [values[0], *np.quantile(others, (0.0, 0.5, 1.0))]
     figure.add_bar(x=names, y=values, marker={"color": colors}, hovertemplate="%{x}: %{y:.3f} S<extra></extra>")
     figure.add_hline(y=1.0, line={"dash": "dash", "color": COLORS[5]}, annotation_text="bound: S")

@@ -79,7 +79,8 @@ def set_up_notebook() -> str:
     pio.renderers.default = renderer
     pio.templates.default = "plotly_white"
     if "png" in renderer:
-        pio.renderers["png"].width, pio.renderers["png"].height = 900, None
+        pio.renderers["png"].width = 900
+        pio.renderers["png"].height = None
     return renderer
 
 

@@ -27,7 +27,8 @@ def node_course(processes: Processes) -> NodeCourse:
     """Sizes and times of the gradient nodes, in rank order."""
     codes = processes.column("role")
     nodes = np.flatnonzero((codes == ROLES.index(Role.NODE)).any(0))
-    sizes, seconds = processes.column("node_size")[:, nodes], processes.column("node_seconds")[:, nodes]
+    sizes = processes.column("node_size")[:, nodes]
+    seconds = processes.column("node_seconds")[:, nodes]
     trainer = processes.column("updates")[:, :1]
     known = (np.isfinite(sizes) & (seconds > 0)).all(1) & np.isfinite(trainer).all(1)
     return NodeCourse(trainer[known, 0], sizes[known], seconds[known])
@@ -38,8 +39,10 @@ def causal_regret(course: NodeCourse) -> NDArray[np.float64]:
 
     T is the slowest node's time. The causal oracle sizes by the speeds of the record before; a node's time is taken as
     proportional to its size, so overheads count as part of a sample's time."""
-    sizes, speed = course.sizes, course.sizes / course.seconds
-    totals, lower = np.rint(sizes.sum(1)).astype(np.int64), np.ones(sizes.shape[1], np.int64)
+    sizes = course.sizes
+    speed = course.sizes / course.seconds
+    totals = np.rint(sizes.sum(1)).astype(np.int64)
+    lower = np.ones(sizes.shape[1], np.int64)
     oracle = [
         proportional_sizes(int(total), before, lower, np.full_like(lower, total))
         for total, before in zip(totals[1:], speed[:-1], strict=True)

@@ -65,7 +65,8 @@ def learning_curve(
     shown = _draw_groups(figure, runs, positions, "return_mean", "training", labels, smoothing)
     for index, (label, names) in enumerate(_groups(runs, labels).items()):
         for name in names:
-            table, judged = runs[name], (evaluations or {}).get(name)
+            table = runs[name]
+            judged = (evaluations or {}).get(name)
             if judged is None or not len(judged):
                 continue
             scale = 1.0
@@ -150,7 +151,8 @@ def _draw_groups(
         if len(lines) == 1:
             add_line(figure, *lines[0], name, index)
             continue
-        begin, end = max(line[0][0] for line in lines), min(line[0][-1] for line in lines)
+        begin = max(line[0][0] for line in lines)
+        end = min(line[0][-1] for line in lines)
         grid = np.linspace(begin, max(begin, end), 200)
         values = np.array([np.interp(grid, *line) for line in lines])
         color = COLORS[index % len(COLORS)]
@@ -171,7 +173,8 @@ def smoothed(values: np.ndarray, smoothing: float) -> np.ndarray:
     """Exponential mean with weight `smoothing` (0 to 1) of the past, unbiased at its begin."""
     if not smoothing:
         return values
-    result, mean = np.empty(len(values)), 0.0
+    result = np.empty(len(values))
+    mean = 0.0
     for index, value in enumerate(values):
         mean = smoothing * mean + (1 - smoothing) * value
         result[index] = mean / (1 - smoothing ** (index + 1))

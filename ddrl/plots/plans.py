@@ -23,7 +23,7 @@ def gantt(
     """Every send of a simulation, one row a host: the root's, and what relays pass on.
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
-    (ddrl.distribution.plans.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran
+    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran
     (`explore.measured_trace`); its sends begin at the dots, and its hosts are complete at the diamonds."""
     figure = new_figure(title, "ms", "host that sends (0: root)", height=height)
     if not len(trace):

@@ -44,7 +44,8 @@ def replay_fill(table: Table, capacity: int, *, height: int = 280) -> go.Figure:
 def _seconds_held(table: Table) -> NDArray[np.float64]:
     """Age of the oldest record at each moment: how long ago rows_recorded stood `replay_size` lower (first in, first
     out)."""
-    recorded, wall = np.nan_to_num(table["rows_recorded"]), table["wall_seconds"]
+    recorded = np.nan_to_num(table["rows_recorded"])
+    wall = table["wall_seconds"]
     began = np.interp(np.maximum(recorded - table["replay_size"], 0.0), recorded, wall) if len(wall) else wall
     return wall - began
 
@@ -120,7 +121,9 @@ def draws_against_law(counts: NDArray[np.int64], law: NDArray[np.float64], *, he
     draws."""
     figure = new_figure("Draws against the law", "probability by the law", "share of draws", height=height)
     order = np.argsort(law)
-    law, share, draws = law[order], counts[order] / counts.sum(), counts.sum()
+    law = law[order]
+    share = counts[order] / counts.sum()
+    draws = counts.sum()
     spread = 2.576 * np.sqrt(law * (1 - law) / draws)
     add_line(figure, law, law, "the law", 1)
     for edge, name in ((law + spread, "99 % above"), (np.maximum(law - spread, 0), "99 % below")):

@@ -23,7 +23,10 @@ def sketch(
     """SVG of (name, x [N], y [N]) lines on common axes; NaN points are left out. Colors follow the page's text, light
     or dark."""
     kept = [(name, x[np.isfinite(y)], y[np.isfinite(y)]) for name, x, y in lines]
-    left, right, top, bottom = 52, 8, 18, 34
+    left = 52
+    right = 8
+    top = 18
+    bottom = 34
     head = (
         f'<svg viewBox="0 0 {width} {height}" width="100%" '
         f'style="max-width:{width}px;color:var(--jp-ui-font-color1,currentColor)" '
@@ -68,7 +71,8 @@ def sketch(
         f'fill="currentColor">{escape(x_name)}</text>'
     )
     for index, (name, x, y) in enumerate(kept):
-        color, dash = COLORS[index % len(COLORS)], "" if index == 0 else f' stroke-dasharray="{6 // index + 2} 3"'
+        color = COLORS[index % len(COLORS)]
+        dash = "" if index == 0 else f' stroke-dasharray="{6 // index + 2} 3"'
         parts.append(f'<polyline points="{place(x, y)}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
         parts.append(f'<text x="{left + index * 120}" y="12" fill="{color}">{escape(name)}</text>')
     return "".join([*parts, "</svg>"])

@@ -31,10 +31,13 @@ def predicted_returns(
     edges = _edges(values, [predicted], observed.tolist())
     mean = float(predicted[0] @ predicted[1])
     figure.add_bar(
-        x=(edges[1:] + edges[:-1]) / 2, y=_shares(predicted, edges), width=np.diff(edges),
+        x=(edges[1:] + edges[:-1]) / 2,
+        y=_shares(predicted, edges),
+        width=np.diff(edges),
         name=f"predicted, mean {mean:.3g}",
-        marker={"color": COLORS[0], "line": {"width": 0}}, opacity=0.75,
-    )  # fmt: skip
+        marker={"color": COLORS[0], "line": {"width": 0}},
+        opacity=0.75,
+    )
     if len(observed):
         shares = np.histogram(observed, edges)[0] / len(observed)
         _add_steps(figure, edges, shares, f"observed, mean {observed.mean():.3g} of {len(observed)}", 1)
@@ -51,7 +54,8 @@ def state_value(
     figure = new_figure("Return of one state", "discounted return", "share a bin", height=height)
     if not values:
         return say_nothing_yet(figure, NOT_YET)
-    discrete, taken = values["discrete"], values["taken"][moment]
+    discrete = values["discrete"]
+    taken = values["taken"][moment]
     lines = [_of(values, row) for row in values["state"][moment]]
     lines = lines if discrete else lines[number : number + 1]
     edges = _edges(values, lines)
@@ -68,14 +72,16 @@ _Line = tuple[NDArray[np.float64], NDArray[np.float64]]  # probabilities and val
 
 def _of(values: Mapping[str, Any], row: Any) -> _Line:
     """Probabilities and the values that have them."""
-    row, atoms = np.asarray(row, np.float64), np.asarray(values["atoms"], np.float64)
+    row = np.asarray(row, np.float64)
+    atoms = np.asarray(values["atoms"], np.float64)
     return (row, atoms) if values["form"] == "probability" else (np.full(len(row), 1 / len(row)), row)
 
 
 def _edges(values: Mapping[str, Any], lines: Sequence[_Line], observed: Sequence[float] = ()) -> NDArray[np.float64]:
     """Bins over all values that have a share worth drawing: one an atom where the atoms are fixed."""
     every = np.concatenate([*(at[share > 1e-3 / len(share)] for share, at in lines), observed])
-    low, high = float(every.min()), float(every.max())
+    low = float(every.min())
+    high = float(every.max())
     atoms = np.asarray(values["atoms"], np.float64)
     width = (high - low) / BINS
     if values["form"] == "probability":

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import ask
-from ddrl.pool.reading import read_plan
+from ddrl.pool.records import read_plan
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +68,8 @@ def _text(answer: dict[str, Any]) -> str:
         )
     lines.append("")
     for device in answer["devices"]:
-        held, wall = device["busy_per_held"], device["busy_per_wall"]
+        held = device["busy_per_held"]
+        wall = device["busy_per_wall"]
         lines.append(
             f"{device['device']:<16} {device['leases']:>7} rounds   busy/held {_share(held)}   busy/wall {_share(wall)}"
         )

@@ -32,7 +32,9 @@ class Processors:
         pinned = {core for slot in slots for core in slot.cores}
         if cores < max(1, len(pinned)):
             raise PoolError(f"{cores} cores are fewer than the {len(pinned)} that the pool's devices name")
-        self._cores, self._slots, self._threads = cores, slots, threads
+        self._cores = cores
+        self._slots = slots
+        self._threads = threads
         others = frozenset(range(cores)) - pinned
         self._others = others if pinned else frozenset[int]()  # empty: any core
         self._work: dict[Hashable, _Work] = {}

@@ -97,7 +97,8 @@ class BatchShapes:
             if column.name != "policy_version"
         }
         after = self._next(lead)
-        length, next_length = np.empty(size, np.uint32), np.empty(size, np.uint32)
+        length = np.empty(size, np.uint32)
+        next_length = np.empty(size, np.uint32)
         handle, position = _picks(size)
         batch = Windows(
             self._observation(first),
@@ -116,7 +117,8 @@ class BatchShapes:
         """Arrays for sample; behind the columns: next states, discounts, picks, weights."""
         first = {column.name: self._array((size,), column) for column in self._schema.stored}
         after = self._next((size,))
-        discount, weight = np.empty(size, np.float32), np.empty(size, np.float32)
+        discount = np.empty(size, np.float32)
+        weight = np.empty(size, np.float32)
         handle, position = _picks(size)
         batch = Transitions(
             self._observation(first),
@@ -135,7 +137,8 @@ class BatchShapes:
     def sequences(self, size: int) -> tuple[Sequences, Outputs]:
         """Arrays for sample_sequences; behind the columns: what is given of the pick's first record alone, discounts,
         steps ahead, lengths, picks, weights."""
-        room, lead = self._burn_in + self._pick_len, (size, self._pick_len)
+        room = self._burn_in + self._pick_len
+        lead = (size, self._pick_len)
         leads = {
             ColumnRole.STATE: (size, room + self._n_step),
             ColumnRole.STEP: (size, room),
@@ -148,8 +151,11 @@ class BatchShapes:
             if column.name != "policy_version"
         }
         at_pick = {"policy_version": np.empty(size, np.uint64)}
-        discount, weight = np.empty(lead, np.float32), np.empty(size, np.float32)
-        ahead, burn, length = np.empty(lead, np.uint32), np.empty(size, np.uint32), np.empty(size, np.uint32)
+        discount = np.empty(lead, np.float32)
+        weight = np.empty(size, np.float32)
+        ahead = np.empty(lead, np.uint32)
+        burn = np.empty(size, np.uint32)
+        length = np.empty(size, np.uint32)
         handle, position = _picks(size)
         batch = Sequences(
             self._observation(run),

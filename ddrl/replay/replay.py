@@ -246,7 +246,9 @@ class Snapshots:
 
 # -- experience --------------------------------------------------------------------------------------------------------
 
-LIVE, TERMINATED, TRUNCATED = 0, 1, 2
+LIVE = 0
+TERMINATED = 1
+TRUNCATED = 2
 
 
 class ExperienceReplay(Snapshots):
@@ -333,11 +335,9 @@ class ExperienceReplay(Snapshots):
             file="" if file is None else str(file),
         )
         shapes = BatchShapes(schema, pick_len=pick_len, n_step=n_step, burn_in=burn_in)
-        self._make_windows, self._make_transitions, self._make_sequences = (
-            shapes.windows,
-            shapes.transitions,
-            shapes.sequences,
-        )
+        self._make_windows = shapes.windows
+        self._make_transitions = shapes.transitions
+        self._make_sequences = shapes.sequences
         self._selectors = []
         self._configuration = {
             "columns": [[column.name, list(column.shape), column.dtype, column.role] for column in schema.stored],
@@ -418,7 +418,8 @@ class ExperienceReplay(Snapshots):
                 )
             except Misfit:
                 pass  # as in `record`
-        arrays, versions = self._arrays, policy_version
+        arrays = self._arrays
+        versions = policy_version
         if not isinstance(versions, int):
             versions = conform(versions, ArraySpec((), "uint64"), lead, "policy_version")
         return self._core.record_steps(
@@ -541,7 +542,8 @@ class ExperienceReplay(Snapshots):
     def picks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Every pick that can be drawn, in table order: handles and positions."""
         count = self._core.picks
-        handles, positions = np.zeros(count, np.uint64), np.zeros(count, np.uint32)
+        handles = np.zeros(count, np.uint64)
+        positions = np.zeros(count, np.uint32)
         self._core.list_picks(handles, positions)
         return handles, positions
 

@@ -14,21 +14,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.acting.chooser import Columns, chooser_class
+from ddrl.acting.choosers import Columns, chooser_class, chooser_settings, epsilon_of
 from ddrl.acting.policy import ActingPolicy, forbid_torch
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import Board, Command, CounterRow
+from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Pin
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import EnvStep, VectorEnv
-from ddrl.rollout.exploration import chooser_settings, epsilon_of
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
 ROOM_WAIT = 0.2  # [s] between looks at the board while the lane is full: a stop is heard that late
-ENV_STEPS, EPSILON = 0, 1  # where a published version's values say how far all rollouts were, and their epsilon
+ENV_STEPS = 0  # where a published version's values say how far all rollouts were, and their epsilon
+EPSILON = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,11 @@ class RolloutWorker:
 
         The policy must compute the outputs that the writer's rows have columns for."""
         self.env = env
-        self._policy, self._reader, self._writer, self._board, self._config = policy, reader, writer, board, config
+        self._policy = policy
+        self._reader = reader
+        self._writer = writer
+        self._board = board
+        self._config = config
         self._place = place
         self._chooser_class = chooser_class(policy.model.chooser)
         self._chooser_settings = {**policy.model.settings, **chooser_settings(config, place.index)}
@@ -86,7 +89,8 @@ class RolloutWorker:
                 f"outputs of its acting module ({', '.join(policy.model.outputs)}) or columns of the chooser"
             )
         self._blank: dict[str, NDArray[Any]] = {}  # what is recorded of outputs before there is a policy
-        self._by_step, self._by_write = config.refresh == "step", config.refresh == "write"
+        self._by_step = config.refresh == "step"
+        self._by_write = config.refresh == "write"
         self._blocks = 0  # of a sample area, when parameters were last taken
         self._nbytes = policy.layout.nbytes
         self._counters = {
@@ -193,13 +197,16 @@ class RolloutWorker:
     def run(self) -> None:
         """Step until the board says neither run nor pause. NetworkError where this process has loaded torch."""
         forbid_torch()
-        board, bell = self._board, self._board.rollout_bell
-        heard, command = bell.value, board.command
+        board = self._board
+        bell = self._board.rollout_bell
+        heard = bell.value
+        command = board.command
         try:
             while True:
                 rung = bell.value  # whoever sets the command rings it afterwards
                 if rung != heard or self._writer.pending:  # a full lane was left at a new command, before its bell
-                    heard, command = rung, board.command
+                    heard = rung
+                    command = board.command
                 if command is Command.RUN:
                     self.step()
                 elif command is Command.PAUSE:
@@ -212,7 +219,8 @@ class RolloutWorker:
 
     def report(self) -> None:
         """Store the counters and a sign of life."""
-        counts, counters = self._counts, self._counters
+        counts = self._counts
+        counters = self._counters
         counts["env_steps"] += self._env_steps
         counts["act_seconds"] += self._act_seconds
         counts["env_seconds"] += self._env_seconds
@@ -245,7 +253,8 @@ class RolloutWorker:
                 break
             self._take(self._reader.pin())  # the slot was taken while it was read; the outputs may be of two versions
         else:
-            outputs, chosen = self._blank, self._chooser.random(observation)
+            outputs = self._blank
+            chosen = self._chooser.random(observation)
         if not self._recorded_outputs and not self._recorded_states:
             return chosen
         states = self._policy.state  # before the step
@@ -254,7 +263,8 @@ class RolloutWorker:
 
     def _wrote(self) -> bool:
         """Whether a block of samples was written since parameters were last taken, or none are taken yet."""
-        before, self._blocks = self._blocks, getattr(self._writer, "blocks", 0)
+        before = self._blocks
+        self._blocks = getattr(self._writer, "blocks", 0)
         return self._blocks > before or self._pin is None
 
     def _advance(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
@@ -268,12 +278,17 @@ class RolloutWorker:
     def _take(self, pin: Pin | None) -> None:
         """Act with a pinned version from now on; at random while there is none or the warm-up goes on."""
         if pin is None:
-            self._pin, self._vector, self._version, self._warming = None, None, 0, False
+            self._pin = None
+            self._vector = None
+            self._version = 0
+            self._warming = False
             return
         if self._pin is not pin:
             self._counts["fetches"] += 1
         fresh = self._pin is None or pin.version != self._version
-        self._pin, self._version, values = pin, pin.version, pin.values
+        self._pin = pin
+        self._version = pin.version
+        values = pin.values
         if fresh:  # in a closed loop the relay waits for it
             self._gauges["policy_version"].set(pin.version)
             self._board.relay_bell.ring()
@@ -285,7 +300,8 @@ class RolloutWorker:
     def _end_episodes(self, step: EnvStep) -> None:
         ended = np.flatnonzero(step.terminated | step.truncated).tolist()
         self._resetting = len(ended)
-        counts, returns = self._counts, self._returns
+        counts = self._counts
+        returns = self._returns
         counts["episodes"] += len(ended)
         for index in ended:
             counts["return_sum"] += returns[index]

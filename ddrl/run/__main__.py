@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import ConfigError, DdrlError
+from ddrl.core.plugins import slice_module
 from ddrl.core.settings import apply_overrides, config_to_toml
-from ddrl.run.banner import announce
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
+from ddrl.run.preparation import announce
 from ddrl.run.process import end
 
 if TYPE_CHECKING:
@@ -79,11 +80,13 @@ def _of_pool(command: Command) -> bool:
     return bool(command.tasks) or (command.resume is not None and (command.resume / "pool" / "plan.json").exists())
 
 
+def _asked_by(command: Command) -> str:
+    return "--tasks" if command.tasks else "--resume of a pool"
+
+
 def _one_host(command: Command) -> int:
     if _of_pool(command):
-        from ddrl.run.modes.pool import run_pool
-
-        return run_pool(command)
+        return slice_module("pool.mode", _asked_by(command)).run_pool(command)
     from ddrl.run.preparation import Preparation
 
     run_id = uuid.uuid4().hex[:8]
@@ -102,7 +105,8 @@ def _one_host(command: Command) -> int:
 
 
 def _mpi(arguments: list[str]) -> int:
-    run_id, (ranks, rank) = uuid.uuid4().hex[:8], mpi_environment()
+    run_id = uuid.uuid4().hex[:8]
+    (ranks, rank) = mpi_environment()
     command = parse(arguments) if rank == 0 else None
     pool = command is not None and _of_pool(command)
     path = announce(command, run_id, ranks) if command is not None and not pool else None
@@ -114,9 +118,7 @@ def _mpi(arguments: list[str]) -> int:
         raise MissingExtraError("mpi4py", "mpi", "running under mpirun") from None
     launcher = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {ranks} python -m ddrl.run")
     if command is not None and pool:
-        from ddrl.run.modes.mpi_pool import lead_pool
-
-        return lead_pool(command, launcher)
+        return slice_module("pool.ranks", _asked_by(command)).lead_pool(command, launcher)
     from ddrl.run.modes.mpi import run_mpi
 
     status, ended = run_mpi(lambda: _prepare(arguments, run_id, path), run_id)
@@ -135,7 +137,8 @@ def _prepare(arguments: list[str], run_id: str, path: Path | None) -> Preparatio
 
 def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) -> int:
     """Say how it ended and what to do next; the exit status (130 after an interrupt, as shells expect)."""
-    lag, evaluation = document["policy_lag"], document["evaluation"]
+    lag = document["policy_lag"]
+    evaluation = document["evaluation"]
     print(
         f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, "
         f"{document['updates']:,} updates, lag when drawn {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
@@ -149,10 +152,8 @@ def _conclude(document: dict[str, Any], directory: RunDirectory, launcher: str) 
 
 def _judgment(best: dict[str, Any]) -> str:
     """How good the policy is, and which figure that is."""
-    confirmed, played = (
-        best.get("confirmed"),
-        f"{best['mean']:.1f} +- {best['std']:.1f} over {best['episodes']} episodes",
-    )
+    confirmed = best.get("confirmed")
+    played = f"{best['mean']:.1f} +- {best['std']:.1f} over {best['episodes']} episodes"
     if confirmed is None:
         return f"mean return {played}, the best of its evaluations (chance helped it: judge it by ddrl.evaluate)"
     return (

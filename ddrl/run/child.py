@@ -14,7 +14,10 @@ from ddrl.run.process import die_with, ignore_interrupts
 def main() -> int:
     """Run the member that the arguments name."""
     ignore_interrupts()  # Ctrl-C reaches the whole process group; the trainer decides when to stop
-    run_id, host, rank, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    run_id = sys.argv[1]
+    host = int(sys.argv[2])
+    rank = int(sys.argv[3])
+    parent = int(sys.argv[4])
     die_with(parent)
     from ddrl.run.members import member_process
 

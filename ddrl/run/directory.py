@@ -6,29 +6,140 @@
     RUN/checkpoints/<n>/    learner, replay and counters after n environment steps
     RUN/policy.*            the best policy so far: ONNX model, manifest, parameters
     RUN/summary.json        written at the end
-    RUN/lock                held by the process that the run belongs to (ddrl.run.lock)
+    RUN/lock                held by the process that the run belongs to (ddrl.run.directory)
 
 Written by rank 0 alone, while it holds the lock; reading needs neither the lock nor a disk that can be written.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
 import shutil
+import socket
 import stat
+import sys
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.files import write_atomically
 from ddrl.core.settings import config_from_toml, config_to_toml
-from ddrl.run.lock import RunLock
+
+# -- lock --------------------------------------------------------------------------------------------------------------
+# One run directory, one process: a lock that the kernel releases when its holder ends, however that happens.
+#
+# RUN/lock is locked by flock(2) and holds the holder's process id and host as text, for the message that others get.
+# The
+# file stays when the lock is released: a lock on a name that can be removed protects nothing. It holds between
+# processes
+# of one machine, containers included; on a network file system only as far as that one carries flock to its server.
+
+
+NAME = "lock"
+LONGEST_TEXT = 300  # [B] of the holder's id and host
+
+
+class RunLock:
+    """Held from its creation until `release`, or until the process and its copies have ended."""
+
+    def __init__(self, run: Path, name: str = NAME) -> None:
+        """Take the lock of the run directory; RunDirError where another process holds it or it cannot be written.
+
+        `name`: another file to lock, for what is of one process but not the run itself."""
+        path = run / name
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            raise RunDirError(
+                f"the run directory {run} cannot be written ({error.strerror}): change its permissions, or copy it and "
+                "resume the copy"
+            ) from None
+        self.release = weakref.finalize(self, os.close, descriptor)  # closed once, by whoever comes first
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, LONGEST_TEXT, 0).decode(errors="replace").strip() or "another process"
+            self.release()
+            raise RunDirError(
+                f"the run directory {run} is in use by {holder}: wait until that run has ended, or stop it; a run "
+                "directory belongs to one run at a time"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+            print(
+                f"ddrl: the file system of {run} has no locks ({error.strerror}): take care that no other run uses it",
+                file=sys.stderr,
+                flush=True,
+            )
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
+            text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+            os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+
+
+# -- disk --------------------------------------------------------------------------------------------------------------
+# What is written while training goes on, on a disk that may be full.
+#
+# What cannot be written now is written later: training goes on in memory, and says so once, on the terminal and as an
+# event, not at each attempt.
+
+
+RETRY = 20.0  # [s] between attempts to write what was refused
+
+
+def _nobody(kind: str, text: str, **fields: Any) -> None:
+    """Until somebody records events."""
+
+
+class Disk:
+    """The attempts of one task to write, by what is written ("checkpoint", "policy", "summary")."""
+
+    def __init__(self) -> None:
+        self.record_event: Callable[..., None] = _nobody
+        self._refused: dict[str, tuple[float, str]] = {}  # when to try again [s, monotonic], and why it was refused
+
+    @property
+    def refused(self) -> str:
+        """What has not been written, and why; empty where everything has."""
+        return "; ".join(reason for _, reason in self._refused.values())
+
+    def due(self, what: str) -> bool:
+        """Whether to try now: nothing was refused, or some time ago."""
+        return time.monotonic() >= self._refused.get(what, (0.0, ""))[0]
+
+    def attempt(self, what: str, write: Callable[[], object]) -> bool:
+        """Write; whether that worked. Errors other than those of the disk are raised."""
+        try:
+            write()
+        except (RunDirError, CheckpointError, OSError) as error:
+            if what not in self._refused:
+                self._say(
+                    f"{error}. TRAINING GOES ON IN MEMORY, the {what} is NOT SAVED: free some space; "
+                    f"it is tried again every {RETRY:g} s"
+                )
+            self._refused[what] = (time.monotonic() + RETRY, str(error))
+            return False
+        if self._refused.pop(what, None) is not None:
+            self._say(f"the {what} is saved again")
+        return True
+
+    def _say(self, text: str) -> None:
+        print(f"ddrl: {text}", file=sys.stderr, flush=True)
+        self.record_event("disk", text)
+
+
+# -- directory ---------------------------------------------------------------------------------------------------------
 
 LARGEST_DOCUMENT = 16 << 20  # [B] config.toml, run.json and state.json are far smaller
 _REPLACED = re.compile(r"\.(\d+)\.replaced")  # a checkpoint that another of the same step replaces

@@ -15,21 +15,18 @@ import numpy as np
 
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
-from ddrl.channels.area_writer import AreaWriter
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.area import AreaWriter
+from ddrl.channels.board import Board, Command, CounterRow
+from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs import make_vector_env
-from ddrl.rollout.evaluation import play_episodes
-from ddrl.rollout.met_states import MetStates, meet_states
+from ddrl.rollout.evaluation import MetStates, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
-from ddrl.run.failure import describe, report_failure
-from ddrl.run.host import HostChannels, board_name
 from ddrl.run.process import step_back
+from ddrl.run.topology import HostChannels, board_name, describe, report_failure
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 MAX_EVALUATION_ENVS = 20
@@ -74,9 +71,11 @@ def make_worker(
 ) -> RolloutWorker:
     """One rollout with its environments, writing to its lane; the host's policy must stand. reader: of the mailbox;
     None: its own place there, taken now."""
-    topology, config = channels.topology, channels.topology.config
+    topology = channels.topology
+    config = channels.topology.config
     model, mailbox = _policy_of(channels)
-    given, mine = config.env.by_rollout, config.env
+    given = config.env.by_rollout
+    mine = config.env
     if given:
         mine = replace(mine, kwargs={**mine.kwargs, **given[assignment.index % len(given)]})
     env = make_vector_env(mine)
@@ -92,13 +91,16 @@ def make_worker(
 
 def _make_writer(channels: HostChannels, index: int) -> StepWriter:
     """The writing end of a rollout's lane, or of its sample area."""
-    topology, config = channels.topology, channels.topology.config
+    topology = channels.topology
+    config = channels.topology.config
     options: dict[str, Any] = {"nonfinite": config.env.nonfinite, "env_id": config.env.id}
-    first, schema = index * config.env.num_envs, topology.schema
+    first = index * config.env.num_envs
+    schema = topology.schema
     if not topology.area_columns:
         return StepWriter(channels.attach_lane(index), schema, first, **options)
     n_step = topology.declaration.experience.n_step or config.replay.n_step
-    bell, discount = channels.board.trainer_bell, config.learner.discount
+    bell = channels.board.trainer_bell
+    discount = config.learner.discount
     area = channels.attach_area(index)
     return AreaWriter(area, schema, first, config.env.num_envs, n_step=n_step, discount=discount, bell=bell, **options)
 
@@ -157,7 +159,8 @@ class Evaluator:
 def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: CounterRow) -> None:
     """Evaluate the newest version each time evaluation.period environment steps have passed, until the board says
     stop."""
-    config, board = channels.topology.config, channels.board
+    config = channels.topology.config
+    board = channels.board
     model, mailbox = _policy_of(channels)
     results = channels.attach_evaluations()
     reader = mailbox.reader(channels.topology.row_of(assignment))
@@ -179,7 +182,8 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
                 reader.unpin()
                 board.rollout_bell.wait(seen, 0.5)
                 continue
-            version, env_steps = pin.version, VersionStamp.of(pin.values).env_steps
+            version = pin.version
+            env_steps = VersionStamp.of(pin.values).env_steps
             vector[:] = pin.data
             whole = pin.valid()
             reader.unpin()

@@ -1,26 +1,79 @@
 """What is checked and made before anything starts, on rank 0 alone: settings, environment, algorithm, extras, run
-directory, checkpoint. Whatever can be refused is refused here, before any channel exists."""
+directory, checkpoint. Whatever can be refused is refused here, before any channel exists.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ddrl import __version__
 from ddrl.core.algorithm import Declaration
-from ddrl.core.errors import ConfigError, MissingExtraError, RunDirError
+from ddrl.core.config import Config
+from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.settings import apply_overrides
+from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
-from ddrl.run.checkpoint import Checkpoint, newest_checkpoint
+from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
 from ddrl.run.cli import Command
-from ddrl.run.directory import RunDirectory
-from ddrl.run.task import TaskRecords
+from ddrl.run.directory import RunDirectory, planned_path
 from ddrl.run.topology import Topology
+
+# -- banner ------------------------------------------------------------------------------------------------------------
+# The first words of a run, within half a second of rank 0's start: what runs where, and how to watch it.
+#
+# Printed before MPI, the environment's package or torch is loaded, which takes seconds, with many ranks a minute. What
+# cannot be read yet (a setting that is wrong, a directory that is none) is left to the checks that follow.
+
+
+def announce(command: Command, run_id: str, ranks: int) -> Path | None:
+    """Print the banner; the directory that a new run is to have. `ranks`: those of mpirun, 0 without it."""
+    try:
+        if command.resume is None:
+            config = command.config()
+            path = planned_path(config, run_id)
+        else:
+            path = command.resume.absolute()
+            config = apply_overrides(RunDirectory.open(path)[1], command.overrides)
+    except DdrlError:
+        return None
+    print(_banner(command, config, path, ranks), file=sys.stderr, flush=True)
+    return None if command.resume is not None else path
+
+
+def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    if command.serial:
+        processes = "one process, reproducible by run.seed"
+    elif ranks:
+        processes = f"{ranks} ranks under mpirun"
+    else:
+        processes = "local processes"
+    verb = "go on with" if command.resume is not None else "train"
+    dashboard = "streamlit run dashboard/app.py"
+    if path.parent.name != "runs":
+        dashboard += f" -- {shown.parent}"
+    neutral = ""
+    if command.task is None and command.resume is None:
+        neutral = (
+            f"neutral settings: no task ships for {config.env.id}; see learner.lr, run.max_env_steps in --help, or "
+            "name a "
+            "task.toml\n"
+        )
+    return (
+        f"ddrl {__version__}: {verb} {config.env.id} by {config.learner.algorithm}, {processes}\n"
+        f"run:      {shown}\n"
+        f"watch it: {dashboard}\n"
+        f"{neutral}starting ..."
+    )
+
+
+# -- preparation -------------------------------------------------------------------------------------------------------
 
 LIVE_SETTINGS = {
     "learner.lr": "lr",
@@ -48,7 +101,7 @@ class Preparation:
             self._check_resume(self.resume, command.overrides)
         else:
             self.config = command.config()
-        if command.serial and self.config.pool.collectors != "off":
+        if command.serial and self.config.uses("pool"):
             raise ConfigError("--serial is one process: leave it out, or set pool.collectors = off")
         _require_training()
 
@@ -68,9 +121,9 @@ class Preparation:
 
     def topology(self, ranks: tuple[Assignment, ...]) -> Topology:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
-        from ddrl.distribution.checks import check_cluster
+        from ddrl.distribution.schemes import check_cluster
 
-        if self.config.pool.collectors != "off":
+        if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:
             self._check_nodes(ranks)
@@ -102,7 +155,7 @@ class Preparation:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id, self._path)
-            remember_trust(self.directory.path, foreign_code(asdict(self.config)))
+            remember_trust(self.directory.path, foreign_code(config_tree(self.config)))
         else:
             try:
                 self.directory.write_config(self.config)
@@ -141,7 +194,7 @@ class Preparation:
                 f"{own}: each node gets the rows of its own rollouts, and there are {rollouts} for "
                 f"{config.learner.nodes} nodes (learner.nodes): start more ranks, or use fewer nodes"
             )
-        if config.balance.first or config.tables.get("balance.ddqn", {}).get("choose_first"):
+        if config.section("balance").first or config.table("balance.ddqn").get("choose_first"):
             raise ConfigError(
                 f"{own} awaits the gradients of all nodes: set balance.first = 0, and no balance.ddqn.choose_first"
             )
@@ -151,7 +204,7 @@ class Preparation:
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""
         mine = {override.partition("=")[0].strip() for override in command.overrides}
-        code = foreign_code(asdict(self.config))
+        code = foreign_code(config_tree(self.config))
         theirs = {setting: name for setting, name in code.items() if setting not in mine}
         check_trust(self.directory.path, theirs, trust=command.trust)
         remember_trust(self.directory.path, {setting: code[setting] for setting in code if setting in mine})

@@ -12,13 +12,13 @@ from ddrl.acting.policy import forbid_torch
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.relay import HostRelay, LocalHost, Membership, RootRelay, readers_needed
-from ddrl.run.failure import read_failure, report_failure
-from ddrl.run.host import HostChannels
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.rounds.starters import StarterProcess
-from ddrl.run.topology import Topology
+from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
+from ddrl.run.training import CollectorStarter
 from ddrl.telemetry import HostSampler
 
 
@@ -31,7 +31,9 @@ def relay_process(
 ) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
     the membership; the process's exit status. on_death: see `HostSampler`."""
-    starter = StarterProcess(topology.run_id, mine.host) if mine.host and topology.in_rounds else None
+    starter: CollectorStarter | None = None
+    if mine.host and topology.in_rounds:
+        starter = slice_module("pool.rounds", "pool.collectors").start_host(topology.run_id, mine.host)
     try:
         relay = _make_relay(membership, topology, mine, channels, starter)
         if relay is not None:
@@ -56,7 +58,7 @@ def _make_relay(
     topology: Topology,
     mine: Assignment,
     channels: HostChannels,
-    starter: StarterProcess | None,
+    starter: CollectorStarter | None,
 ) -> RootRelay | HostRelay | None:
     """The relay of this host; None where the job failed before there was a model. starter: of this host's
     collectors."""
@@ -64,7 +66,8 @@ def _make_relay(
     if policy is None:
         return None
     model, mailbox = policy
-    config, ranks = topology.config, topology.on_host(mine.host)
+    config = topology.config
+    ranks = topology.on_host(mine.host)
     rollouts = [channels.counters.row(row) for row, rank in enumerate(ranks) if rank.role is Role.ROLLOUT]
     using = [(row["policy_version"], row["ended"]) for row in rollouts]
 

@@ -36,7 +36,10 @@ class Silence:
         restart: Callable[[int], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit, self._say, self._restart, self._clock = limit, say, restart, clock
+        self._limit = limit
+        self._say = say
+        self._restart = restart
+        self._clock = clock
         self._beats = np.empty(0)
         self._changed = np.empty(0)  # when each heartbeat was seen to change [s]
         self._noted: set[int] = set()
@@ -55,7 +58,8 @@ class Silence:
         beats = np.nan_to_num(table[:, HEARTBEAT], nan=-1.0)
         beats[np.isnan(table[:, ROLE])] = -2.0  # not here yet: to come is a sign of life
         if len(beats) != len(self._beats):
-            self._beats, self._changed = beats, np.full(len(beats), now)
+            self._beats = beats
+            self._changed = np.full(len(beats), now)
             self._limits = np.where(beats >= 0.0, self._limit, max(self._limit, START_LIMIT))
         changed = beats != self._beats
         self._changed[changed] = now
@@ -68,7 +72,9 @@ class Silence:
         self._noted -= set(np.flatnonzero(~late).tolist())
 
     def _act(self, row: int, values: NDArray[np.float64], seconds: float) -> None:
-        rank, role, host = int(values[RANK]), list(Role)[int(values[ROLE])], int(values[HOST])
+        rank = int(values[RANK])
+        role = list(Role)[int(values[ROLE])]
+        host = int(values[HOST])
         what = "it" if role is Role.RELAY else "its environment"
         words = f"rank {rank} ({role.value} of host {host}) has shown no sign of life for {seconds:.0f} s"
         if seconds < self._limits[row]:

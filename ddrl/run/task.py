@@ -9,37 +9,345 @@ that looks after other processes where there are any.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from enum import Enum, StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
-from ddrl.core.errors import DdrlError, JobFailed, RunDirError
+from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
-from ddrl.run.best_policy import BestPolicy
-from ddrl.run.building import build_learner, build_source
-from ddrl.run.checkpoint import Checkpoint, write_checkpoint
-from ddrl.run.directory import RunDirectory, write_json
-from ddrl.run.disk import Disk
-from ddrl.run.failure import describe, read_failure
-from ddrl.run.host import HostChannels
-from ddrl.run.lag_bound import LagBound
-from ddrl.run.observers import Observers
+from ddrl.core.settings import plugin_settings
+from ddrl.distribution.membership import SchemeWish, decode_plan, encode
+from ddrl.distribution.schemes import Situation, load_scheme, usual_network
+from ddrl.replay.sources import ReplaySource
+from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
+from ddrl.run.directory import Disk, RunDirectory, write_json
 from ddrl.run.silence import Silence
-from ddrl.run.topology import Topology
-from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
-from ddrl.run.values import has_distributions, values_of
-from ddrl.telemetry import summarize
+from ddrl.run.topology import HostChannels, Topology, describe, read_failure
+from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
 
 if TYPE_CHECKING:
+    from ddrl.acting.model import ActingModel
+    from ddrl.learner.learner import Learner
+    from ddrl.replay.sources import Experience
+    from ddrl.rollout.evaluation import MetStates
     from ddrl.run.members import Evaluator
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+# What a task is made of, from its topology: the learner, which loads torch, and the source of its experience.
+
+
+def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
+    """The learner and its acting model; the only place where a run loads torch."""
+    from ddrl.learner import Learner
+
+    learner = Learner.of(topology.config, topology.spec)
+    return learner, learner.acting_model()
+
+
+def build_source(topology: Topology, channels: HostChannels) -> Experience:
+    """The source that the algorithm declares, or the replays of the nodes."""
+    if topology.config.learner.node_replay == "own":
+        from ddrl.run.nodes.replays import NodeReplays
+
+        return NodeReplays(topology.config, topology.schema, topology.declaration.experience)
+    from ddrl.replay.sources import make_source
+
+    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+# The plan by which models travel, seen from the trainer's process: whether the settings allow one, which one is in
+# force, for telemetry, and a wish for another one.
+#
+# The root relay describes the plan in force in a slot of the board; a new one becomes an event. A wish reaches it
+# through
+# another slot. Speaks no MPI and never waits.
+
+
+class PlanWatch:
+    """Gives `record_event` each plan that the root relay makes; `ask` wants another scheme. `nbytes`: of a model."""
+
+    def __init__(
+        self, topology: Topology, channels: HostChannels, nbytes: int, record_event: Callable[..., None]
+    ) -> None:
+        self._board = channels.board
+        self._config = topology.config
+        self._hosts = topology.hosts - 1
+        self._nbytes = nbytes
+        self._relays = any(rank.role is Role.RELAY for rank in topology.ranks)
+        self._record_event = record_event
+        self._plans_read = 0
+
+    def ask(self, scheme: str) -> None:
+        """Want this scheme from the next version on; ConfigError where this run cannot use it. cluster.shards and
+        cluster.chunk_bytes hold for it too, where they have a meaning."""
+        if not self._relays or not self._hosts:
+            raise ConfigError(
+                "cluster.scheme: this run has one host, so no model travels; cluster.relays or more hosts would "
+                "change that"
+            )
+        cluster = replace(self._config.cluster, scheme=scheme)  # ConfigError for a name that is not known
+        wanted = load_scheme(scheme)
+        config = replace(self._config, cluster=cluster)
+        situation = Situation(
+            usual_network(self._hosts), self._nbytes, cluster.versions_in_flight, cluster.shards, cluster.chunk_bytes
+        )
+        wanted.check(plugin_settings(config, "cluster", wanted), situation)  # refused here, not on the relays
+        self._board.wish.write(encode(SchemeWish(scheme)))
+        self._board.relay_bell.ring()
+
+    def look(self) -> None:
+        """Record the plan in force, if it is a new one."""
+        message = self._board.plan.read(self._plans_read)
+        if message is None or not self._hosts:
+            return
+        self._plans_read = message[0]
+        plan = decode_plan(message[1])
+        bound = plan.bound_seconds
+        known = f"; bound {bound * 1e3:.3g} ms by the links measured" if bound is not None else ""
+        words = (
+            f"{plan.scheme}: the root sends to {plan.shards} of {self._hosts} hosts, {plan.chunk_bytes / 1e3:.3g} kB "
+            f"at a time of a model of {self._nbytes / 1e3:.3g} kB{known}"
+        )
+        self._record_event(
+            "plan",
+            words,
+            scheme=plan.scheme,
+            shards=plan.shards,
+            chunk_bytes=plan.chunk_bytes,
+            nbytes=self._nbytes,
+            hosts=self._hosts,
+            bound_seconds=bound,
+        )
+
+
+# -- steering ----------------------------------------------------------------------------------------------------------
+# Steering a run from outside: what pause, resume, checkpoint, set and stop mean to a task.
+#
+# The commands come over `telemetry.ControlServer`, which acknowledges and records each one; this module only acts on
+# them. What was set live is part of the task's live settings, which checkpoints keep.
+
+
+Handlers = dict[str, Callable[..., Any]]
+
+
+class Steering:
+    """What was asked of a task from outside."""
+
+    def __init__(self, training: Training, checkpoint: Callable[[], object], ask_scheme: Callable[[str], None]) -> None:
+        self._training = training
+        self._checkpoint = checkpoint
+        self._ask_scheme = ask_scheme
+        self.paused = False
+        self.stop_requested = False
+
+    def restore(self) -> None:
+        """Apply again what had been set live before the checkpoint, or what the settings say now."""
+        live = self._training.live
+        configured = self._training.config.replay.samples_per_insert
+        self._training.source.pacing.change(configured if live.samples_per_insert is None else live.samples_per_insert)
+        if live.scheme is not None:
+            self._ask_scheme(live.scheme)
+
+    def handlers(self) -> Handlers:
+        """A function per command."""
+        return {
+            "status": self._status,
+            "pause": self._pause,
+            "resume": self._resume,
+            "stop": self._stop,
+            "set": self._set,
+            "checkpoint": lambda: {"path": str(self._checkpoint())},
+        }
+
+    def _status(self) -> dict[str, Any]:
+        state = self._training.state
+        return {"env_steps": state.env_steps, "updates": state.updates, "paused": self.paused}
+
+    def _pause(self) -> None:
+        self.paused = True
+        self._training.ends.board.command = Command.PAUSE
+
+    def _resume(self) -> None:
+        self.paused = False
+        self._training.ends.board.command = Command.RUN
+
+    def _stop(self) -> None:
+        self.stop_requested = True
+
+    def _set(self, name: str, value: Any) -> None:
+        live = self._training.live
+        if name == "learner.lr":
+            live.lr = float(value)
+        elif name == "rollout.epsilon":
+            live.epsilon = None if value is None else float(value)
+        elif name == "replay.samples_per_insert":
+            self._training.source.pacing.change(float(value))
+            live.samples_per_insert = float(value)
+        else:  # cluster.scheme; the server has refused all other names
+            self._ask_scheme(str(value))
+            live.scheme = str(value)
+
+
+# -- observers ---------------------------------------------------------------------------------------------------------
+# What others see of a task, and how they reach it: the recorder, the control socket, the host's sampler, the plan.
+#
+# Read and written by the task alone, between two moves; the recorder's thread reads the counters. Nothing here changes
+# what is learned.
+
+
+LAW_PERIOD = 10.0  # [s] between snapshots of the selector's law, whose cost grows with replay
+LAW_POINTS = 512
+
+
+class Observers:
+    """The observers of one task. `base`: totals at the checkpoint it goes on from."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        channels: HostChannels,
+        training: Training,
+        nbytes: int,
+        checkpoint: Callable[[], object],
+        base: Mapping[str, float] | None,
+    ) -> None:
+        topology = channels.topology
+        config = topology.config
+        self._channels = channels
+        self._training = training
+        self.recorder = Recorder(
+            directory.path,
+            self.tables,
+            config,
+            figures=topology.declaration.figures,
+            base=base,
+            sinks=[ProgressLine(config)],
+        )
+        self._plans = PlanWatch(topology, channels, nbytes, self.recorder.record_event)
+        self.steering = Steering(training, checkpoint, self._plans.ask)
+        self._control: ControlServer | None = None
+        if config.telemetry.live:
+            handlers = self.steering.handlers()
+            self._control = ControlServer(directory.path, config, handlers, self.recorder.record_event)
+        self._sampler: HostSampler | None = None
+        if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
+            self._sampler = HostSampler(channels.counters)
+        self._next_law = 0.0
+
+    def start(self) -> None:
+        """Apply what had been set live, and begin to sample."""
+        self.steering.restore()
+        if self._sampler is not None:
+            self._sampler.start()
+        state = self._training.state
+        self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
+
+    def look(self) -> None:
+        """A few times a second: commands, the plan in force, the law of the selector."""
+        if self._control is not None:
+            self._control.poll()
+        self._plans.look()
+        now = time.monotonic()
+        if now < self._next_law:
+            return
+        self._next_law = now + LAW_PERIOD
+        source = self._training.source
+        law = source.probabilities() if isinstance(source, ReplaySource) else None
+        if law is not None and len(law):
+            law = np.sort(law)[::-1]
+            points = np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)
+            self.recorder.record_snapshot("replay", law=law[points])
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until a command comes, at most `timeout` [s]."""
+        if self._control is not None:
+            self._control.wait(timeout)
+
+    def record_evaluation(self, evaluation: Evaluation) -> None:
+        """Record greedy episodes of one version."""
+        self.recorder.record_evaluation(evaluation, updates=self._training.state.updates)
+
+    def tables(self) -> NDArray[np.float64]:
+        """The counters of all processes on all hosts [ranks, columns]."""
+        return np.concatenate([self._channels.counters.table(), *(mirror.table() for mirror in self._channels.mirrors)])
+
+    def forget_sockets(self) -> None:
+        """In a copy of the process (`process.leave_process_group`): sockets and threads belong to the original."""
+        self._control = self._sampler = None
+
+    def close(self) -> None:
+        """Write what is buffered and let go."""
+        for part in (self._control, self._sampler, self.recorder):
+            if part is not None:
+                part.close()
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+# The return's distributions that a learner predicts for states that its policy met, beside the returns that followed.
+#
+# A snapshot of telemetry, read by the dashboard (schema: docs/telemetry.md).
+
+
+def has_distributions(learner: Learner) -> bool:
+    """Whether the algorithm predicts distributions (on a known support); asks it about an observation of zeros."""
+    seen = learner.spec.observation
+    arrays = learner.inspect(np.zeros((1, *seen.shape), seen.numpy))
+    return "quantile" in arrays or ("probability" in arrays and hasattr(learner.algorithm, "support"))
+
+
+def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
+    """The fields of the snapshot "values"."""
+    moments, count = met.returns.shape[:2]
+    arrays = learner.inspect(met.observations.reshape(moments * count, *met.observations.shape[2:]))
+    form = "quantile" if "quantile" in arrays else "probability"
+    values = arrays[form] if arrays[form].ndim == 3 else arrays[form][:, None]  # one number a reward, continuous action
+    values = values.reshape(moments, count, *values.shape[1:])  # [M, N, actions or K, atoms]
+    taken = np.full((moments, count), -1)
+    actions = learner.spec.num_actions
+    predicted = values
+    if actions:
+        taken = arrays["q"].reshape(moments, count, actions).argmax(2)
+        predicted = np.take_along_axis(values, taken[:, :, None, None], 2)
+    atoms: int = values.shape[3]
+    if form == "probability":
+        support = cast(Any, learner.algorithm).support
+        at = np.linspace(float(support.v_min), float(support.v_max), atoms)
+        mixed = predicted.mean(1)
+    else:
+        at = (np.arange(atoms) + 0.5) / atoms
+        mixed = _pooled(predicted, at)
+    known = [[row[np.isfinite(row)].tolist() for row in moment.T] for moment in met.returns]  # [M][K][at most N]
+    return {
+        "form": form,
+        "atoms": at,
+        "steps": met.steps,
+        "predicted": mixed,
+        "returns": known,
+        "state": values[:, 0],
+        "taken": taken[:, 0],
+        "discrete": bool(actions),
+    }
+
+
+def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
+    """The quantiles [M, K, atoms] of the mixture over states of [M, N, K, atoms]."""
+    moments, _, numbers, _ = quantile.shape
+    return np.quantile(np.moveaxis(quantile, 1, 2).reshape(moments, numbers, -1), fractions, axis=2).transpose(1, 2, 0)
+
+
+# -- task --------------------------------------------------------------------------------------------------------------
 
 LEARNER = "learner.safetensors"
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
@@ -63,14 +371,6 @@ class Outcome(Enum):
     MOVED = 0
     IDLE = 1  # nothing to do now: `Task.wait` sleeps until there may be
     DONE = 2  # `Task.reason` says why
-
-
-@dataclass(frozen=True)
-class TaskRecords:
-    """Where a task's records are kept, and what it goes on from."""
-
-    directory: RunDirectory
-    resume: Checkpoint | None = None
 
 
 class Task:
@@ -249,7 +549,7 @@ class Task:
             training.learner.save(folder / LEARNER)
             state["source"] = training.source.save(folder)
 
-        path = write_checkpoint(self.directory.checkpoints, steps, state, write, self.config.run.keep_checkpoints)
+        path = write_checkpoint(self.directory.checkpoints, steps, state, write)
         self._next_checkpoint = self._checkpoint_after(steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
         self._record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)

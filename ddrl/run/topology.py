@@ -6,19 +6,32 @@ Made on rank 0 before any channel is created; every process gets the same one, a
 from __future__ import annotations
 
 import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 
+from ddrl.acting.model import ActingModel
+from ddrl.channels import Doorbell
+from ddrl.channels.area import SampleArea
+from ddrl.channels.board import Blob, Board, Command, CounterRow, Counters
+from ddrl.channels.lane import Lane, MessageLane
+from ddrl.channels.mailbox import Mailbox
+from ddrl.channels.segment import Segment, segment_name
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
+from ddrl.core.errors import ChannelError, DdrlError
 from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.rows import RowSchema, row_schema
+from ddrl.core.rows import RowSchema, row_schema, transition_columns
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import Column, EnvSpec
-from ddrl.core.transitions import transition_columns
+
+# -- topology ----------------------------------------------------------------------------------------------------------
 
 LANE_ROWS = 512  # of a lane that never stands full for long
 
@@ -76,7 +89,7 @@ class Topology:
     @property
     def in_rounds(self) -> bool:
         """Whether learning goes in rounds, and collectors come and go in the rollouts' places."""
-        return self.config.pool.collectors != "off"
+        return self.config.uses("pool")
 
     @property
     def rollouts(self) -> int:
@@ -101,8 +114,8 @@ class Topology:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
         is learned from late."""
         channels = self.config.channels
-        pool = self.config.pool
-        steps = pool.collect_steps if self.in_rounds else 2  # a collector ends before anybody drains its lane
+        # A collector ends before its lane is drained: the lane holds all of a round's steps.
+        steps = self.config.section("pool").collect_steps if self.in_rounds else 2
         least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
         held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
@@ -110,3 +123,258 @@ class Topology:
     def creator(self, host: int) -> Assignment:
         """The rank that makes a host's channels."""
         return self.on_host(host)[0]
+
+
+# -- failure -----------------------------------------------------------------------------------------------------------
+# How one process's failure ends the job once: first wins, shown once, nonzero exit everywhere.
+#
+# The failing process writes its message as the host's failure blob (creating it is exclusive, so the first wins) and
+# sets
+# the board's command to FAIL. The host's creator sees the command; a relay passes the message to the root, the trainer
+# shows it and ends the job.
+
+
+def describe(error: BaseException, where: str) -> str:
+    """What the user is shown: one line for an error of ours, the traceback for anything else."""
+    if isinstance(error, DdrlError):
+        return f"{where}: {error}"
+    return f"{where} failed:\n{''.join(traceback.format_exception(error)).rstrip()}"
+
+
+def report_failure(board: Board, run_id: str, host: int, text: str) -> None:
+    """Tell the host's creator; only the first failure of a host is kept."""
+    try:
+        Blob.create(segment_name(run_id, host, "failure"), text.encode())
+    except ChannelError:
+        return  # another process of this host failed first, and its command is on the board or about to be
+    board.command = Command.FAIL
+
+
+def read_failure(run_id: str, host: int) -> str:
+    """The first failure of a host."""
+    return Blob.attach(segment_name(run_id, host, "failure")).read().decode(errors="replace")
+
+
+def forget_failure(run_id: str, host: int) -> None:
+    """Remove a host's failure message, if there is one; the creator calls it at the end."""
+    try:
+        Blob.attach(segment_name(run_id, host, "failure")).unlink()
+    except ChannelError:
+        return
+
+
+# -- host --------------------------------------------------------------------------------------------------------------
+# Who meets whom: the channels of one host, made once by its creator and attached by name by everyone else.
+#
+# The creator is the trainer on the trainer's host, the relay on every other. Two stages of readiness, announced on the
+# board:
+#     CHANNELS  board, counters and lanes stand (the environment's spec was known)
+#     POLICY    the acting model and the mailbox stand (the trainer has built its network)
+# Nobody polls: everyone waits on the board.
+
+
+CHANNELS = 1
+POLICY = 2
+EVALUATION_SLOTS = 3
+LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
+
+Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane, Counters, Segment)
+
+
+class HostChannels:
+    """The channels of one host as one process holds them. `create` for the host's creator, `attach` for the others."""
+
+    def __init__(self, topology: Topology, host: int, board: Board, *, owner: bool) -> None:
+        self.topology = topology
+        self.host = host
+        self.board = board
+        self._owner = owner
+        self._dtype = topology.schema.dtype
+        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane | Counters | Segment] = [board]
+        self.model: ActingModel | None = None
+        self.mailbox: Mailbox | None = None
+        self.evaluations: Mailbox | None = None
+        self.lanes: dict[int, Lane] = {}
+        self.areas: list[SampleArea] = []
+        self.remote_lanes: list[Lane] = []
+        self.mirrors: list[Counters] = []
+        self.orders: MessageLane | None = None  # to the other hosts' starters of collectors
+        self.reports: MessageLane | None = None  # from them
+        if owner:
+            try:
+                self._create()
+            except BaseException:
+                self.close()
+                raise
+        else:
+            self.counters = self._keep(Counters.attach(self._name("counters")))
+
+    def _create(self) -> None:
+        topology = self.topology
+        dtype = self._dtype
+        ranks = topology.on_host(self.host)
+        rows = topology.lane_rows()
+        full = topology.config.channels.lane_full
+        self.counters = self._keep(Counters.create(self._name("counters"), len(ranks), topology.columns))
+        for rank in ranks:
+            if rank.role is Role.ROLLOUT and topology.area_columns:
+                areas = topology.config.areas
+                area = SampleArea.create(
+                    self._name("area", rank.index),
+                    topology.area_columns,
+                    areas.block,
+                    areas.blocks,
+                    topology.config.replay.spare_blocks,
+                )
+                self.areas.append(self._keep(area))
+            elif rank.role is Role.ROLLOUT:
+                lane = Lane.create(self._name("lane", rank.index), dtype, rows, full=full)
+                self.lanes[rank.index] = self._keep(lane)
+        for other in range(1, topology.hosts if self.host == 0 else 1):
+            there = topology.on_host(other)
+            lanes = max(4, len(there) if topology.in_rounds else 0)  # a round's data from there fit
+            lane = Lane.create(self._name("remote", other), dtype, lanes * rows, full="wait")
+            self.remote_lanes.append(self._keep(lane))
+            mirror = Counters.create(self._name("mirror", other), len(there), topology.columns)
+            self.mirrors.append(self._keep(mirror))
+        if self.host == 0 and topology.hosts > 1 and topology.in_rounds:
+            self.orders = self._keep(MessageLane.create(self._name("orders")))
+            self.orders.bell = self.board.relay_bell
+            self.reports = self._keep(MessageLane.create(self._name("reports")))
+        self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
+
+    # -- made or attached ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, topology: Topology, host: int, board: Board) -> HostChannels:
+        """Make counters and lanes, and say so on the board (stage CHANNELS)."""
+        channels = cls(topology, host, board, owner=True)
+        board.ready = CHANNELS
+        return channels
+
+    @classmethod
+    def attach(cls, run_id: str, host: int, timeout: float) -> HostChannels:
+        """Join a host: wait for its channels. ChannelError if they do not stand within `timeout` seconds."""
+        board = Board.attach(board_name(run_id, host))
+        if not board.wait_ready(CHANNELS, timeout):
+            raise ChannelError(
+                f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not "
+                "start; see its messages"
+            )
+        topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
+        return cls(topology, host, board, owner=False)
+
+    def attach_lane(self, index: int) -> Lane:
+        """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's
+        elsewhere."""
+        lane = self._keep(Lane.attach(self._name("lane", index), self._dtype))
+        lane.bell = self.drain_bell
+        return lane
+
+    @property
+    def drain_bell(self) -> Doorbell:
+        """The bell of who drains this host's lanes: the trainer, elsewhere the relay."""
+        return self.board.trainer_bell if self.host == 0 else self.board.relay_bell
+
+    def attach_area(self, index: int) -> SampleArea:
+        """The sample area of rollout `index`."""
+        areas = self.topology.config.areas
+        name = self._name("area", index)
+        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block))
+
+    def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
+        """What the root relay writes: a lane and a mirrored counters table for each other host, by host. Also attaches
+        `orders` and `reports`, where collectors come and go."""
+        others = range(1, self.topology.hosts)
+        self.remote_lanes = [self._keep(Lane.attach(self._name("remote", host), self._dtype)) for host in others]
+        for lane in self.remote_lanes:
+            lane.bell = self.board.trainer_bell
+        self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
+        if self.remote_lanes and self.topology.in_rounds:
+            self.orders = self._keep(MessageLane.attach(self._name("orders")))
+            self.reports = self._keep(MessageLane.attach(self._name("reports")))
+            self.reports.bell = self.board.trainer_bell
+        return self.remote_lanes, self.mirrors
+
+    def create_policy(self, model: ActingModel) -> Mailbox:
+        """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
+        config = self.topology.config
+        readers = len(self.topology.on_host(self.host))
+        slots = config.channels.mailbox_slots
+        if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+            from ddrl.distribution.relay import (  # the creator alone needs it, not hundreds of rollouts
+                readers_needed,
+                slots_needed,
+            )
+
+            readers = readers + readers_needed(config.cluster)
+            slots = max(slots, slots_needed(config.cluster))
+        self.model = model
+        self.mailbox = self._keep(Mailbox.create(self._name("mailbox"), model.layout.nbytes, slots, readers))
+        if self.host == 0 and config.evaluation.period:
+            self.evaluations = self._keep(
+                Mailbox.create(self._name("evaluations"), model.layout.nbytes, EVALUATION_SLOTS, 1)
+            )
+        self._keep(Blob.create(self._name("policy"), model.to_bytes()))
+        self.board.ready = POLICY
+        return self.mailbox
+
+    def create_segment(self, kind: str, nbytes: int) -> Segment:
+        """Plain memory for whoever is told its name. ChannelError where there is no room."""
+        return self._keep(Segment.create(self._name(kind), kind, nbytes))
+
+    def attach_policy(
+        self, timeout: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> tuple[ActingModel, Mailbox] | None:
+        """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout`
+        seconds. `meanwhile` is done once in LOOK_PERIOD."""
+        deadline = time.monotonic() + timeout
+        while not self.board.wait_ready(POLICY, LOOK_PERIOD):
+            meanwhile()
+            if self.board.command not in (Command.RUN, Command.PAUSE):
+                return None
+            if time.monotonic() > deadline:
+                raise ChannelError(
+                    f"host {self.host} got no policy within {timeout:.0f} s: the trainer did not start; see its "
+                    "messages"
+                )
+        self.model = ActingModel.from_bytes(self._keep(Blob.attach(self._name("policy"))).read())
+        self.mailbox = self._keep(Mailbox.attach(self._name("mailbox")))
+        return self.model, self.mailbox
+
+    def attach_evaluations(self) -> Mailbox:
+        """The mailbox that the evaluator writes: a policy it has played, with its result in the values."""
+        return self._keep(Mailbox.attach(self._name("evaluations")))
+
+    def counters_row(self, assignment: Assignment) -> CounterRow:
+        """A rank's own row, with who it is already written."""
+        row = self.counters.row(self.topology.row_of(assignment))
+        row["rank"].set(assignment.rank)
+        row["role"].set(list(Role).index(assignment.role))
+        row["host"].set(assignment.host)
+        row["pid"].set(os.getpid())
+        return row
+
+    def drained_lanes(self) -> Sequence[Lane]:
+        """The lanes that the creator drains: its own rollouts', and at the trainer those of the other hosts."""
+        return [*self.lanes.values(), *self.remote_lanes]
+
+    def close(self) -> None:
+        """Let go of every channel; the creator also removes their names. The memory goes when the last process ends."""
+        if self._owner:
+            forget_failure(self.topology.run_id, self.host)
+            for channel in reversed(self._closing):
+                channel.unlink()
+        self._closing.clear()
+
+    def _keep(self, channel: Channel) -> Channel:
+        self._closing.append(channel)
+        return channel
+
+    def _name(self, kind: str, index: int = 0) -> str:
+        return segment_name(self.topology.run_id, self.host, kind, index)
+
+
+def board_name(run_id: str, host: int) -> str:
+    """Name of a host's board, which stands before everything else."""
+    return segment_name(run_id, host, "board")

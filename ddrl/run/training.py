@@ -7,29 +7,290 @@ itself: the learner is handed in.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Board
-from ddrl.channels.counters import CounterRow
+from ddrl.acting.choosers import epsilon_at
+from ddrl.channels.board import Board, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
 from ddrl.core.rows import RowKind
-from ddrl.rollout.exploration import epsilon_at
-from ddrl.run.lag import LagMeter
-from ddrl.run.lag_bound import LagBound
-from ddrl.run.moves import DeviceLender, GradientSource, Move, RoundCycle, Rows
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner
     from ddrl.replay.sources import Experience
+
+
+# -- moves -------------------------------------------------------------------------------------------------------------
+# The moves of a training, and what it asks of those who lend it a device, cycle it in rounds, or compute for it.
+
+
+class Move(StrEnum):
+    """What training does next."""
+
+    DRAIN = "drain"  # record what waits in the lanes, and draw
+    GRADIENT = "gradient"  # needs the device
+    APPLY = "apply"  # needs the device
+    RECORD = "record"  # in a round: record another worker's data, once they are there
+    PUBLISH = "publish"
+
+
+class DeviceLender(Protocol):
+    """Where training gets its device from, in a pool."""
+
+    def take(self) -> None:
+        """Called before each move that needs the device; returns once the learner has one."""
+
+    def give_back(self, move: Move) -> None:
+        """Called after each move with the next one, before which the device may go."""
+
+    def pause(self) -> None:
+        """Called in a round that waits for what may take long: the device goes, and is taken anew."""
+
+
+class Rows(Protocol):
+    """Where rows of one worker are taken: its lane, or what has come of it from another host."""
+
+    def pop(self, out: NDArray[Any]) -> int:
+        """Move the oldest rows into `out` [n]; returns how many. Never waits."""
+        ...
+
+
+class RoundCycle(Protocol):
+    """The moves of a training whose collectors come and go (ddrl.pool.rounds)."""
+
+    number: int  # of the round: the version that it acts with
+
+    def moves(self) -> Iterator[Move]:
+        """In place of the endless cycle of draws."""
+        ...
+
+    def begin(self, version: int) -> None:
+        """Called before a version is published."""
+        ...
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there may be something to do, at most `timeout` [s]."""
+        ...
+
+
+class CollectorStarter(Protocol):
+    """The process that starts and ends the collectors of one host, as its parent, the trainer or a relay, sees it."""
+
+    clock: str  # names this host's clock
+
+    def write(self, line: bytes) -> None:
+        """Send a line; JobFailed where the starter has ended."""
+        ...
+
+    def read(self) -> list[bytes]:
+        """Lines received since the last call, without waiting. JobFailed where it ended without `end`."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and everything it wrote was read."""
+        ...
+
+    def end(self) -> None:
+        """Ask it to end all collectors, and itself."""
+        ...
+
+    def stop(self, timeout: float) -> object:
+        """`end`, then wait for at most `timeout` [s]; after that it is killed."""
+        ...
+
+
+class GradientSource(Protocol):
+    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
+
+    def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
+        """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
+        ...
+
+
+# -- lag ---------------------------------------------------------------------------------------------------------------
+# Policy lag: how old the policy that acted was, when its sample was learned from.
+#
+# lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, counted for each
+# sample by the version that acted: in flight (versions published between choosing the action and the row's arrival at
+# the
+# trainer, the lane included; rows of one version that arrived at different times count their mean) and in queue
+# (versions
+# published while the row stood in replay). Publish: updates done but not yet published when the sample was consumed.
+# Lag
+# in seconds is measured from the publish time of the version that acted.
+
+
+RECENT = 1 << 15  # [samples] window of the live percentiles
+PENDING = 1 << 13  # [samples] kept before they are counted
+
+
+class Recent:
+    """The newest values of a series that never ends, for percentiles of the moment."""
+
+    def __init__(self) -> None:
+        self._values = np.full(RECENT, -1, np.int64)
+        self._next = 0
+
+    def add(self, values: NDArray[np.int64]) -> None:
+        """Append values [n], at least 0."""
+        newest = values[-RECENT:]
+        self._values[(self._next + np.arange(len(newest))) % RECENT] = newest
+        self._next = (self._next + len(newest)) % RECENT
+
+    def percentile(self, percentile: float) -> float:
+        """NaN before the first value."""
+        present = self._values[self._values >= 0]
+        return float(np.percentile(present, percentile)) if len(present) else float("nan")
+
+
+class LagMeter:
+    """Counts every consumed sample's lag; exact over the whole run."""
+
+    def __init__(self, newest: int = -1) -> None:
+        """`newest`: the last version of the run this one resumes; such versions count as published now."""
+        self.consumption = Recent()  # [versions], of samples and of rows
+        self.arrival = Recent()
+        self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
+        self._acted = np.zeros(PENDING, np.int64)
+        self._newest = np.zeros(PENDING, np.int64)
+        self._pending = 0  # how many of them are not counted yet
+        self._consumed = 0
+        self._debt_sum = 0.0  # [updates]
+        self._in_flight_sum = 0.0
+        self._seconds_sum = 0.0
+        versions = max(1024, newest + 1)
+        self._publish_time = np.full(versions, time.monotonic())
+        self._arrived = np.zeros((2, versions))  # by version that acted: rows, and their lags together
+
+    def published(self, version: int) -> None:
+        """A version is published now."""
+        if version >= len(self._publish_time):
+            more = max(len(self._publish_time), version)
+            self._publish_time = np.concatenate([self._publish_time, np.zeros(more)])
+            self._arrived = np.concatenate([self._arrived, np.zeros((2, more))], axis=1)
+        self._publish_time[version] = time.monotonic()
+
+    def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
+        """Rows reached the trainer: [n] versions that acted."""
+        if len(acted):
+            lag = np.maximum(newest - acted.astype(np.int64), 0)
+            self.arrival.add(lag)
+            versions, rows = np.unique(
+                np.minimum(acted, len(self._publish_time) - 1).astype(np.int64), return_counts=True
+            )
+            self._arrived[:, versions] += (rows, rows * np.maximum(newest - versions, 0))
+
+    def consumed(self, acted: NDArray[np.uint64], newest: int, unpublished: int = 0) -> None:
+        """Samples were learned from: [B] versions that acted, `unpublished` updates after version `newest`. Counting
+        many at once costs a tenth."""
+        count = len(acted)
+        if self._pending + count > len(self._acted):
+            self._settle()
+            if count > len(self._acted):
+                self._acted = np.zeros(count, np.int64)
+                self._newest = np.zeros(count, np.int64)
+        end = self._pending + count
+        self._acted[self._pending : end] = acted
+        self._newest[self._pending : end] = newest
+        self._pending = end
+        self._seconds_sum += count * time.monotonic()
+        self._debt_sum += count * unpublished
+
+    def _settle(self) -> None:
+        """Count what is pending."""
+        versions = self._acted[: self._pending]
+        lag = np.maximum(self._newest[: self._pending] - versions, 0)
+        counts = np.bincount(lag)
+        if len(counts) > len(self._histogram):
+            self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
+        self._histogram[: len(counts)] += counts
+        self.consumption.add(lag)
+        self._consumed += self._pending
+        known = np.clip(versions, 0, len(self._publish_time) - 1)
+        self._seconds_sum -= float(self._publish_time[known].sum())
+        rows, lags = self._arrived[:, known]
+        self._in_flight_sum += float(np.minimum(lags / np.maximum(rows, 1), lag).sum())
+        self._pending = 0
+
+    def recent(self, percentile: float) -> float:
+        """Percentile of the newest samples' lag [versions]; NaN before the first."""
+        self._settle()
+        return self.consumption.percentile(percentile)
+
+    def summary(self) -> dict[str, Any]:
+        """Percentiles over the whole run [versions], and mean parts."""
+        self._settle()
+        if not self._consumed:
+            return {"p50": None, "p99": None}
+        cumulated = np.cumsum(self._histogram)
+        in_flight = self._in_flight_sum / self._consumed
+        mean = float((self._histogram * np.arange(len(self._histogram))).sum() / self._consumed)
+        return {
+            "p50": int(np.searchsorted(cumulated, 0.50 * self._consumed)),
+            "p99": int(np.searchsorted(cumulated, 0.99 * self._consumed)),
+            "mean": mean,
+            "mean_in_flight": in_flight,
+            "mean_in_queue": mean - in_flight,
+            "mean_unpublished": self._debt_sum / self._consumed,
+            "mean_seconds": self._seconds_sum / self._consumed,
+        }
+
+
+# -- lag_bound ---------------------------------------------------------------------------------------------------------
+# Policy lag as a service level: rollout.max_policy_lag, and what is done where experience would arrive older than
+# that.
+#
+# lag on arrival = newest version published - version that acted. `wait`: the trainer puts off its next version, and
+# with
+# it further updates, until the rows of every rollout show a version recent enough: rows of one rollout arrive in order,
+# so none can come later that is older. `drop`: rows that are older are left out and counted; replay closes the gap in
+# `step`. `weight` is done where samples are drawn (`ddrl.replay.sources`). How many versions may travel at
+# once is
+# another setting, cluster.versions_in_flight.
+
+
+class LagBound:
+    """Keeps the lag of what arrives within bounds. `newest`: the version that a resumed run begins after."""
+
+    def __init__(self, config: Config, rollouts: int, newest: int) -> None:
+        rollout = config.rollout
+        self._most = rollout.max_policy_lag
+        self._drops = rollout.at_max_lag == "drop" and math.isfinite(self._most)
+        self._waits = rollout.at_max_lag == "wait" and math.isfinite(self._most)
+        self._num_envs = config.env.num_envs
+        self._acted = np.full(rollouts, newest + 1, np.int64)  # the newest version seen in each rollout's rows
+
+    @classmethod
+    def of(cls, config: Config, rollouts: int, newest: int) -> LagBound | None:
+        """None where the lag is not bounded."""
+        return cls(config, rollouts, newest) if math.isfinite(config.rollout.max_policy_lag) else None
+
+    def admit(self, rows: NDArray[Any], newest: int) -> NDArray[Any]:
+        """The rows that may be recorded, of those that arrived while version `newest` was the newest. O(rows)."""
+        if self._waits:
+            np.maximum.at(self._acted, rows["stream"] // self._num_envs, rows["policy_version"].astype(np.int64))
+        if not self._drops:
+            return rows
+        late = (newest - rows["policy_version"].astype(np.int64) > self._most) & (rows["kind"] == RowKind.STEP)
+        return rows[~late] if late.any() else rows
+
+    def allows(self, version: int) -> bool:
+        """Whether this version may be published now."""
+        return not self._waits or version - int(self._acted.min(initial=version)) <= self._most
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
 
 DRAIN_BYTES = 1 << 22  # most experience recorded in one move: bounds the time between two updates
 MAX_UPDATES = 16  # between two looks at the lanes: bounds how long a lane can stay full

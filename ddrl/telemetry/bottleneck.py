@@ -44,10 +44,12 @@ def name_bottleneck(series: Mapping[str, float], before: Bottleneck | None = Non
         found = series.get(name, math.nan)
         return 0.0 if math.isnan(found) else min(found, 1.0) if name.endswith("_share") else found
 
-    learn, wait = value("learn_share"), value("trainer_wait_share")
+    learn = value("learn_share")
+    wait = value("trainer_wait_share")
     replay = value("sample_share") + value("record_share")
     other = value("publish_share") + value("checkpoint_share")
-    standing, held = value("rollout_wait_share"), value("rollout_hold")
+    standing = value("rollout_wait_share")
+    held = value("rollout_hold")
     if math.isnan(series.get("env_steps_per_s", math.nan)):
         return Bottleneck("unknown", "Not known yet: fewer than two records have arrived.")
     if value("env_steps_per_s") == 0 and value("updates_per_s") == 0:
@@ -71,7 +73,8 @@ def name_bottleneck(series: Mapping[str, float], before: Bottleneck | None = Non
                 f"{standing:.0%} of theirs, so rows do not get through between them.",
                 starved=True,
             )
-        act, env = value("act_share"), value("env_share")
+        act = value("act_share")
+        env = value("env_share")
         inside = f"their time goes to the {'environments' if env >= act else 'policy'} ({max(env, act):.0%})"
         return Bottleneck(
             "rollout",

@@ -18,8 +18,8 @@ import msgspec
 import zmq
 
 from ddrl.core.config import Config
-from ddrl.core.decoding import decode
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
+from ddrl.core.files import decode
 from ddrl.telemetry import keys, wire
 from ddrl.telemetry.directory import find_runs
 from ddrl.telemetry.live import LiveReader, announce, bind, is_alive, read_live_file
@@ -77,7 +77,8 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
         raise ConfigError(f"'{name}' cannot be changed while a run goes on; these can: {', '.join(SETTABLE)}")
     section, _, key = name.partition(".")
     if name == "rollout.epsilon":
-        section, key = "rollout", "epsilon_start"
+        section = "rollout"
+        key = "epsilon_start"
         if value is None:
             return None
     if isinstance(value, bool) or not isinstance(value, str if name == "cluster.scheme" else (int, float)):

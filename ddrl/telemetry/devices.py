@@ -53,7 +53,8 @@ def process_use(pid: int) -> ProcessUse | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            times, memory = process.cpu_times(), process.memory_info()
+            times = process.cpu_times()
+            memory = process.memory_info()
     except psutil.NoSuchProcess:
         return None
     except psutil.Error:
@@ -127,7 +128,8 @@ class HostSampler:
     ) -> None:
         """`on_death` is told the row of a process that is gone and has not said that it ended, once."""
         self._report = report or partial(print, file=sys.stderr, flush=True)
-        self._on_death, self._dead = on_death, set[int]()
+        self._on_death = on_death
+        self._dead = set[int]()
         self._reported: set[str] = set()
         self._counters = counters
         self._period = period

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
-from ddrl.core.decoding import DAMAGE
 from ddrl.core.errors import MissingExtraError, RunDirError
+from ddrl.core.files import DAMAGE
 from ddrl.telemetry.directory import read_config
 from ddrl.telemetry.opening import APPLICATION_ID, SCHEMA_VERSION, quoted
 from ddrl.telemetry.series import SERIES, Series
@@ -269,7 +269,8 @@ class Run:
     def events(self, *, since: int = 0, newest: int | None = None, kinds: Sequence[str] | None = None) -> Table:
         """Events in order: id, time, wall_seconds, kind, text, fields (dicts); `since`: a cursor, `newest`: only the
         last so many."""
-        where, values = "id >= ?", [since, *(kinds or ())]
+        where = "id >= ?"
+        values = [since, *(kinds or ())]
         if kinds is not None:
             where += f" AND kind IN ({', '.join('?' * len(kinds))})"
         limit = "" if newest is None else f" LIMIT {int(newest)}"

@@ -101,7 +101,8 @@ class Recorder:
 
     def record_evaluation(self, judged: Judged, *, updates: float) -> None:
         """Note the result of greedy episodes, from any thread; returns at once."""
-        now, played = self._clock(), judged.played
+        now = self._clock()
+        played = judged.played
         self._items.put(
             Evaluation(
                 now,

@@ -285,7 +285,9 @@ class SeriesWindow:
         rows = max(len(table), len(last))
         table, last, grown = (_lengthened(part, rows) for part in (table, last, self._grown))
         counts = self._counts
-        new, old, before = table[:, counts], _or_zero(last[:, counts]), grown[:, counts]
+        new = table[:, counts]
+        old = _or_zero(last[:, counts])
+        before = grown[:, counts]
         pid = self._column["pid"]
         other = (table[:, pid] != last[:, pid]) & ~np.isnan(table[:, pid]) & ~np.isnan(last[:, pid])
         fallen = new < old
@@ -294,7 +296,8 @@ class SeriesWindow:
         gain = np.where(other[:, None] | fallen, new, new - old)
         whole = table.copy()
         whole[:, counts] = np.where(np.isnan(new), before, _or_zero(before) + gain)
-        self._last, self._grown = table.copy(), whole
+        self._last = table.copy()
+        self._grown = whole
         return whole
 
     def _make_whole(self, values: dict[str, float]) -> None:

@@ -18,9 +18,8 @@ from typing import Literal
 import msgspec
 
 from ddrl.channels.segment import start_time
-from ddrl.core.decoding import decode
 from ddrl.core.errors import MessageError, RunDirError
-from ddrl.core.files import write_atomically
+from ddrl.core.files import decode, write_atomically
 from ddrl.telemetry.live import is_alive, read_live_file
 from ddrl.telemetry.record import Event
 
@@ -63,7 +62,8 @@ class StatusFile:
 
     def follow(self, event: Event) -> None:
         """Note what an event says of the run's state."""
-        state, command = self._status.state, event.fields.get("command")
+        state = self._status.state
+        command = event.fields.get("command")
         if event.kind == "error":
             self._write("failed", event.text)
         elif (event.kind == "stop" and state != "failed") or (event.kind == "end" and state != "failed"):

@@ -80,7 +80,9 @@ class Store:
         self.path = run_dir / FILE_NAME
         self._frame_budget = frame_budget
         opened = open_to_write(self.path, run_metrics() if metrics is None else metrics, base)
-        self._db, self.totals, self.notes = opened.db, opened.totals, opened.notes
+        self._db = opened.db
+        self.totals = opened.totals
+        self.notes = opened.notes
         self._names = [series.name for series in opened.series]
         names = ", ".join(["level", "tick", "time", "wall_seconds", *map(quoted, self._names)])
         # A total keeps its last value, a gauge its mean; SQL's aggregates skip NULL.

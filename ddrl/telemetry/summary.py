@@ -52,7 +52,8 @@ def summarize(
     {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `more` further top-level entries.
     Values nobody reported are None."""
     base = base or {}
-    trainer, rollouts = role_rows(table, Role.TRAINER), role_rows(table, Role.ROLLOUT)
+    trainer = role_rows(table, Role.TRAINER)
+    rollouts = role_rows(table, Role.ROLLOUT)
     elapsed = wall_seconds - base.get("wall_seconds", 0.0)
 
     def count(rows: NDArray[np.float64], name: str, add: str = "") -> float | None:

@@ -22,7 +22,8 @@ def receive(sock: zmq.Socket[bytes], parts: int, nbytes: int) -> list[bytes] | N
     except zmq.Again:
         return None
     while True:
-        count, size = count + 1, size + len(part)
+        count = count + 1
+        size = size + len(part)
         if count <= parts and size <= nbytes:
             kept.append(part)
         if not sock.get(zmq.RCVMORE):

@@ -5,10 +5,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
-from ddrl.core.settings import config_from_toml, config_to_toml, describe_settings, load_config, plugin_settings
+from ddrl.core.settings import (
+    apply_overrides,
+    config_from_toml,
+    config_to_toml,
+    describe_settings,
+    load_config,
+    plugin_settings,
+)
 
 
 def test_printed_settings_read_back_to_an_equal_config():
@@ -74,6 +80,10 @@ class CountingSettings:
     number: int = setting(7, "things", "How many.", ge=1)
 
 
+class R2D2:
+    name = "r2d2"
+
+
 class Counting:
     name = "counting"
     Settings = CountingSettings
@@ -91,3 +101,69 @@ def test_the_table_of_a_plug_in_is_checked_by_name_type_and_range():
         of(number="nine")
     with pytest.raises(ConfigError, match="at least 1"):
         of(number=0)
+
+
+def test_the_section_of_a_slice_is_checked_where_it_is_named():
+    config = load_config(None, ["pool.devices=cpu:0", "pool.fair.patience=2.5"])
+    assert config.section("pool").devices == "cpu:0"
+    assert config.slices["pool"]["collect_steps"] == config.section("pool").collect_steps, "the whole section is saved"
+    assert config.table("pool.fair") == {"patience": 2.5}
+    for override, words in {
+        "pool.polcy=fifo": r"did you mean 'pool\.policy'",
+        "pool.policy=3": r"pool\.policy: Expected",
+        "pool.weight=0": r"pool\.weight \(0.*above 0",
+        "pol.policy=fifo": "did you mean 'pool'",
+    }.items():
+        with pytest.raises(ConfigError, match=f"--set.*{words}"):
+            load_config(None, [override])
+
+
+def test_what_switches_a_slice_on_has_its_section_checked():
+    assert load_config(None, ["learner.nodes=3"]).slices["balance"]["first"] == 0
+    with pytest.raises(ConfigError, match=r"learner\.batch_size \(2\) is below learner\.nodes \(3\)"):
+        load_config(None, ["learner.nodes=3", "learner.batch_size=2"])
+    assert not Config().uses("balance")
+    assert load_config(None, ["pool.collectors=cold"]).uses("pool")
+
+
+def test_the_config_of_an_earlier_run_is_read_without_the_slices_it_names():
+    text = '[absent]\nsize = 3\n[absent.kind]\nrate = 0.5\n[pool]\ndevices = 7\ngone = "yes"\n'
+    config = config_from_toml(text, "an earlier run")
+    assert config.slices["absent"] == {"size": 3, "kind": {"rate": 0.5}}
+    assert config_from_toml(config_to_toml(config), "printed") == config
+    assert apply_overrides(config, ["learner.lr=0.5"]).slices == config.slices
+    with pytest.raises(ConfigError, match=r"no section 'absent': the package ddrl\.absent is not installed"):
+        config.section("absent")
+    with pytest.raises(ConfigError, match=r"there is no section 'absent' \(nor a package ddrl\.absent"):
+        load_config(None, ["absent.size=3"])
+
+
+def test_removed_settings_of_an_earlier_run_are_dropped_where_nothing_changes():
+    text = "[run]\nseed = 3\nkeep_checkpoints = 3\n[learner.r2d2]\neta = 0.9\nunits = 8\n"
+    config = config_from_toml(text, "an earlier run")
+    assert config.run.seed == 3
+    assert config.tables == {"learner.r2d2": {"units": 8}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[run]\nkeep_checkpoints = 9\n", r"run.keep_checkpoints = 9 was removed, 3 is in force: .* copy those"),
+        ("[learner.r2d2]\neta = 0.5\n", r"learner.r2d2.eta = 0.5 was removed, 0.9 is in force: derive a class"),
+        ("[cluster]\nscheme = 'two_tree'\n", "set cluster.scheme = benchmarks.distribution.schemes:TwoTree"),
+    ],
+)
+def test_a_run_whose_removed_setting_mattered_is_read_but_not_resumed(text, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        config_from_toml(text, "an earlier run")
+    assert config_from_toml(text, "an earlier run", reading=True).run == Config().run
+    (tmp_path / "task.toml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_config(tmp_path / "task.toml")
+
+
+def test_a_removed_setting_cannot_be_set():
+    with pytest.raises(ConfigError, match=r"--set run\.keep_checkpoints=3: the setting 'run\.keep_checkpoints' was"):
+        load_config(None, ["run.keep_checkpoints=3"])
+    with pytest.raises(ConfigError, match=r"'learner\.r2d2\.eta' was removed: derive"):
+        plugin_settings(load_config(None, ["learner.r2d2.eta=0.9"]), "learner", R2D2)

@@ -6,11 +6,12 @@ the time of the exception. Started under mpirun by test_failures.py."""
 import sys
 
 import ddrl.run.relay as run_relay
-from ddrl.distribution.relay.core import Relay
-from ddrl.distribution.relay.membership import Membership
-from ddrl.distribution.relay.models import Models
-from ddrl.distribution.transport import links, processor
-from ddrl.distribution.transport.executor import Executor
+from ddrl.distribution import links
+from ddrl.distribution import links as processor
+from ddrl.distribution.executor import Executor
+from ddrl.distribution.membership import Membership
+from ddrl.distribution.models import Models
+from ddrl.distribution.relay import Relay
 from tests.sources import check_sources
 
 MESSAGES_BEFORE = 30  # that an executor has received when it fails: versions are under way then

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from mpi4py import MPI
 
-from ddrl.distribution.transport.links import measure_links
+from ddrl.distribution.links import measure_links
 from tests.sources import check_sources
 
 check_sources()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddrl.distribution.plans import costs
+from ddrl.distribution import simulator as costs
 
 MODEL, HOSTS = 20e6, 298
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ddrl.channels.board import Board
-from ddrl.distribution.transport import events
-from ddrl.distribution.transport.events import Events
+from ddrl.distribution import waits as events
+from ddrl.distribution.waits import Events
 
 LONG = 30.0  # s, which no test waits
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from ddrl.distribution.relay.core import idle_sleep, longest_sleep
-from ddrl.distribution.relay.pace import PaceWatch
-from ddrl.distribution.transport.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_rates
+from ddrl.distribution.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_rates
+from ddrl.distribution.models import PaceWatch
+from ddrl.distribution.relay import idle_sleep, longest_sleep
 
 
 def send(watch, clock, seconds, models):

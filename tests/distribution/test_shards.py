@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import PlanError
-from ddrl.core.layouts import ALIGNMENT
-from ddrl.distribution.plans.cuts import cut_by_weight, cut_chunks, cut_evenly
-from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
-from ddrl.distribution.transport.shards import Assembly, Headers, write_headers
+from ddrl.core.rows import ALIGNMENT
+from ddrl.distribution.chunks import Assembly, Headers, write_headers
+from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, cut_by_weight, cut_chunks, cut_evenly
 
 
 def model(seed, nbytes):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ddrl.distribution.plans.scheme import make_plan
-from ddrl.distribution.transport.traces import merge_traces
+from benchmarks.distribution.traces import merge_traces
+from ddrl.distribution.schemes import make_plan
 
 
 def test_notes_of_all_hosts_become_sends_in_seconds_from_the_first():

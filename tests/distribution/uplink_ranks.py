@@ -8,7 +8,7 @@ from mpi4py import MPI
 from ranks import RANK, ROW, WORLD, report
 
 from ddrl.channels.lane import Lane, LaneSet
-from ddrl.distribution.transport.uplink import UplinkSender
+from ddrl.distribution.flows import UplinkSender
 
 TAG, NEVER = 7, 1e12  # s between blocks
 

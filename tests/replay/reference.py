@@ -101,7 +101,8 @@ class ReferenceReplay:
             return
         if final is not None:
             episode.rows.append(final.copy())
-        episode.ended, episode.terminal = True, terminal
+        episode.ended = True
+        episode.terminal = terminal
         if self.eviction == "lru":
             self.clock += 1
         episode.last_use = episode.uses = self.clock
@@ -109,7 +110,8 @@ class ReferenceReplay:
 
     def record_row(self, row: Row) -> None:
         """As one row of ExperienceReplay.record_rows."""
-        stream, step = int(row["stream"]), int(row["step"])
+        stream = int(row["stream"])
+        step = int(row["step"])
         handle, next_step = self.streams.get(stream, (None, 0))
         if handle is not None and step != next_step:
             if handle in self.episodes:
@@ -232,7 +234,8 @@ class ReferenceReplay:
 
     def window(self, pick: Pick) -> dict[str, Any]:
         """What get_batch gives of one pick, by column, without padding."""
-        episode, position = self.episodes[pick[0]], pick[1]
+        episode = self.episodes[pick[0]]
+        position = pick[1]
         length = min(self.pick_len, episode.records - position)
         length_next = min(length, len(episode.rows) - 1 - position)
         made: dict[str, Any] = {"seq_len": length, "seq_len_next": length_next}
@@ -247,7 +250,8 @@ class ReferenceReplay:
 
     def transition(self, pick: Pick, discount: float) -> dict[str, Any]:
         """What sample gives of one pick, by column."""
-        episode, position = self.episodes[pick[0]], pick[1]
+        episode = self.episodes[pick[0]]
+        position = pick[1]
         steps = self.steps_ahead(episode, position)
         assert steps >= 1
         made: dict[str, Any] = {"discount_t": self.bootstrap_discount(episode, position, discount)}
@@ -262,7 +266,8 @@ class ReferenceReplay:
 
     def sequence(self, pick: Pick, discount: float) -> dict[str, Any]:
         """What sample_sequences gives of one pick, by column, without padding."""
-        episode, position = self.episodes[pick[0]], pick[1]
+        episode = self.episodes[pick[0]]
+        position = pick[1]
         first = max(0, position - self.burn_in)
         length = min(self.pick_len, len(episode.rows) - 1 - position)
         positions = range(position, position + length)

@@ -4,7 +4,7 @@ import atexit
 
 from mpi4py import MPI
 
-from ddrl.run.modes.agreement import Agreement
+from ddrl.run.job import Agreement
 from ddrl.run.process import end
 from tests.sources import check_sources
 

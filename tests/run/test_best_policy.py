@@ -12,8 +12,8 @@ from ddrl.acting.policy_file import load_policy
 from ddrl.core.config import Config, RunConfig
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.run.best_policy import BestPolicy
-from ddrl.run.disk import Disk
+from ddrl.run.checkpoint import BestPolicy
+from ddrl.run.directory import Disk
 from tests.acting.networks import make_mlp, random_vector
 
 MODEL = make_mlp(EnvSpec("test", ArraySpec((2,), "float32"), 2))

@@ -3,7 +3,7 @@
 import pytest
 
 from ddrl.core.errors import CheckpointError
-from ddrl.run.disk import Disk
+from ddrl.run.directory import Disk
 
 
 def refuse() -> None:

@@ -12,8 +12,7 @@ from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay.sources import make_source
-from ddrl.run.lag import PENDING, RECENT, LagMeter
-from ddrl.run.lag_bound import LagBound
+from ddrl.run.training import PENDING, RECENT, LagBound, LagMeter
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, settings
 

@@ -4,7 +4,7 @@ import mmap
 import os
 import time
 
-from ddrl.run.leftovers import sweep_open_mpi
+from ddrl.run.process import sweep_open_mpi
 
 
 def test_only_old_segments_that_nobody_maps_are_removed(tmp_path):

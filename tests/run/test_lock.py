@@ -12,8 +12,7 @@ import pytest
 
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
-from ddrl.run.directory import RunDirectory
-from ddrl.run.lock import RunLock
+from ddrl.run.directory import RunDirectory, RunLock
 from tests.run.launch import TINY, UNTIL_STOPPED, ddrl, mpirun, wait_for_checkpoint
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
@@ -56,9 +55,8 @@ def test_a_directory_that_is_released_can_be_taken_again_by_the_same_process(tmp
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
-    code = (
-        f"from pathlib import Path; from ddrl.run.lock import RunLock; lock = RunLock(Path({str(tmp_path)!r})); input()"
-    )
+    load = "from pathlib import Path; from ddrl.run.directory import RunLock"
+    code = f"{load}; lock = RunLock(Path({str(tmp_path)!r})); input()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment())
     wait_until(
         lambda: (tmp_path / "lock").exists() and f"process {child.pid}" in (tmp_path / "lock").read_text(),

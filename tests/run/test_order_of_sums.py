@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddrl.run.modes import driver, serial
+from ddrl.run import job as driver
+from ddrl.run.modes import serial
 from ddrl.run.process import fix_order_of_sums
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.distribution.plans.plan import HEADER_BYTES, MODEL_HEADER_BYTES
+from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from ddrl.run.process import Interrupts
 from tests.run.launch import (
     TINY,

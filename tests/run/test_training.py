@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddrl.channels.board import Board
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.algorithm import Declaration
@@ -20,8 +19,7 @@ from ddrl.core.metrics import Metric, columns
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay.sources import Used
-from ddrl.run.moves import Move
-from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.run.training import LiveSettings, Move, TrainerEnds, Training, TrainingState
 
 SCHEMA = row_schema(EnvSpec("fake", ArraySpec((1,), "float32"), 2))
 NBYTES = 64

@@ -7,9 +7,9 @@ import pytest
 
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun, run_in_turns, run_serial
-from ddrl.run.moves import Move
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
+from ddrl.run.training import Move
 from tests.run.launch import TINY
 from tests.run.test_serial import learned, newest, recorded
 

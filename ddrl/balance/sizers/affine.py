@@ -18,7 +18,8 @@ class Affine(AwaitsAll):
     Settings = FilterSettings
 
     def __init__(self, cluster: Cluster, settings: FilterSettings) -> None:
-        self._cluster, self._filter = cluster, AffineFilter(cluster, settings)
+        self._cluster = cluster
+        self._filter = AffineFilter(cluster, settings)
 
     def propose(self, observation: Observation) -> Sizes:
         """The sizes whose predicted times are equal."""

@@ -25,7 +25,8 @@ class Causal(AwaitsAll):
 
     def propose(self, observation: Observation) -> Sizes:
         """The optimum; ConfigError outside a simulator."""
-        truth, cluster = self.truth(observation), self._cluster
+        truth = self.truth(observation)
+        cluster = self._cluster
         if truth is None:
             raise ConfigError(f"balance.sizer = {self.name}: true speeds are known in a simulator only; choose affine")
         return balanced_sizes(cluster.total, truth.overhead, truth.speed, cluster.min_size, cluster.max_size)

@@ -13,7 +13,7 @@ import numpy as np
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizer import AwaitsAll
 from ddrl.balance.sizes import Sizes, fractions_at, proportional_sizes, water_level
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Controller(AwaitsAll):
     Settings = ControllerSettings
 
     def __init__(self, cluster: Cluster, settings: ControllerSettings) -> None:
-        self._cluster, self._settings = cluster, settings
+        self._cluster = cluster
+        self._settings = settings
         self._share = cluster.speed.copy()  # real-valued sizes, up to a factor
 
     def propose(self, observation: Observation) -> Sizes:
         """The corrected sizes."""
-        received, cluster = observation.received & (observation.sizes > 0), self._cluster
+        received = observation.received & (observation.sizes > 0)
+        cluster = self._cluster
         if received.any():
             seconds = np.where(received, observation.seconds, 1.0)
             count = np.maximum(received.sum(-1, keepdims=True), 1)

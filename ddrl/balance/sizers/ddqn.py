@@ -22,7 +22,7 @@ from ddrl.balance.node_state import FIRST, NodeState
 from ddrl.balance.objectives import check_weights, rewards
 from ddrl.balance.sizes import Floats, Sizes, balanced_sizes, proportional_sizes
 from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES, ValueNetwork
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,15 @@ class Ddqn:
     Settings = DdqnSettings
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:
-        self._cluster, self._settings = cluster, settings
+        self._cluster = cluster
+        self._settings = settings
         self._weights = check_weights(settings.weights).astype(np.float32)
         self.reads_gradients = settings.gradients
         shipped = SHIPPED if settings.gradients else SHIPPED_TIMES
         self._network = ValueNetwork.load(Path(settings.network) if settings.network else shipped)
         self._state = NodeState(cluster, settings)
-        shape, nodes = cluster.speed.shape[:-1], cluster.nodes
+        shape = cluster.speed.shape[:-1]
+        nodes = cluster.nodes
         self._first = np.full(shape, nodes) if settings.choose_first else None
         self._earned = np.zeros(cluster.speed.shape[:-1])  # average of what the agent's sizes gain beside the filter's
         self._usual = np.zeros(cluster.speed.shape[:-1])  # average seconds of an iteration by the filter's sizes
@@ -69,12 +71,15 @@ class Ddqn:
     @property
     def used(self) -> NDArray[np.bool_]:
         """In which clusters [...] the agent's sizes are used now."""
-        trust, least_gain = self._settings.trust, self._settings.least_gain
+        trust = self._settings.trust
+        least_gain = self._settings.least_gain
         return self._earned > least_gain if trust else np.ones(self._earned.shape, np.bool_)
 
     def propose(self, observation: Observation) -> Sizes:
         """The sizes of the best actions, or the filter's."""
-        state, form, nodes = self._state, self._network.form, self._cluster.nodes
+        state = self._state
+        form = self._network.form
+        nodes = self._cluster.nodes
         observation = observation if self.reads_gradients else observation.times_alone()
         state.update(observation)
         if observation.received.any():
@@ -92,12 +97,14 @@ class Ddqn:
         """Compare what the agent's last sizes earned, or would have, with the filter's, over the gradients received."""
         if not self._agent.any():
             return
-        track, received = self._state.filter, observation.received
+        track = self._state.filter
+        received = observation.received
         alike = observation.seconds / (track.overhead + np.maximum(observation.sizes, 1) / track.speed)
         both = np.stack([self._agent, self._filter])
         finish = np.where(received, alike * (track.overhead + both / track.speed), 0.0)
         seconds = finish.max(-1)
-        total, phi = self._cluster.total.astype(np.float64), observation.noise_scale
+        total = self._cluster.total.astype(np.float64)
+        phi = observation.noise_scale
         # Time saved counts in seconds, not by its share of each iteration: slow iterations are what there is to gain.
         self._usual += np.where(self._usual > 0, self._settings.trust, 1.0) * (seconds[1] - self._usual)
         earned = rewards(seconds, np.maximum(self._usual, 1e-12), finish, both, total, phi) @ self._weights
@@ -128,7 +135,8 @@ def apply_actions(state: NodeState, actions: NDArray[np.int64], form: str) -> Si
         state.step_factor = np.clip(state.step_factor / slowness, 1e-3, 1e3)
         speed = cluster.speed * state.step_factor
         return proportional_sizes(cluster.total, speed, cluster.min_size, cluster.max_size)
-    overhead, speed = state.filter.overhead * slowness, state.filter.speed / slowness
+    overhead = state.filter.overhead * slowness
+    speed = state.filter.speed / slowness
     return balanced_sizes(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizer import AwaitsAll
 from ddrl.balance.sizes import Sizes, proportional_sizes
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Ema(AwaitsAll):
     Settings = EmaSettings
 
     def __init__(self, cluster: Cluster, settings: EmaSettings) -> None:
-        self._cluster, self._rate = cluster, settings.rate
+        self._cluster = cluster
+        self._rate = settings.rate
         self._speed = cluster.speed.copy()
         self._measured = np.zeros(cluster.speed.shape, np.bool_)
 

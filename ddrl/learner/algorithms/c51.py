@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import ActingInput, Declaration
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import Q_MEAN
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
@@ -73,7 +72,8 @@ class C51:
         from ddrl.learner import distributions, noisy
         from ddrl.learner.networks import make_network
 
-        self._double, self._rules = config.learner.double, distributions
+        self._double = config.learner.double
+        self._rules = distributions
         self.network: nn.Module = make_network(config.learner, spec, atoms=settings.atoms)
         self._noise = 0
         if settings.sigma:
@@ -105,14 +105,16 @@ class C51:
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`: mean_b w_b KL(target_b || p(s_tm1_b, a_tm1_b)), the target held constant."""
-        rules, support = self._rules, self.support
+        rules = self._rules
+        support = self.support
         selector = outputs["logits_t_selector" if self._double else "logits_t"]
         best = support.mean(selector.softmax(2)).argmax(1)
         p_t = rules.taken(outputs["logits_t"], best).softmax(1)  # [B, N]
         target = support.project(p_t, batch.r_t, batch.discount_t)
         logits_tm1 = outputs["logits_tm1"].detach()
         log_p = rules.taken(logits_tm1, batch.a_tm1).log_softmax(1)
-        p, divergence = log_p.exp(), rules.divergence(target, log_p)  # [B, N], [B]
+        p = log_p.exp()  # [B, N], [B]
+        divergence = rules.divergence(target, log_p)
         share = batch.weight / len(batch.weight)
         slopes = {"logits_tm1": rules.at_taken((p - target) * share.unsqueeze(1), batch.a_tm1, logits_tm1.shape[1])}
         return Loss(share.dot(divergence), divergence.clamp(min=0.0), {"q_mean": support.mean(p)}, slopes)

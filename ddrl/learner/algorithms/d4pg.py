@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import Q_MEAN
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
@@ -30,8 +29,6 @@ from ddrl.learner.algorithms.td3 import require_bounds
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from ddrl.learner.queue_networks import QueueActor
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,9 @@ class D4PG:
     def __init__(self, config: Config, spec: EnvSpec, settings: D4PGSettings) -> None:
         from ddrl.learner import actor_critic, distributions, quantiles
 
-        self._settings, self._distributions, self._quantiles = settings, distributions, quantiles
+        self._settings = settings
+        self._distributions = distributions
+        self._quantiles = quantiles
         self._categorical = settings.critic == "categorical"
         self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
         self._fractions = quantiles.midpoints(settings.atoms)
@@ -126,14 +125,17 @@ class D4PG:
         """See `Algorithm`. Critic: mean_b w_b d(target_b, Z(s_tm1_b, a_tm1_b)), the target r_t + discount_t Z'(s_t,
         mu'(s_t)) held constant; actor: -mean E[Z(s_tm1, mu(s_tm1))] + actor_anchor mean |departure|^2."""
         if part == "actor":
-            loss, anchor = -self._mean(outputs["z"]).sum(1).mean(), self._settings.actor_anchor
+            loss = -self._mean(outputs["z"]).sum(1).mean()
+            anchor = self._settings.actor_anchor
             if anchor:
-                departure = cast("QueueActor", self.actor).departure(batch.s_tm1, outputs["action"])
+                departure = cast(Any, self.actor).departure(batch.s_tm1, outputs["action"])
                 loss = loss + anchor * departure.square().sum(1).mean()
             return Loss(loss)
         rows, objectives, _ = outputs["z_tm1"].shape
-        z_tm1, z_t = outputs["z_tm1"].flatten(0, 1), outputs["z_t"].flatten(0, 1)  # [B K, N]
-        r_t, discount_t = batch.r_t.flatten(), batch.discount_t.repeat_interleave(objectives)
+        z_tm1 = outputs["z_tm1"].flatten(0, 1)  # [B K, N]
+        z_t = outputs["z_t"].flatten(0, 1)
+        r_t = batch.r_t.flatten()
+        discount_t = batch.discount_t.repeat_interleave(objectives)
         if self._settings.critic == "categorical":
             target = self.support.project(z_t.softmax(1), r_t, discount_t)
             each = self._distributions.divergence(target, z_tm1.log_softmax(1))

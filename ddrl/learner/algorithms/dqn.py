@@ -43,7 +43,8 @@ class DQN:
         from ddrl.learner import targets
         from ddrl.learner.networks import make_network
 
-        self._config, self._rules = config.learner, targets
+        self._config = config.learner
+        self._rules = targets
         self.network = make_network(config.learner, spec, epsilon=config.rollout.epsilon_end)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -66,8 +67,10 @@ class DQN:
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`."""
-        rules, kind = self._rules, self._config.loss
-        selector, q_tm1 = outputs.get("q_t_selector"), outputs["q_tm1"].detach()
+        rules = self._rules
+        kind = self._config.loss
+        selector = outputs.get("q_t_selector")
+        q_tm1 = outputs["q_tm1"].detach()
         td_error, priority, q_taken, slope = rules.q_slopes(
             q_tm1, batch.a_tm1, batch.r_t, batch.discount_t, outputs["q_t"], selector, batch.weight, kind
         )

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import ActingInput, Declaration
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
@@ -66,7 +65,8 @@ class IQN:
         from ddrl.learner import quantiles
         from ddrl.learner.networks import make_network
 
-        self._double, self._settings = config.learner.double, settings
+        self._double = config.learner.double
+        self._settings = settings
         self._rules = quantiles
         network: Any = make_network(config.learner, spec)
         self.network = quantiles.ImplicitQuantiles(network, settings.cosines)
@@ -96,7 +96,8 @@ class IQN:
         """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t Z'_j(s_t, best) - Z_i(s_tm1, a_tm1)), rho of
         `quantiles.quantile_loss` (eq. 2 and 3)."""
         values, fraction = outputs["z_tm1"]
-        (z_t, _), (selector, _) = outputs["z_t"], outputs["z_t_selector"]
+        (z_t, _) = outputs["z_t"]
+        (selector, _) = outputs["z_t_selector"]
         given = (values, fraction, batch.a_tm1, batch.r_t, batch.discount_t, z_t, selector, batch.weight)
         each, priority, q_taken, slope = self._rules.quantile_slopes(*given, self._settings.kappa)
         figures = {"td_error": priority, "q_mean": q_taken}

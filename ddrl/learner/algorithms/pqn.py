@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.algorithm import Declaration, Experience
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
@@ -93,7 +92,9 @@ class PQN:
         from ddrl.learner.layer_norm import NormalizedMLP
         from ddrl.learner.networks import make_network
 
-        self._settings, self._discount, self._seed = settings, config.learner.discount, config.run.seed
+        self._settings = settings
+        self._discount = config.learner.discount
+        self._seed = config.run.seed
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
 
@@ -103,7 +104,8 @@ class PQN:
 
     def prepare(self, source: Any) -> Iterable[Any]:
         """See `Algorithm`: the minibatches of every epoch over one draw."""
-        draw, settings = source.sample(), self._settings
+        draw = source.sample()
+        settings = self._settings
         steps = draw.reward.shape[1]
         target = lambda_returns(
             draw.reward, self._values(draw.state), draw.terminated, draw.length, self._discount, settings.trace
@@ -140,7 +142,8 @@ class PQN:
         """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation], in evaluation mode."""
         import torch
 
-        training, device = self.network.training, next(self.network.parameters()).device
+        training = self.network.training
+        device = next(self.network.parameters()).device
         self.network.eval()
         with torch.no_grad():
             flat = torch.from_numpy(state.reshape(-1, *state.shape[2:])).to(device)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
@@ -52,7 +51,8 @@ class QRDQN:
         from ddrl.learner import quantiles
         from ddrl.learner.networks import make_network
 
-        self._double, self._kappa = config.learner.double, settings.kappa
+        self._double = config.learner.double
+        self._kappa = settings.kappa
         self._rules = quantiles
         self.network = make_network(config.learner, spec, atoms=settings.quantiles)
         self._fractions = quantiles.midpoints(settings.quantiles)
@@ -78,7 +78,8 @@ class QRDQN:
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t theta'_j(s_t, best) - theta_i(s_tm1, a_tm1)),
         rho of `quantiles.quantile_loss`, best by the mean over the quantiles."""
-        selector, theta_tm1 = outputs["theta_t_selector" if self._double else "theta_t"], outputs["theta_tm1"]
+        selector = outputs["theta_t_selector" if self._double else "theta_t"]
+        theta_tm1 = outputs["theta_tm1"]
         self._fractions = self._fractions.to(theta_tm1.device)  # a copy only where the learner has moved
         given = (theta_tm1, self._fractions, batch.a_tm1, batch.r_t, batch.discount_t, outputs["theta_t"], selector)
         each, priority, q_taken, slope = self._rules.quantile_slopes(*given, batch.weight, self._kappa)

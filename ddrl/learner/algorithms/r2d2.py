@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import ActingInput, Declaration, Experience
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+ETA = 0.9  # share of the largest error in a sequence's priority (sec. 2.3)
+
+
 @dataclass(frozen=True)
 class R2D2Settings:
     """Sequences and the recurrent network."""
@@ -31,7 +33,6 @@ class R2D2Settings:
     length: int = setting(20, "records", "Positions of a sequence that are learned from.", ge=1)
     burn_in: int = setting(10, "records", "Positions before them that only renew the recurrent state.", ge=0)
     units: int = setting(64, "units", "Width of the LSTM's state.", ge=1)
-    eta: float = setting(0.9, "", "Share of the largest error in a sequence's priority.", ge=0, le=1)
     rescaling: float = setting(1e-3, "", "epsilon of the value rescaling h.", ge=0)
 
 
@@ -56,7 +57,9 @@ class R2D2:
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
         from ddrl.learner import recurrent
 
-        self._double, self._settings, self._rules = config.learner.double, settings, recurrent
+        self._double = config.learner.double
+        self._settings = settings
+        self._rules = recurrent
         self.network = recurrent.RecurrentValues(spec, settings.units)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -77,8 +80,10 @@ class R2D2:
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         """See `Algorithm`. Position t of row b stands at burn_len[b] + t, its bootstrap ahead[b, t] further."""
-        rules, settings = self._rules, self._settings
-        q, q_target = outputs["q"], outputs["q_target"]  # [B, T, A]
+        rules = self._rules
+        settings = self._settings
+        q = outputs["q"]  # [B, T, A]
+        q_target = outputs["q_target"]
         here, used = rules.positions(batch.burn_len, batch.length, batch.r_t.shape[1])
         there = (here + batch.ahead).clamp(max=q.shape[1] - 1)
         q_taken = rules.at(q, here).gather(2, rules.at(batch.action, here).unsqueeze(2)).squeeze(2)  # [B, L]
@@ -92,7 +97,7 @@ class R2D2:
         count = used.sum(dim=1).clamp(min=1)
         loss = (batch.weight * (0.5 * error.square()).sum(dim=1) / count).mean()
         size = error.detach().abs()
-        priority = settings.eta * size.amax(dim=1) + (1 - settings.eta) * size.sum(dim=1) / count
+        priority = ETA * size.amax(dim=1) + (1 - ETA) * size.sum(dim=1) / count
         return Loss(loss, priority, {"td_error": size.sum() / used.sum().clamp(min=1), "q_mean": q_taken})
 
     def acting(self) -> Acting:

@@ -16,18 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import FIGURES
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import NETWORKS, EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-QUEUE = "queue"  # the axis of observations that ddrl.learner.queue_networks reads
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,9 @@ class TD3:
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
         from ddrl.learner import actor_critic, batches, targets
 
-        self._settings, self._loss, self._rules = settings, config.learner.loss, targets
+        self._settings = settings
+        self._loss = config.learner.loss
+        self._rules = targets
         self._draw_rows = batches.draw_rows
         self._action_size = spec.action.size
         self.critics = actor_critic.make_critics(spec, config.learner.hidden, count=2)
@@ -138,8 +137,9 @@ def require_bounds(spec: EnvSpec, algorithm: str) -> None:
             f"env.id = {spec.env_id}: its actions {list(spec.action.shape)} have no finite bounds, but {algorithm} "
             "gives actions between bounds: set finite ones in the environment's Box"
         )
-    if spec.observation.fields and not any(QUEUE in array.axes for array in spec.observation.arrays.values()):
+    if spec.observation.fields and not spec.networks:
+        axes = " or ".join(f'"{axis}"' for axis in NETWORKS)
         raise ConfigError(
             f"env.id = {spec.env_id} gives several arrays by name, but {algorithm}'s networks take one vector, or "
-            f'arrays with an axis "{QUEUE}": set env.observation = flat'
+            f"arrays with an axis {axes}: set env.observation = flat"
         )

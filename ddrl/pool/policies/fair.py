@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.pool.policy import Policy, Request
 
 _NEW_WEIGHT = 0.3  # of the newest round in the mean round's exponential average
@@ -86,7 +86,9 @@ class Fair(Policy):
             if not math.isnan(seconds):
                 old = seconds if math.isnan(account.round_seconds) else account.round_seconds
                 account.round_seconds = old + _NEW_WEIGHT * (seconds - old)
-            account.round, account.asked, account.waited = request.round, request.at, 0.0
+            account.round = request.round
+            account.asked = request.at
+            account.waited = 0.0
         account.due = request.at + self.settings.patience / account.weight * self._longest_hold
 
     def granted(self, request: Request, device: int, now: float) -> None:

@@ -16,17 +16,13 @@ from typing import IO, Any
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.modes.driver import drive
+from ddrl.run.job import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
-from ddrl.run.rounds.collectors import Collectors
-from ddrl.run.rounds.cycle import go_in_rounds
-from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task
-from ddrl.run.topology import rollouts_of_host
+from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
 
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 
@@ -34,7 +30,7 @@ STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when i
 def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
     """Roles of a local run: one host, no relay. hosts > 0: of a pool's task under mpirun, with a relay and collectors
     on each. ConfigError where such a task does not go in rounds."""
-    if hosts and config.pool.collectors == "off":
+    if hosts and not config.uses("pool"):
         raise ConfigError(
             "under mpirun a pool's tasks have collectors on every host: set pool.collectors = prewarm, cold or alive, "
             "or start without mpirun"
@@ -116,24 +112,26 @@ def run_local(
     `equip` is called with the task before its first turn. hosts > 0: there are relays on as many, ranks of the job
     whose rank 0 has started this process and made its board.
     """
-    config, run_id = preparation.config, preparation.run_id
+    config = preparation.config
+    run_id = preparation.run_id
     ranks = local_ranks(config, hosts)
     name = board_name(run_id, 0)
     board = Board.attach(name) if hosts else Board.create(name)
-    in_rounds = config.pool.collectors != "off"
+    in_rounds = config.uses("pool")
     own = (Role.EVALUATOR,) if in_rounds else (Role.EVALUATOR, Role.ROLLOUT)
     members = Members(run_id, [rank for rank in ranks if rank.role in own])
-    starter = StarterProcess(run_id, 0) if in_rounds else None
+    rounds = slice_module("pool.rounds", "pool.collectors") if in_rounds else None
+    starter = None if rounds is None else rounds.start_host(run_id, 0)
     channels: HostChannels | None = None
-    collectors: Collectors | None = None
+    collectors: Any = None
     try:
         topology = preparation.topology(ranks)
         records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
             task = Task(topology, channels, records, members.check, None if in_rounds else members.restart)
-            if starter is not None:
-                collectors = _collect(task, starter, hosts)
+            if rounds is not None:
+                collectors = rounds.go_in_rounds(task, starter, os.getppid() if hosts else None)
             equip(task)
             document = drive(task, interrupts)
         if hosts and board.command == Command.FAIL:  # of a relay, after the task had ended
@@ -152,13 +150,3 @@ def run_local(
             channels.close()
         else:
             board.unlink()
-
-
-def _collect(task: Task, starter: StarterProcess, hosts: int) -> Collectors:
-    """Let the task go in rounds, with collectors of this host, or of all."""
-    if not hosts:
-        return go_in_rounds(task, starter, list(task.channels.lanes.values()))
-    from ddrl.run.rounds.hosts import HostStarters
-
-    starters = HostStarters(task.channels, starter, os.getppid())
-    return go_in_rounds(task, starters, starters.lanes)

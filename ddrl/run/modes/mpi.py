@@ -16,19 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.failure import describe, report_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.messages import broadcast, host_names
-from ddrl.run.modes.agreement import Agreement, abort, abort_on_error, part
-from ddrl.run.pool.ranks import MARK
+from ddrl.run.job import SLICE_MARK, Agreement, abort, abort_on_error, broadcast, host_names, part
 from ddrl.run.process import die_with, ignore_interrupts
-from ddrl.run.topology import Topology, rollouts_of_host
+from ddrl.run.topology import HostChannels, Topology, board_name, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
     from ddrl.run.directory import RunDirectory
     from ddrl.run.preparation import Preparation
 
@@ -44,17 +41,17 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         ignore_interrupts()
         with abort_on_error(world):
             message = broadcast(world, None)
-        if message.startswith(MARK):
-            from ddrl.run.modes.pool_relay import serve_task
-
-            return serve_task(world, message, names), None
+        if message.startswith(SLICE_MARK):
+            name, _, body = message.removeprefix(SLICE_MARK).partition(b"\n")
+            return slice_module(name.decode(), "this job").serve_rank(world, body, names), None
         return _follow(world, message), None
     try:
         preparation = prepare()
         config = preparation.config
-        collectors = rollouts_of_host(config) if config.pool.collectors != "off" else 0
+        collectors = rollouts_of_host(config) if config.uses("pool") else 0
         hosts = group_hosts(world.Get_size(), names, config.cluster.relays, alone=collectors > 0)
-        evaluator, nodes = config.evaluation.period > 0, config.learner.nodes
+        evaluator = config.evaluation.period > 0
+        nodes = config.learner.nodes
         ranks = assign_roles(hosts, evaluator=evaluator, nodes=nodes, collectors=collectors)
         topology = preparation.topology(tuple(ranks))
         records = preparation.open_records()
@@ -90,7 +87,8 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     board: Board | None = None
     channels: HostChannels | None = None
     trouble: BaseException | None = None
-    status, meeting = 1, world
+    status = 1
+    meeting = world
     try:
         topology = Topology.from_bytes(message)
         mine = topology.ranks[world.Get_rank()]
@@ -143,7 +141,7 @@ def _join_relays(world: MPI.Intracomm, topology: Topology) -> Membership | None:
     mine = topology.ranks[world.Get_rank()]
     if mine.role is not Role.RELAY:
         return None
-    from ddrl.distribution.relay import Membership
+    from ddrl.distribution.membership import Membership
 
     relays = [member.rank for member in topology.ranks if member.role is Role.RELAY]
     comm = world.Create_group(world.Get_group().Incl(relays))

@@ -13,20 +13,14 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Role
-from ddrl.run.failure import read_failure
-from ddrl.run.host import HostChannels, board_name
-from ddrl.run.leftovers import sweep_open_mpi
-from ddrl.run.modes.agreement import Agreement, part
-from ddrl.run.modes.driver import drive
+from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
-from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group
-from ddrl.run.rounds.collectors import Collectors
-from ddrl.run.rounds.cycle import go_in_rounds
-from ddrl.run.rounds.hosts import HostStarters
-from ddrl.run.rounds.starters import StarterProcess
-from ddrl.run.task import Task, TaskRecords
-from ddrl.run.topology import Topology
+from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
+from ddrl.run.task import Task
+from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +28,8 @@ if TYPE_CHECKING:
     from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
-RANK, ENDED = COLUMNS.index("rank"), COLUMNS.index("ended")
+RANK = COLUMNS.index("rank")
+ENDED = COLUMNS.index("ended")
 
 
 def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
@@ -42,15 +37,16 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     board: Board | None = None
     channels: HostChannels | None = None
     standing: Agreement | None = None
-    starter: StarterProcess | None = None
-    collectors: Collectors | None = None
+    starter: Any = None
+    collectors: Any = None
     trouble: BaseException | None = None
     meeting = world
     try:
         sweep_dead()
         sweep_open_mpi()
         board = Board.create(board_name(topology.run_id, 0))
-        starter = StarterProcess(topology.run_id, 0) if topology.in_rounds else None
+        rounds = slice_module("pool.rounds", "pool.collectors") if topology.in_rounds else None
+        starter = None if rounds is None else rounds.start_host(topology.run_id, 0)
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
@@ -58,13 +54,13 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
             try:
                 standing.wait()
-                comm, others = join_nodes(world, topology), join_others(world, topology)
+                comm = join_nodes(world, topology)
+                others = join_others(world, topology)
                 assert others is not None
                 meeting = others
                 leader = None if comm is None else _lead_nodes(comm, task, channels)
-                if starter is not None:
-                    starters = HostStarters(channels, starter, launcher)
-                    collectors = go_in_rounds(task, starters, starters.lanes)
+                if rounds is not None:
+                    collectors = rounds.go_in_rounds(task, starter, launcher)
             except BaseException as error:
                 task.abandon(error)
                 raise
@@ -114,7 +110,8 @@ def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Lead
 
     training = task.training
     replays = training.source if isinstance(training.source, NodeReplays) else None
-    exchange, counters = Exchange(training.learner), training.ends.counters
+    exchange = Exchange(training.learner)
+    counters = training.ends.counters
     training.gradients = leader = Leader(
         comm,
         exchange,

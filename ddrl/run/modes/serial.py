@@ -12,11 +12,11 @@ from typing import Any
 
 from ddrl.channels.board import Board
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.host import HostChannels, board_name
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, fix_order_of_sums, flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
+from ddrl.run.topology import HostChannels, board_name
 
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
 

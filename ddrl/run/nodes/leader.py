@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddrl.balance.collection import Verdict
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
-from ddrl.distribution.transport.waits import nothing
+from ddrl.distribution.waits import nothing
 from ddrl.run.nodes.bells import Bells, MakeSegment
 from ddrl.run.nodes.messages import (
     MESSAGE,
@@ -71,9 +71,14 @@ class Leader:
         make_segment: MakeSegment | None = None,
         ended: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self._ended, self._next_look = ended, 0.0
-        self._post, self._exchange, self._config = Post(comm, counters), exchange, config
-        self._look, self._note, self._clock = look, note, clock
+        self._ended = ended
+        self._next_look = 0.0
+        self._post = Post(comm, counters)
+        self._exchange = exchange
+        self._config = config
+        self._look = look
+        self._note = note
+        self._clock = clock
         self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
         self.parts = {part: Sharing(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not said who they are
@@ -104,7 +109,8 @@ class Leader:
         self._wait(lambda: not self._absent)
         mine = self.parts[part]
         mine.again.append(batch)
-        collection, ready = mine.collection, False
+        collection = mine.collection
+        ready = False
         while not ready:  # once, unless all nodes leave that this was dealt to
             self._wait(lambda: mine.holds(self._free()) >= min(mine.waiting, mine.holds(list(self.nodes))))
             self._deal(batch, part, statistics)
@@ -119,13 +125,17 @@ class Leader:
         return [node for node, state in self.nodes.items() if not state.part]
 
     def _deal(self, batch: Any, part: str, statistics: bool) -> None:
-        mine, free, learner = self.parts[part], self._free(), self._exchange.learner
-        rows, mine.again = join(mine.again), []
+        mine = self.parts[part]
+        free = self._free()
+        learner = self._exchange.learner
+        rows = join(mine.again)
+        mine.again = []
         whole = rows_of(rows)
         first, sizes = self._drawn
         if first is not rows:
             sizes = mine.cut(whole, free).tolist()
-        versions, updates = self._exchange.versions(), tuple(one.updates for one in learner.parts.values())
+        versions = self._exchange.versions()
+        updates = tuple(one.updates for one in learner.parts.values())
         entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
         task = Task(part, updates, seed=int(entropy.generate_state(1)[0]), statistics=statistics)
         task.observed = mine.reads_gradients
@@ -137,16 +147,23 @@ class Leader:
         for node, size in zip(free, sizes, strict=True):
             state = self.nodes[node]
             task.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
-            task.place, task.late, task.dropped = (start, whole), state.late, state.dropped
-            task.samples, task.seconds = state.samples, state.seconds
+            task.place = (start, whole)
+            task.late = state.late
+            task.dropped = state.dropped
+            task.samples = state.samples
+            task.seconds = state.seconds
             task.bells = self._post.bells.name if self._post.bells is not None and not state.asked else ""
             task.segment = self._shared.name if self._shared is not None and not state.asked else ""
-            task.mapped, state.asked = state.mapped, True
-            state.versions, state.part = versions, part
-            state.rows, state.dealt_at = cut(rows, start, start + size), self._clock()
+            task.mapped = state.mapped
+            state.asked = True
+            state.versions = versions
+            state.part = part
+            state.rows = cut(rows, start, start + size)
+            state.dealt_at = self._clock()
             arrays = arrays_of(state.rows) if self._replays is None else {}
             if self._replays is not None:
-                task.draw, task.progress = 0 if first is rows else size, self._replays.progress
+                task.draw = 0 if first is rows else size
+                task.progress = self._replays.progress
             sent = {name: array for name, array in arrays.items() if name not in BOOKKEEPING}
             if task.mapped and self._shared is not None:
                 self._shared.publish({name: versions[name] for name in task.vectors})
@@ -167,7 +184,8 @@ class Leader:
     def _finish(self, mine: Sharing, part: str) -> Gradient:
         update = mine.collection.finish(self._clock())
         keys = sorted(update.weights)
-        answers, weights = [mine.answers.pop(key) for key in keys], [update.weights[key] for key in keys]
+        answers = [mine.answers.pop(key) for key in keys]
+        weights = [update.weights[key] for key in keys]
         priorities = [answer.priority for answer in answers if answer.priority is not None]
         vectors = [answer.vector for answer in answers]
         gradient = self._exchange.sum(
@@ -201,7 +219,8 @@ class Leader:
         self._wait(lambda: len(self._answers) >= count or bool(self._lost))
         if self._lost:
             raise JobFailed(self._lost)
-        answers, self._answers = self._answers, []
+        answers = self._answers
+        self._answers = []
         return answers
 
     def look(self) -> None:
@@ -281,8 +300,10 @@ class Leader:
                 )
 
     def _arrive(self, node: int, reply: Reply, arrays: Fields) -> None:
-        state, priority = self.nodes[node], arrays.get("priority")
-        mine, rows = self.parts[state.part], state.rows
+        state = self.nodes[node]
+        priority = arrays.get("priority")
+        mine = self.parts[state.part]
+        rows = state.rows
         if self._replays is not None:
             for name, array in arrays_of(rows).items():
                 np.copyto(array, arrays[name])
@@ -290,15 +311,20 @@ class Leader:
         state.rings = reply.rings
         if reply.mapped and self._shared is not None:
             if not state.mapped:
-                state.mapped, state.versions = True, {}  # from now on it reads all of them there
+                state.mapped = True  # from now on it reads all of them there
+                state.versions = {}
             vector = self._shared.gradients[node][state.part]
         else:
             vector = mine.buffers.pop() if mine.buffers else self._exchange.buffer(state.part)
             if not self._post.take(node, vector, lambda: self._is_alive(node)):
                 return
         now = self._clock()
-        state.samples, state.seconds, state.part, state.rows = rows_of(rows), now - state.dealt_at, "", None
-        age, requeued = mine.collection.version - version, mine.collection.counts.requeued
+        state.samples = rows_of(rows)
+        state.seconds = now - state.dealt_at
+        state.part = ""
+        state.rows = None
+        age = mine.collection.version - version
+        requeued = mine.collection.counts.requeued
         verdict = mine.collection.arrive(now, node)
         mine.measured(node, state.samples, state.seconds, reply, age, verdict is Verdict.DROPPED)
         if verdict is Verdict.ACCEPTED:
@@ -336,7 +362,8 @@ class Leader:
 
     def close(self) -> None:
         """Wait for gradients under way, and let the nodes go. JobFailed for one that does not answer."""
-        deadline, look = time.monotonic() + END_TIMEOUT, self._look
+        deadline = time.monotonic() + END_TIMEOUT
+        look = self._look
 
         def look_at_the_clock() -> None:
             look()

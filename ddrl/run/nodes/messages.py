@@ -19,7 +19,8 @@ from ddrl.core.errors import MessageError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MESSAGE, VECTOR = 1, 2  # tags
+MESSAGE = 1  # tags
+VECTOR = 2
 ALIGNMENT = 64  # [bytes] of arrays in a message
 
 Header = TypeVar("Header")

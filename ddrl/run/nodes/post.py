@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.counters import CounterRow
-from ddrl.distribution.transport.waits import rest
+from ddrl.channels.board import CounterRow
+from ddrl.distribution.waits import rest
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import VECTOR, receive
 
@@ -21,7 +21,8 @@ class Post:
     """Node i is rank i + 1 of `comm`. `bells`, set later: shared with the nodes of this host. `counters`: of bytes."""
 
     def __init__(self, comm: MPI.Comm, counters: CounterRow | None) -> None:
-        self._comm, self._counters = comm, counters
+        self._comm = comm
+        self._counters = counters
         self.bells: Bells | None = None
         self._sending: list[tuple[MPI.Request, Any, int]] = []  # with what is being sent, and to whom
         self._abandoned: list[tuple[MPI.Request, Any]] = []  # messages of dead nodes, and their memory

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddrl.channels.board import Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import Command, CounterRow
 from ddrl.core.errors import ChannelError, DdrlError, NetworkError
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.transport.waits import rest
-from ddrl.run.failure import describe
-from ddrl.run.host import HostChannels
+from ddrl.distribution.waits import rest
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import (
@@ -38,7 +35,7 @@ from ddrl.run.nodes.messages import (
 )
 from ddrl.run.nodes.shared import SharedVectors
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
-from ddrl.run.topology import Topology
+from ddrl.run.topology import HostChannels, Topology, describe
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,7 +49,9 @@ LONGEST = 0.02  # [s] between two looks for messages
 def node_process(comm: MPI.Comm, topology: Topology, mine: Assignment) -> int:
     """Compute gradients until the leader says that it is enough, or the job fails; the process's exit status."""
     channels = HostChannels.attach(topology.run_id, mine.host, START_TIMEOUT)
-    counters, board, config = channels.counters_row(mine), channels.board, topology.config
+    counters = channels.counters_row(mine)
+    board = channels.board
+    config = topology.config
     place = [rank for rank in topology.on_host(mine.host) if rank.role is Role.NODE].index(mine)
 
     def make_exchange() -> Exchange:
@@ -112,7 +111,10 @@ class Node:
     def __init__(
         self, comm: MPI.Comm, exchange: Exchange, counters: CounterRow | None, replay: OwnReplay | None = None
     ) -> None:
-        self._comm, self._exchange, self._counters, self._replay = comm, exchange, counters, replay
+        self._comm = comm
+        self._exchange = exchange
+        self._counters = counters
+        self._replay = replay
         self._drawable = False  # the leader knows that there is something to draw
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
         self._shared: SharedVectors | None = None
@@ -138,7 +140,8 @@ class Node:
 
         from ddrl.learner.exchange import norm
 
-        exchange, learner = self._exchange, self._exchange.learner
+        exchange = self._exchange
+        learner = self._exchange.learner
         begin = time.perf_counter()
         self._map(task)
         if task.mapped and self._shared is not None:
@@ -159,19 +162,24 @@ class Node:
             )
         figures = {name: float(value) for name, value in gradient.figures.items()}
         priority = None if gradient.priority is None else gradient.priority.cpu().numpy()
-        memory, mapped = self._gradients[task.part], self._shared is not None and bool(task.mapped or task.segment)
+        memory = self._gradients[task.part]
+        mapped = self._shared is not None and bool(task.mapped or task.segment)
         vector = exchange.flat(gradient, memory)
         if mapped and vector.ctypes.data != memory.ctypes.data:
             np.copyto(memory, vector)
-        held, arrays = None, {} if priority is None else {"priority": priority}
+        held = None
+        arrays = {} if priority is None else {"priority": priority}
         if self._replay is not None:
-            held, arrays = self._replay.held, arrays | self._replay.learned(priority)
+            held = self._replay.held
+            arrays = arrays | self._replay.learned(priority)
         answer = Reply(held=held, gradient=True, mapped=mapped, figures=figures if task.statistics else {})
         answer.rings = self.bells is not None
         if task.observed:
-            answer.norm, answer.loss = norm(gradient), figures["loss"]
+            answer.norm = norm(gradient)
+            answer.loss = figures["loss"]
         reply = pack(answer, arrays)
-        seconds, sent = time.perf_counter() - begin, reply.nbytes
+        seconds = time.perf_counter() - begin
+        sent = reply.nbytes
         requests = [self._comm.Isend(reply, 0, MESSAGE)]
         if not mapped:
             requests.append(self._comm.Isend(vector, 0, VECTOR))
@@ -184,7 +192,8 @@ class Node:
 
     def _map(self, task: Task) -> None:
         """The shared memories that the task names, where this node can map them: gradients then stand there."""
-        size, node = self._comm.Get_size(), self._comm.Get_rank() - 1
+        size = self._comm.Get_size()
+        node = self._comm.Get_rank() - 1
         with contextlib.suppress(ChannelError):  # they are on another host
             if task.bells:
                 self.bells = Bells.attach(task.bells, size)
@@ -211,7 +220,8 @@ def _send(comm: MPI.Comm, reply: Reply) -> None:
 
 def _await_message(comm: MPI.Comm, going: Callable[[], bool], bells: Bells | None) -> np.ndarray | None:
     """The leader's next message; None once `going` says no."""
-    begun, bell = time.perf_counter(), None if bells is None else bells[comm.Get_rank()]
+    begun = time.perf_counter()
+    bell = None if bells is None else bells[comm.Get_rank()]
     rung = 0 if bell is None else bell.value
     while (received := receive(comm, 0)) is None:
         if not going():

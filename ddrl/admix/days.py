@@ -1,0 +1,327 @@
+"""Whole days played by rules that score a contract as lambda q_ij + bonus_j: many days at once, in blocks of requests.
+
+The rules are the environment's, by the same kernel, without states. A baseline is asked for new bonuses once a block;
+within a block the exact order of requests still decides who reaches a cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Inventory, Requests, interpolate
+from ddrl.admix.environment import Day
+from ddrl.admix.optimum import Optimum, Problem, solve_dual
+from ddrl.admix.rules import Counts, make_queue
+from ddrl.admix.settings import PlayConfig
+from ddrl.core import plugins
+from ddrl.core.config import check_ranges
+from ddrl.core.errors import EnvError
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known before n days begin; all of them have the same contracts."""
+
+    contracts: Contracts
+    click_value: float
+    inventories: Sequence[Inventory]  # n forecasts
+    yesterday_alpha: Floats  # [n, C], duals of the optimum of the day before
+    samples: Sequence[Requests]  # n samples of the day before, weighted by the forecast
+    hindsight_alpha: Floats | None = None  # [n, C], duals of the day itself: for the oracle alone
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What is known of n days when the next block begins."""
+
+    requests: int  # so far, in each day
+    time: Floats  # [n], days
+    due: Floats  # [n, C], share of the demand that is due by now
+    seen_due: Floats  # [n, C], share that was due when the newest known billing happened
+    shown: Floats  # [n, C], impressions; where own counts are hidden those whose billing is known
+    seen_shown: Floats  # [n, C], impressions whose billing is known
+    seen_billed: Floats  # [n, C]
+    rate: Floats  # [n, C], billed rate by what is known, with the past rate as a prior
+    own_counts: bool
+
+    @property
+    def estimate(self) -> Floats:
+        """Billed impressions [n, C] as `Delivery.estimate` says: those under way at the estimated rate, where known."""
+        return self.seen_billed + self.rate * (self.shown - self.seen_shown)
+
+    @property
+    def extrapolated(self) -> Floats:
+        """`estimate`; where own counts are hidden, what was due since the newest billing is taken as served alike."""
+        if self.own_counts:
+            return self.estimate
+        pace = np.divide(self.due, self.seen_due, out=np.ones_like(self.due), where=self.seen_due > 0.01)
+        return self.seen_billed * np.minimum(pace, 4.0)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How the next block is scored."""
+
+    bonus: Floats  # [n, C], added to the value of the click [currency]; -inf: the contract is not shown
+    theta: Floats | None = None  # [n, C], probability that a contract may play; None: 1
+
+
+class Baseline(Protocol):
+    """A policy for `replay`: a class in ddrl/admix/baselines, or package.module:Class of one's own.
+
+    `grid` lists the values of each setting that are tried when it is tuned."""
+
+    name: ClassVar[str]
+    Settings: ClassVar[Any]
+    grid: ClassVar[dict[str, tuple[Any, ...]]]
+
+    def __init__(self, outlook: Outlook, settings: Any) -> None:
+        """Prepare for the days of `outlook`."""
+        ...
+
+    def decide(self, feedback: Feedback) -> Decision:
+        """Scores of the next block."""
+        ...
+
+
+@dataclass(frozen=True)
+class Days:
+    """n days side by side, each padded to the longest, R requests."""
+
+    requests: dict[str, NDArray[Any]]  # [n, R, ...], as in `Requests`, but for one bid, the best [currency]
+    length: NDArray[np.int64]  # [n], requests
+    billed_rate: Floats  # [n, W, C]
+    curve: Floats  # [n, W + 1, C], forecast play curves
+    click_value: float
+
+    @staticmethod
+    def of(days: Sequence[Day], requests: Sequence[Requests], click_value: float) -> Days:
+        """Stack `requests` of `days`."""
+        length = np.array([len(each) for each in requests])
+        stacked: dict[str, NDArray[Any]] = {}
+        for name, dtype in REQUEST_TYPES.items():
+            columns = [getattr(each, name) for each in requests]
+            if name == "ecpm":
+                columns = [each.best_bid[:, None] for each in requests]
+            elif name in ("bid_ad", "bid_ctr"):
+                columns = [np.zeros((len(each), 1)) for each in requests]
+            stacked[name] = np.full((len(days), length.max(), *columns[0].shape[1:]), name == "time", dtype)
+            for row, column in enumerate(columns):
+                stacked[name][row, : len(column)] = column
+        rates = np.stack([day.billed_rate for day in days])
+        return Days(stacked, length, rates, np.stack([day.inventory.curve for day in days]), click_value)
+
+    @property
+    def time(self) -> Floats:
+        """Of each request [n, R]; 1 beyond a day's end."""
+        return self.requests["time"]
+
+    def due(self, time: Floats) -> Floats:
+        """Share of the demand that is due at `time` [n] -> [n, C]."""
+        return interpolate(self.curve, time)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What n replayed days came to."""
+
+    value: Floats  # [n], V: bids, clicks and penalties [currency]
+    shown: Floats  # [n, C]
+    billed: Floats  # [n, C]
+    slots: NDArray[np.int16]  # [n, R], contract shown; -1: the best bid, or nothing
+    worth: NDArray[np.float32]  # [n, R], of showing it [currency]
+    counted: NDArray[np.bool_]  # [n, R], whether the impression was a contract's and billed
+    trace: list[Feedback]  # of every block, where asked for
+
+
+def replay(
+    days: Days,
+    contracts: Contracts,
+    baseline: Baseline,
+    delay: int = 0,
+    own_counts: bool = True,
+    period: int = 1,
+    seed: int = 0,
+    with_trace: bool = False,
+) -> Outcome:
+    """Play `days`; billing is known `delay` requests later (rounded up to blocks), `period` requests are a block.
+
+    EnvError for a baseline whose bonus is not a number where its contract may be shown."""
+    n, longest, count = days.requests["ctr"].shape
+    counts = Counts(n, count)
+    cap = np.tile(contracts.cap, (n, 1))
+    theta = np.ones((n, count))
+    tables = {"cap": cap, "theta": theta, "rate": np.ones((n, count)), "curve": days.curve}
+    lag = -(-delay // period) * period
+    queue = make_queue(
+        counts,
+        contracts,
+        PlayConfig(mode="bonuses", own_counts=own_counts),
+        tables | {"billed_rate": days.billed_rate},
+        bids=1,
+        click_value=days.click_value,
+        per_currency=1.0,
+        delay=lag,
+    )
+    slots = np.full((n, longest), -1, np.int16)
+    worth = np.zeros((n, longest), np.float32)
+    counted = np.zeros((n, longest), bool)
+    queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
+    trace: list[Feedback] = []
+    rng = np.random.default_rng(seed)
+    for begin in range(0, longest, period):
+        end = min(begin + period, longest)
+        time = np.ascontiguousarray(days.time[:, begin])
+        queue.look(time)
+        feedback = Feedback(
+            requests=begin,
+            time=time,
+            due=days.due(time),
+            seen_due=days.due(days.time[:, max(begin - lag, 0)]),
+            shown=(counts.shown if own_counts else counts.seen_shown).copy(),
+            seen_shown=counts.seen_shown.copy(),
+            seen_billed=counts.seen_billed.copy(),
+            rate=counts.today_rate.copy(),
+            own_counts=own_counts,
+        )
+        if with_trace:
+            trace.append(feedback)
+        decision = baseline.decide(feedback)
+        draws = None
+        theta[...] = 1.0
+        if decision.theta is not None:
+            draws = rng.random((n, end - begin, count))
+            theta[...] = decision.theta
+        closed = np.isneginf(decision.bonus)  # the contract is not shown
+        cap[...] = np.where(closed, 0.0, contracts.cap)
+        bonus = np.where(closed, 0.0, decision.bonus).astype(np.float32)
+        try:
+            queue.play(bonus, np.full(n, begin), np.clip(days.length - begin, 0, end - begin), draws)
+        except ValueError as error:
+            raise EnvError(f"admix: {error}") from None
+    value = worth.sum(1, dtype=np.float64)
+    value -= np.maximum(contracts.demand - counts.billed, 0) @ contracts.penalty
+    contract = np.where(slots < count, slots, np.int16(-1))
+    return Outcome(value, counts.shown, counts.billed, contract, worth, counted, trace)
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+# Baselines on days: what is known the morning before, the optimum, the normalised score.
+#
+# normalised = (V - V_bid_only) / (V_opt - V_bid_only): 0 for bids alone, 1 for the optimum.
+
+
+PACKAGE = "ddrl.admix.baselines"
+SAMPLE = 4000  # requests of the forecast that re-solving may use
+
+
+def load(name: str) -> type[Baseline]:
+    """The class of a baseline: a file of the package, or package.module:Class of one's own."""
+    return plugins.load("baseline", PACKAGE, name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """n days to be scored, with all that was known before and all that hindsight knows."""
+
+    contracts: Contracts
+    days: Days
+    outlook: Outlook  # with hindsight_alpha
+    optima: Sequence[Optimum]
+
+    @staticmethod
+    def of(days: Sequence[Day], yesterdays: Sequence[Day], click_value: float, gap: float = 1e-4) -> Case:
+        """Read the days and those before them, and solve both; yesterday's duals to a gap of 1e-3 at most."""
+        contracts = days[0].contracts
+        parts = []
+        optima = []
+        alphas = []
+        samples = []
+        for day, yesterday in zip(days, yesterdays, strict=True):
+            past = Requests.join(list(yesterday))
+            solved = solve_dual(Problem.of(past, contracts, click_value, yesterday.billed_rate), max(gap, 1e-3))
+            alphas.append(solved.alpha)
+            samples.append(forecast_sample(past, day.inventory, len(samples)))
+            requests = Requests.join(list(day))
+            problem = Problem.of(requests, contracts, click_value, day.billed_rate)
+            optima.append(solve_dual(problem, gap, solved.alpha))
+            parts.append(requests)
+        outlook = Outlook(
+            contracts,
+            click_value,
+            [day.inventory for day in days],
+            np.stack(alphas),
+            samples,
+            np.stack([optimum.alpha for optimum in optima]),
+        )
+        return Case(contracts, Days.of(days, parts, click_value), outlook, optima)
+
+    def play(
+        self,
+        baseline: type[Baseline],
+        settings: Any,
+        delay: float = 0.0,
+        own_counts: bool = True,
+        period: int = 1,
+        with_trace: bool = False,
+    ) -> Outcome:
+        """Play all days; `delay` in days of the forecast's requests.
+
+        Only a baseline that says `knows_the_day` is given the days' own duals."""
+        knows = getattr(baseline, "knows_the_day", False)
+        outlook = self.outlook if knows else replace(self.outlook, hindsight_alpha=None)
+        requests = round(delay * float(np.mean([inventory.requests for inventory in outlook.inventories])))
+        player = baseline(outlook, settings)
+        return replay(self.days, self.contracts, player, requests, own_counts, period, with_trace=with_trace)
+
+    def normalised(self, outcome: Outcome) -> NDArray[np.float64]:
+        """The score of each day [n]."""
+        return np.array([best.normalised(value) for best, value in zip(self.optima, outcome.value, strict=True)])
+
+
+def forecast_sample(past: Requests, inventory: Inventory, seed: int) -> Requests:
+    """At most SAMPLE requests of a past day, drawn so that cells appear as the forecast has them, in order of time.
+
+    A day of no more than SAMPLE requests is taken whole, as it was."""
+    supply = inventory.supply.sum(0)
+    weight = (supply / np.maximum(np.bincount(past.cell, minlength=len(supply)), 1))[past.cell]
+    rng = np.random.default_rng([0x5A, seed])
+    size = min(SAMPLE, len(past))
+    return past.take(np.sort(rng.choice(len(past), size, p=weight / weight.sum())))
+
+
+def candidates(baseline: type[Baseline]) -> Iterable[Any]:
+    """Every combination of the values in a baseline's grid, as checked settings."""
+    names = list(baseline.grid)
+    for values in product(*baseline.grid.values()):
+        settings = baseline.Settings(**dict(zip(names, values, strict=True)))
+        check_ranges(f"admix.{baseline.name}", settings)
+        yield settings
+
+
+def tune(baseline: type[Baseline], case: Case, delay: float, own_counts: bool = True, period: int = 1) -> Any:
+    """The settings with the best mean score on `case`: days other than those that are reported.
+
+    A baseline with a method `fit` learns its settings from traces of its `teachers` instead."""
+    fit = getattr(baseline, "fit", None)
+    if fit is not None:
+        traces: list[tuple[Outlook, list[Feedback]]] = []
+        for teacher in map(load, baseline.teachers):  # type: ignore[attr-defined]
+            outcome = case.play(teacher, teacher.Settings(), delay, own_counts, period, with_trace=True)
+            traces.append((case.outlook, outcome.trace))
+        return fit(traces)
+    tried = list(candidates(baseline))
+    if len(tried) == 1:
+        return tried[0]
+    scores = [case.normalised(case.play(baseline, each, delay, own_counts, period)).mean() for each in tried]
+    return tried[int(np.argmax(scores))]

@@ -1,0 +1,207 @@
+"""What stands posted in MPI, and how it is withdrawn when a relay has failed.
+
+MPI writes into a posted buffer whenever the message comes, and reads from one until it has been taken: memory that is
+freed before then crashes the process, or its neighbour waits for ever. So every object that posts requests lists those
+that stand (`posted`), a `Guard` holds all such objects, and `withdraw` ends every request of all relays together. Knows
+no models."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.distribution.waits import nothing, rest, wait
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+WITHDRAW_SECONDS = 8.0  # for all relays to begin, and to take what still travels
+COLLECTIVE_TAG = 1 << 14
+LONGEST = 0.5  # [s] between polls, however long others have been waited for
+
+
+@dataclass
+class Posted:
+    """Requests that stand, with the memory that they read or write; ended ones among them do no harm."""
+
+    receives: list[Any]
+    sends: list[Any]
+    memory: list[Any] = field(default_factory=list[Any])
+
+
+class Part(Protocol):
+    """An object that posts requests."""
+
+    def posted(self) -> Posted:
+        """What stands now."""
+        ...
+
+
+class Guard(Protocol):
+    """Holds all objects that post requests, and raises when another relay has failed."""
+
+    def keep(self, part: Part) -> None:
+        """`part` posts requests from now on; it stays alive until they have ended."""
+        ...
+
+    def drop(self, part: Part) -> None:
+        """All of its requests have ended."""
+        ...
+
+    def poll(self) -> None:
+        """Raises where another relay has failed; called while this one waits for others."""
+        ...
+
+
+class Unguarded:
+    """Where no relay stands behind a measurement."""
+
+    def keep(self, part: Part) -> None:
+        """See Guard."""
+
+    def drop(self, part: Part) -> None:
+        """See Guard."""
+
+    def poll(self) -> None:
+        """See Guard."""
+
+
+class Exchange:
+    """Messages between all ranks of a communicator that can be given up at any time, which MPI's own collective calls
+    cannot: they are made of sends and receives, over a binomial tree. Every rank calls them in the same order."""
+
+    def __init__(self, comm: MPI.Comm, guard: Guard, tag: int = COLLECTIVE_TAG) -> None:
+        self.rank = comm.rank
+        self.size = comm.size
+        self._comm = comm
+        self._guard = guard
+        self._tag = tag
+        self._receives: list[tuple[Any, Any]] = []  # (request, buffer)
+        self._sends: list[tuple[Any, Any]] = []
+        guard.keep(self)
+
+    def posted(self) -> Posted:
+        """See Part."""
+        standing = [*self._receives, *self._sends]
+        return Posted(
+            [request for request, _ in self._receives],
+            [request for request, _ in self._sends],
+            [buffer for _, buffer in standing],
+        )
+
+    def close(self) -> None:
+        """Nothing of it stands any more."""
+        self._guard.drop(self)
+
+    def receive(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
+        """Post a receive."""
+        self._receives.append((self._comm.Irecv(buffer, rank, tag), buffer))
+        return self._receives[-1][0]
+
+    def send(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
+        """Post a send."""
+        self._sends.append((self._comm.Isend(buffer, rank, tag), buffer))
+        return self._sends[-1][0]
+
+    def wait(self, requests: Sequence[Any]) -> None:
+        """Until all of them have ended, sleeping between polls."""
+        wait(requests, self._guard.poll, longest=LONGEST)
+        self._receives = [entry for entry in self._receives if entry[0]]
+        self._sends = [entry for entry in self._sends if entry[0]]
+
+    def poll(self) -> None:
+        """See Guard."""
+        self._guard.poll()
+
+    def reduce(self, values: NDArray[np.float64], operation: Callable[..., NDArray[np.float64]]) -> NDArray[np.float64]:
+        """`operation` (np.add, np.maximum) over all ranks' values, at every rank."""
+        total = values.copy()
+        step = 1
+        while step < self.size and not self.rank & step:
+            if self.rank + step < self.size:
+                theirs = np.empty_like(total)
+                self.wait([self.receive(theirs, self.rank + step, self._tag)])
+                total = operation(total, theirs)
+            step *= 2
+        if self.rank:
+            self.wait([self.send(total, self.rank - step, self._tag)])
+        return self._down(total)
+
+    def _down(self, data: NDArray[Any]) -> NDArray[Any]:
+        """The root's data at every rank; all give arrays of the same size."""
+        step = 1
+        while step < self.size and not self.rank & step:
+            step *= 2
+        if self.rank:
+            data = np.empty_like(data)
+            self.wait([self.receive(data, self.rank - step, self._tag)])
+        sends: list[Any] = []
+        while step > 1:
+            step //= 2
+            if self.rank + step < self.size:
+                sends.append(self.send(data, self.rank + step, self._tag))
+        self.wait(sends)
+        return data
+
+    def gather(self, value: float) -> list[float]:
+        """Every rank's value, at every rank."""
+        values = np.zeros(self.size)
+        values[self.rank] = value
+        return self.reduce(values, np.add).tolist()
+
+    def barrier(self) -> None:
+        """Until every rank has called it."""
+        self.reduce(np.zeros(1), np.add)
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """Bytes from rank 0, which gives them, to every rank."""
+        size = int(self._down(np.array([0 if data is None else len(data)], np.int64))[0])
+        whole = np.zeros(size, np.uint8) if data is None else np.frombuffer(bytearray(data), np.uint8)
+        return self._down(whole).tobytes() if size else b""
+
+
+def withdraw(
+    comms: Sequence[MPI.Comm],
+    parts: Iterable[Part],
+    limit: float = WITHDRAW_SECONDS,
+    meanwhile: Callable[[], object] = nothing,
+) -> bool:
+    """End every request of this rank, together with all other ranks of `comms`, who must do the same: receives are
+    cancelled, and what others have sent is taken and thrown away until nobody has a send left (Hoefler, Siebert and
+    Lumsdaine 2010, nonblocking consensus). False after `limit` seconds, where some rank did not begin: then memory that
+    MPI may still touch is never freed, and neither where `meanwhile`, called between polls, raises."""
+    from mpi4py import MPI
+
+    posted: list[Posted] | None = [part.posted() for part in parts]
+    standing: list[Any] = [request for entry in posted for request in (*entry.receives, *entry.sends) if request]
+    for request in [request for entry in posted for request in entry.receives if request]:
+        request.Cancel()
+    taken: list[Any] = []
+    barrier: MPI.Request | None = None
+    begun = time.perf_counter()
+    status = MPI.Status()
+    try:
+        while time.perf_counter() - begun < limit:
+            for comm in comms:
+                while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                    taken.append(np.empty(status.Get_count(MPI.BYTE), np.uint8))
+                    standing.append(message.Irecv([taken[-1], MPI.BYTE]))
+            ended = MPI.Request.Testall(standing)
+            if ended and barrier is None:
+                barrier = comms[-1].Ibarrier()
+            if barrier is not None and barrier.Test() and ended:
+                posted = None
+                return True
+            meanwhile()
+            rest(begun, longest=0.01)
+        return False
+    finally:
+        if posted is not None:
+            never_freed = (posted, standing, taken, barrier)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(never_freed))  # MPI ends after the interpreter has freed all
