@@ -596,7 +596,7 @@ class AreaSource(TransitionSource):
 
 
 def as_batch(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Transitions:
-    """Arrays [B, ...] by the columns of `core.transitions` as a batch; all weights 1."""
+    """Arrays [B, ...] by the columns of `core.rows.transition_columns` as a batch; all weights 1."""
     size = len(columns["discount_t"])
     further = [name for one in schema.further for name in (one.name, f"{one.name}_next") if name in columns]
     return Transitions(
