@@ -1,7 +1,7 @@
 """A sample area: transitions of one explorer for the trainer, in memory that both share.
 
 The explorer writes a block of k samples at a time and goes round, overwriting the oldest block. The trainer draws from
-what stands there, as often as it likes, and never waits. An area is a mailbox whose slots are blocks; one more slot
+the written blocks, any number of times, and never waits. An area is a mailbox whose slots are blocks; one more slot
 than blocks, so that a full area stays whole while the next block is written.
 
 Layout, version 1. A block is 64 bytes of header, eight uint64
@@ -108,7 +108,7 @@ class SampleArea:
     # The trainer's end.
 
     def update(self) -> int:
-        """Look which blocks can be read; how many. O(blocks written since the last look)."""
+        """Find the blocks that can be read; returns how many. O(blocks written since the last call)."""
         reader = self._reader
         if reader is None:
             self._mailbox.reader(0)
@@ -183,7 +183,7 @@ def _offsets(columns: Sequence[Column], block: int) -> list[int]:
 def _strided(
     memory: NDArray[np.uint8], begin: int, stride: int, slots: int, count: int, column: Column
 ) -> NDArray[Any]:
-    """[slots, count, *shape] over memory whose slots stand `stride` bytes apart."""
+    """[slots, count, *shape] over memory whose slots are `stride` bytes apart."""
     each = np.dtype(column.dtype)
     inner = np.empty((count, *column.shape), each).strides
     return np.ndarray((slots, count, *column.shape), each, memory.data, begin, (stride, *inner))

@@ -170,7 +170,7 @@ class Segment:
         return self._memory
 
     def unlink(self) -> None:
-        """Remove the name; the memory goes when the last process has unmapped it. A name already gone is no error."""
+        """Remove the name; the memory goes when the last process has unmapped it. No error where it is gone."""
         if self.name is not None:
             (SHM / self.name).unlink(missing_ok=True)
 
@@ -199,7 +199,7 @@ def sweep_dead() -> list[str]:
 
 
 def unlink_run(run_id: str) -> list[str]:
-    """Remove every segment of one run, whoever owns it; returns their names."""
+    """Remove every segment of one run, of any owner; returns their names."""
     removed: list[str] = []
     for path in _segments(f"{run_id}-h"):
         with contextlib.suppress(OSError):

@@ -83,18 +83,19 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def slice_component(name: str) -> Any:
-    """The component of the slice `name`: the class in ddrl/NAME/settings.py whose `section` is NAME; None where there
-    is none. Imports the slice's settings alone."""
-    if not name.isidentifier() or not (ROOT / name / "settings.py").exists():
+    """The component of the slice `name`: the class with `section: ClassVar[str] = "NAME"` in ddrl/NAME/settings.py;
+    None where there is none. Imports the slice's settings alone."""
+    file = ROOT / name / "settings.py"
+    if not name.isidentifier() or not file.exists() or f'section: ClassVar[str] = "{name}"' not in file.read_text():
         return None
     module = importlib.import_module(f"ddrl.{name}.settings")
-    return next((found for found in vars(module).values() if getattr(found, "section", None) == name), None)
+    return next(found for found in vars(module).values() if getattr(found, "section", None) == name)
 
 
 def installed_slices() -> list[str]:
     """The slices with a section of their own, by name."""
     names = sorted(path.parent.name for path in ROOT.glob("*/settings.py"))
-    return [name for name in names if name != "core" and slice_component(name) is not None]
+    return [name for name in names if slice_component(name) is not None]
 
 
 # ---- Sections ----
@@ -202,7 +203,7 @@ class ReplayConfig:
     samples_per_insert: float = setting(
         8.0,
         "samples/transition",
-        "Transitions learned from per transition recorded; whoever is ahead waits. 0: nobody waits.",
+        "Transitions learned from per transition recorded; the side that is ahead waits. 0: neither waits.",
         ge=0,
     )
     samples_tolerance: float = setting(
@@ -239,7 +240,7 @@ class AreasConfig:
     block: int = setting(2_000, "samples", "Samples that a rollout writes at a time (k).", ge=1)
     blocks: int = setting(4, "blocks", "Blocks that an area holds; then the oldest is overwritten.", ge=2, le=254)
     min_fill: float = setting(
-        1.0, "", "Share of an area's blocks that must stand written before batches are drawn from it.", gt=0, le=1
+        1.0, "", "Share of an area's blocks that must be written before batches are drawn from it.", gt=0, le=1
     )
 
 
@@ -333,8 +334,8 @@ class RunConfig:
         300.0,
         "s",
         "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
-        "saved (mpirun; a silent relay or gradient node too); words come at a tenth of it. More where one environment "
-        "step or gradient takes longer.",
+        "saved (mpirun; a silent relay or gradient node too); a warning comes at a tenth of it. More where one "
+        "environment step or gradient takes longer.",
         gt=0,
     )
 
@@ -450,7 +451,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """What is written down while a run goes on."""
+    """What is recorded during a run."""
 
     period: float = setting(1.0, "s", "Seconds between records of the counters in the run directory.", gt=0)
     live: bool = setting(
@@ -577,7 +578,9 @@ class Config:
             return getattr(self, name)
         component = slice_component(name)
         if component is None:
-            raise ConfigError(f"there is no section '{name}': the package ddrl.{name} is not installed")
+            raise ConfigError(
+                f"the section [{name}] needs ddrl.{name}, which this installation lacks: install the whole of ddrl"
+            )
         known = {item.name for item in fields(component)}
         values = self.slices.get(name, {})
         for setting_name, value in values.items():
