@@ -15,7 +15,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.membership import Membership
-from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
+from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
 from ddrl.run.training import CollectorStarter
@@ -59,7 +59,7 @@ def _make_relay(
     mine: Assignment,
     channels: HostChannels,
     starter: CollectorStarter | None,
-) -> RootRelay | HostRelay | None:
+) -> Relay | None:
     """The relay of this host; None where the job failed before there was a model. starter: of this host's
     collectors."""
     policy = _share_policy(membership, mine, channels)
@@ -93,7 +93,7 @@ def _make_relay(
     )
     if mine.host == 0:
         lanes, mirrors = channels.attach_remote()
-        return RootRelay(
+        return root_relay(
             membership,
             config,
             local,
@@ -103,7 +103,7 @@ def _make_relay(
             orders=channels.orders,
             reports=channels.reports,
         )
-    return HostRelay(
+    return host_relay(
         membership,
         config,
         local,
