@@ -77,7 +77,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/admix/page.py": ("tests/plots/test_admix_figures.py",),
     "ddrl/pool/plots.py": ("tests/pool/test_plots.py",),
     "ddrl/pool/control.py": ("tests/pool/test_mode.py",),
-    "ddrl/replay/arrays.py": ("tests/replay/test_experience.py",),
+    "ddrl/replay/replay.py": ("tests/replay/test_experience.py",),
     "ddrl/replay/sources": ("tests/replay/test_sources.py", "tests/run/test_training.py"),
     "ddrl/run": tuple(f"tests/run/test_{name}.py" for name in ("task", "training", "serial", "resume")),
     "ddrl/run/__main__.py": ("tests/run/test_bad_input.py", "tests/run/test_start.py"),
