@@ -381,7 +381,7 @@ class Rounds:
     def _draws(self) -> Iterator[Any]:
         """A worker's share of the round's draws: as many as the source gives when its turn comes."""
         source = self._training.source
-        while source.ready():
+        while source.pacing.ready():
             yield from self._training.learner.prepare(source)
 
     # -- data ----------------------------------------------------------------------------------------------------------

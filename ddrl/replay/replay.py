@@ -4,26 +4,247 @@ Written by whoever records (drains of lanes, or a loop by hand), read by the lea
 the kernel locks, and the GIL is released while it works. Follows "Design of experience replay module with high
 performance" (J. Computer Applications 39(11), 2019): whole episodes of (state, action, reward), picks checked when they
 are recorded, drawing in time that does not grow with the records held. Beyond it: n-step windows, frame stacking,
-sequences with burn-in, the version of the policy that acted, snapshots. Must not import torch or another stage."""
+sequences with burn-in, the version of the policy that acted, snapshots. Must not import torch or another stage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddrl._kernel import Misfit, ReplayCore
-from ddrl.core.rows import RowSchema, row_schema, schema_of
-from ddrl.core.specs import ArraySpec, Column, EnvSpec
-from ddrl.replay.arrays import RecordArrays, conform
+from ddrl.core.errors import CheckpointError
+from ddrl.core.files import replacement
+from ddrl.core.rows import STATE, RowSchema, row_schema, schema_of
+from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
 from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows
 from ddrl.replay.evictions import Eviction, KernelEviction
-from ddrl.replay.options import Options, check_options, chunk_shift, selector_options
 from ddrl.replay.selectors import KernelSelector, Selector
-from ddrl.replay.snapshots import Snapshots
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+# Arrays on their way into replay: what a caller gives, in the form that the kernel reads in place.
+
+
+class RecordArrays:
+    """Converts the arrays of `record` and `record_steps`; ValueError or TypeError where one cannot be stored.
+
+    `lead` is () for one record and (n,) for n of them."""
+
+    def __init__(self, schema: RowSchema) -> None:
+        self._arrays = {schema.array_name(column): column.array for column in schema.observation}
+        self._named = schema.observation[0].name != STATE
+        self._action = schema.column("action").array
+        self._reward = schema.column("reward").array
+        self._further = {column.name: column for column in schema.further}
+
+    @property
+    def plain(self) -> bool:
+        """Whether a record is one state array, an action and a reward, and nothing further."""
+        return not self._named and not self._further
+
+    def observation(self, state: Any, lead: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
+        """A state: one array, or a dict (or structured array) of the named ones."""
+        if not self._named:
+            return (conform(state, self._arrays["observation"], lead, STATE),)
+        names: Any = (
+            cast(Any, state) if isinstance(state, Mapping) else getattr(getattr(state, "dtype", None), "names", ())
+        )
+        if set(names or ()) != set(self._arrays):
+            raise ValueError(f"a state of this replay is a dict of {', '.join(self._arrays)}")
+        return tuple(conform(state[name], array, lead, name) for name, array in self._arrays.items())
+
+    def action(self, action: ArrayLike, lead: tuple[int, ...]) -> NDArray[Any]:
+        """An action."""
+        return conform(action, self._action, lead, "action")
+
+    def reward(self, reward: ArrayLike, lead: tuple[int, ...]) -> NDArray[np.float32]:
+        """A reward; a vector of them where the schema has one."""
+        return conform(np.asarray(reward, np.float32), self._reward, lead, "reward")
+
+    def further(
+        self, columns: Mapping[str, ArrayLike] | None, lead: tuple[int, ...], ends: bool
+    ) -> dict[str, NDArray[Any]]:
+        """The further columns by name; one of role STATE also as name_next where the episode ends."""
+        if not self._further and not columns:
+            return {}
+        given = dict(columns or {})
+        made: dict[str, NDArray[Any]] = {}
+        for name, column in self._further.items():
+            wanted = {name: lead}
+            if ends and column.role is ColumnRole.STATE:
+                wanted[f"{name}_next"] = ()
+            for key, shape in wanted.items():
+                if key not in given:
+                    raise TypeError(f"columns lacks {key}: records of this replay have {', '.join(self._further)}")
+                made[key] = conform(given.pop(key), column.array, shape, key)
+        if given:
+            raise TypeError(
+                f"records of this replay have no column {', '.join(map(repr, given))}; they have "
+                f"{', '.join(self._further) or 'none beside state, action and reward'}"
+            )
+        return made
+
+
+def conform(value: Any, spec: ArraySpec, lead: tuple[int, ...], name: str) -> NDArray[Any]:
+    """`value` as a C-contiguous array [*lead, *shape] of the spec's dtype; no conversion loses the kind of a number."""
+    array = np.asarray(value)
+    if array.shape != lead + spec.shape:
+        raise ValueError(f"{name} of shape {array.shape} does not fit {lead + spec.shape}")
+    integers = array.dtype.kind in "iub" and np.dtype(spec.dtype).kind in "iu"
+    if not integers and not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        raise TypeError(f"{name} of dtype {array.dtype} cannot be stored as {spec.dtype} without loss of kind")
+    return np.ascontiguousarray(array, spec.dtype).reshape(lead + spec.shape)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+# Options of a replay and of the kernel's selectors, checked, and the size of a chunk that follows from them.
+
+
+MAX_CAPACITY = 1 << 30  # [records]
+
+
+class Options(TypedDict, total=False):
+    """Options of a replay, see `ExperienceReplay`."""
+
+    pick_len: int
+    short_picks: bool
+    n_step: int
+    eviction: str | KernelEviction | Eviction
+    seed: int
+    burn_in: int
+    file: str | Path | None
+
+
+def check_options(capacity: int, pick_len: int, n_step: int, burn_in: int, seed: int) -> None:
+    """Raise ValueError where a replay cannot be."""
+    for name, value, least in (
+        ("capacity", capacity, 1),
+        ("pick_len", pick_len, 1),
+        ("n_step", n_step, 0),
+        ("burn_in", burn_in, 0),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} ({value}) must be at least {least}")
+    if capacity > MAX_CAPACITY:
+        raise ValueError(f"capacity ({capacity}) must be at most 2**30 records")
+    if pick_len + n_step > capacity:
+        raise ValueError(
+            f"pick_len + n_step ({pick_len + n_step}) exceeds capacity ({capacity}): no pick could ever be drawn"
+        )
+
+
+def selector_options(kind: str, options: Mapping[str, Any]) -> dict[str, float]:
+    """The options of a kind of the kernel's selectors, with its defaults; ValueError for one that it does not take."""
+    defaults = dict(ReplayCore.selector_defaults(kind))
+    if unknown := set(options) - set(defaults):
+        raise ValueError(
+            f"a {kind} selector takes no {', '.join(sorted(unknown))}; it takes {', '.join(defaults) or 'no options'}"
+        )
+    chosen = {name: float(options.get(name, default)) for name, default in defaults.items()}
+    for name, value in chosen.items():
+        least = 1e-6 if name == "half_life" else 0.0
+        if not least <= value < float("inf"):
+            raise ValueError(f"{name} ({value:g}) must be finite and at least {least:g}")
+    return chosen
+
+
+def chunk_shift(record_bytes: int, capacity: int, pick_len: int) -> int:
+    """log2 of the records in a chunk: long runs for small records and long windows, little waste at an episode's end
+    for others."""
+    small = 8 if pick_len > 1 else 7
+    shift = next((shift for size, shift in ((64, small), (256, 6), (2048, 5)) if record_bytes <= size), 4)
+    return max(0, min(shift, capacity.bit_length() - 1))
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+# Snapshots of a replay: bytes, or files written whole or not at all.
+
+
+Progress = Callable[[int, int], object]
+
+
+class Snapshots:
+    """What `ExperienceReplay` does with snapshots. A snapshot names the configuration and the selectors it needs."""
+
+    _core: ReplayCore
+    _configuration: dict[str, Any]
+    _selectors: list[dict[str, Any]]
+
+    def new_pick_selector(self, selector: Any, **options: Any) -> int:
+        """Make a way of drawing picks."""
+        raise NotImplementedError
+
+    def serialize(self, progress: Progress | None = None) -> bytes:
+        """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may
+        go on meanwhile."""
+        return cast(bytes, self._core.serialize(self._describe(self._selectors), progress))
+
+    def unserialize(self, data: bytes, progress: Progress | None = None) -> None:
+        """Become the replay that `serialize` wrote; the same draws follow.
+
+        A replay without selectors gets the snapshot's. Raises CheckpointError, with nothing changed, for input that is
+        truncated, corrupt, foreign, or of another configuration. `progress` is called with bytes done and in all."""
+        self._restore(
+            data[: 1 << 16], "the snapshot", lambda configuration: self._core.unserialize(data, configuration, progress)
+        )
+
+    def save(self, path: str | Path, progress: Progress | None = None, *, increment: bool = False) -> None:
+        """A snapshot in a file, whole or not at all (a temporary file is renamed).
+
+        With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and
+        is loaded after it: load(first, *increments). Raises CheckpointError where it cannot be written, or there is
+        nothing to build on."""
+        try:
+            with replacement(Path(path)) as temporary:
+                self._core.save(str(temporary), self._describe(self._selectors), increment, progress)
+        except (RuntimeError, OSError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
+
+    def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
+        """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as
+        `unserialize`."""
+        try:
+            with Path(path).open("rb") as file:
+                head = file.read(1 << 16)
+        except OSError as error:
+            raise CheckpointError(f"cannot read the snapshot {path}: {error.strerror or error}") from None
+        self._restore(
+            head,
+            str(path),
+            lambda configuration: self._core.load([str(each) for each in (path, *increments)], configuration, progress),
+        )
+
+    def _restore(self, head: bytes, source: str, read: Callable[[str], None]) -> None:
+        before = len(self._selectors)
+        try:
+            selectors: list[dict[str, Any]] = []
+            if not self._selectors:
+                length = int.from_bytes(head[8:12], "little")
+                described = (
+                    msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
+                )
+                selectors = described.get("selectors", [])
+            for selector in selectors:
+                if "foreign" in selector:
+                    raise ValueError(f"make its selector {selector['selector']} first: it is not one of the kernel's")
+                self.new_pick_selector(**selector)
+            read(self._describe(self._selectors))
+        except (RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
+            self._core.keep_selectors(before)
+            del self._selectors[before:]
+            raise CheckpointError(f"{source} cannot be loaded: {error}") from None
+
+    def _describe(self, selectors: list[dict[str, Any]]) -> str:
+        return msgspec.json.encode({**self._configuration, "selectors": selectors}).decode()
+
+
+# -- experience --------------------------------------------------------------------------------------------------------
 
 LIVE = 0
 TERMINATED = 1
