@@ -277,7 +277,6 @@ RANKS = tuple(assign_roles([0] * 9, evaluator=True, nodes=4))
         (["learner.node_replay=own", "learner.nodes=6"], "there are 2 for 6 nodes"),
         (["learner.node_replay=own", "learner.nodes=2", "balance.first=2"], r"set balance.first = 0"),
         (["learner.node_replay=own", "learner.nodes=2", "balance.ddqn.choose_first=true"], "choose_first"),
-        (["learner.node_replay=own", "learner.nodes=2", "replay.source=pool"], r"set replay.source = auto"),
     ],
 )
 def test_what_needs_more_than_the_settings_is_refused_before_anything_stands(assignments, words):
