@@ -212,12 +212,6 @@ RANKS = tuple(assign_roles([0] * 9, evaluator=True, nodes=4))
         (["balance.sizer=causal"], "simulator"),
         (["balance.ema.wrong=1", "balance.sizer=ema"], "balance.ema.wrong"),
         (["learner.algorithm=pqn"], "learns from trajectories"),
-<<<<<<< HEAD:tests/run/test_nodes.py
-        (["learner.node_replay=own", "learner.nodes=6"], "there are 2 for 6 nodes"),
-        (["learner.node_replay=own", "learner.nodes=2", "balance.first=2"], r"set balance.first = 0"),
-        (["learner.node_replay=own", "learner.nodes=2", "balance.ddqn.choose_first=true"], "choose_first"),
-=======
->>>>>>> main:tests/balance/test_nodes.py
     ],
 )
 def test_what_needs_more_than_the_settings_is_refused_before_anything_stands(assignments, words):
