@@ -1,237 +1,404 @@
-"""The few collective calls of a start and an end, without spinning and without pickling.
+"""A training's processes on one host, from the first to the last: what the keeper does with them.
 
-Every call is nonblocking and polled with a sleep (`distribution.transport.waits`). A barrier has a name: where ranks
-reach different ones, or one does not reach it in time, the error names them.
-"""
+On the trainer's host the keeper starts the trainer at once, for importing torch takes longest; meanwhile it imports what
+members need, prepares the run, makes the channels and forks the members. `Link` joins keeper and trainer: the run's
+records go down, notes for the user too; the summary, or the error that ended training, comes back."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
 import time
-import zlib
-from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+from typing import Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import unlink_run
-from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.distribution.waits import nothing, wait
-from ddrl.run.members import Evaluator
-from ddrl.run.process import (
-    Interrupts,
-    fix_order_of_sums,
-    flush_denormals,
-    set_torch_threads,
-    skip_finalize,
-    spare_collector,
-)
-from ddrl.run.task import Outcome, Reason, Task
-from ddrl.run.topology import describe
+from ddrl.core import errors
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.errors import ChannelError, DdrlError, EnvError, JobFailed
+from ddrl.core.roles import Assignment, Role
+from ddrl.core.specs import EnvSpec
+from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.keeper import Child, Deaths, Ended, Keeper, Place, Silence, Silent
+from ddrl.run.process import SIGNALS
+from ddrl.run.topology import HostChannels, Topology, board_name, describe, read_failure, report_failure
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-NAME_BYTES = 256
-# Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
-SHARE = 0.3
-LONGEST = 0.1
+TRAINER = 0  # place of the trainer; a member's place is its rank
+PROBE = -1
+STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
+TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
 
 
-class BarrierError(DdrlError):
-    """Ranks did not meet at a barrier."""
+# -- keeper and trainer ------------------------------------------------------------------------------------------------
 
 
-class Barrier:
-    """All ranks of `comm` meet here; making it counts this rank, `wait` waits for the others."""
+class Records(msgspec.Struct, tag=True):
+    """Where the trainer keeps the run's records; the descriptor of the run's lock travels beside it. resume: folder and
+    state of the checkpoint to go on from."""
 
-    def __init__(self, comm: MPI.Comm, name: str) -> None:
-        from mpi4py import MPI
+    directory: str
+    resume: tuple[str, dict[str, Any]] | None
 
-        code = zlib.crc32(name.encode())
-        self.name = name
-        self._comm = comm
-        self._mine = np.array([code, -code], np.int64)
-        self._everyone = np.zeros(2, np.int64)
-        self._request = comm.Iallreduce(self._mine, self._everyone, MPI.MAX)
 
-    def wait(self, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-        """Until all are here; `meanwhile` is called between polls. BarrierError after `limit` seconds, or where some
-        came to another barrier. Waiting once more does nothing."""
-        deadline = None if limit is None else time.monotonic() + limit
+class Note(msgspec.Struct, tag=True):
+    """What the user is to know, of a rank."""
 
-        def look() -> None:
+    text: str
+    rank: int
+
+
+class Result(msgspec.Struct, tag=True):
+    """How training ended: its summary, or the error's text."""
+
+    document: dict[str, Any] | None
+    error: str = ""
+
+
+Message = Records | Note | Result
+
+
+class Link:
+    """One end of the socket between keeper and trainer: messages of one JSON object a line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._rest = b""
+        self._descriptors: list[int] = []  # received with messages
+
+    @classmethod
+    def pair(cls) -> tuple[Link, socket.socket]:
+        """The keeper's end, and the socket of the other one."""
+        mine, theirs = socket.socketpair()
+        return cls(mine), theirs
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, and descriptors beside it. Nothing where the other end is closed: its process has ended."""
+        data = msgspec.json.encode(message) + b"\n"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else 0
+            self._socket.sendall(data[sent:])
+
+    def receive(self, *, wait: bool = False) -> list[Message]:
+        """Messages since the last call. `wait`: until there is one, or the other end is closed."""
+        lines: list[bytes] = []
+        while True:
+            try:
+                flags = 0 if wait and not lines else socket.MSG_DONTWAIT
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 1, flags)
+            except (BlockingIOError, ConnectionResetError):
+                break
+            if not data:
+                break
+            self._descriptors += descriptors
+            *new, self._rest = (self._rest + data).split(b"\n")
+            lines += new
+        return [msgspec.json.decode(line, type=Message) for line in lines]
+
+    def take_descriptor(self) -> int | None:
+        """The oldest descriptor that was received."""
+        return self._descriptors.pop(0) if self._descriptors else None
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+# -- the user's code, in a process of its own --------------------------------------------------------------------------
+
+
+class _Probed(msgspec.Struct):
+    spec: EnvSpec | None = None
+    declaration: Declaration | None = None
+    kind: str = ""  # class of the error
+    text: str = ""
+
+
+def describe_environment(config: Config) -> tuple[EnvSpec, Declaration]:
+    """What the environment gives and takes, and what the algorithm needs; imports the user's code, but no torch."""
+    from ddrl.envs import probe_spec
+    from ddrl.learner import describe as describe_algorithm
+
+    spec = probe_spec(config.env)
+    return spec, describe_algorithm(config, spec)
+
+
+def probe(config: Config, meanwhile: Callable[[], object] = lambda: None) -> tuple[EnvSpec, Declaration]:
+    """`describe_environment` in a fork, so that this process never imports the user's code. The same errors, and
+    EnvError where it takes longer than run.start_limit; `meanwhile` is called a few times a second."""
+    answer = os.memfd_create("probe")
+
+    def work() -> int:
+        try:
+            found = _Probed(*describe_environment(config))
+        except DdrlError as error:
+            found = _Probed(kind=type(error).__name__, text=str(error))
+        except Exception as error:
+            found = _Probed(kind="EnvError", text=describe(error, f"env.id = {config.env.id}"))
+        os.write(answer, msgspec.msgpack.encode(found))
+        return 0
+
+    keeper = Keeper({PROBE: Place(1, Role.ROLLOUT, work)})
+    try:
+        child = keeper.start(PROBE)
+        deadline = time.monotonic() + config.run.start_limit
+        gone: list[tuple[Child, Ended]] = []
+        while not gone:
             meanwhile()
-            if deadline is not None and time.monotonic() > deadline:
-                raise BarrierError(f"{self._where()}: not every rank came within {limit:g} s")
-
-        wait([self._request], look, share=SHARE, longest=LONGEST)
-        if not np.array_equal(self._everyone, self._mine):
-            raise BarrierError(f"{self._where()}: some ranks came to another one, so they do not do the same")
-
-    def _where(self) -> str:
-        return f"rank {self._comm.Get_rank()} waits at the barrier '{self.name}'"
-
-
-def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-    """Make one and wait; see Barrier."""
-    Barrier(comm, name).wait(meanwhile, limit)
-
-
-def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:
-    """Bytes from the root (who gives `data`) to all ranks of `comm`."""
-    size = np.array([len(data) if data is not None else 0], np.int64)
-    wait([comm.Ibcast(size, root)], share=SHARE, longest=LONGEST)
-    buffer = np.frombuffer(bytearray(data if data is not None else int(size[0])), np.uint8)
-    if len(buffer):
-        wait([comm.Ibcast(buffer, root)], share=SHARE, longest=LONGEST)
-    return buffer.tobytes()
-
-
-def host_names(comm: MPI.Comm) -> list[str]:
-    """Name of the machine of every rank."""
-    mine = np.zeros(NAME_BYTES, np.uint8)
-    name = socket.gethostname().encode()[:NAME_BYTES]
-    mine[: len(name)] = np.frombuffer(name, np.uint8)
-    everyone = np.zeros((comm.Get_size(), NAME_BYTES), np.uint8)
-    wait([comm.Iallgather(mine, everyone)], share=SHARE, longest=LONGEST)
-    return [bytes(row[row != 0]).decode() for row in everyone]
+            gone = keeper.look(0.2)
+            if not gone and time.monotonic() > deadline:
+                raise EnvError(
+                    f"env.id = {config.env.id}: its constructor has not returned within {config.run.start_limit:g} s "
+                    f"(run.start_limit), in process {child.pid} on {socket.gethostname()}:\n{child.stacks()}"
+                )
+        _, ended = gone[0]
+        data = os.pread(answer, os.fstat(answer).st_size, 0)
+        if not data:
+            raise EnvError(f"env.id = {config.env.id}: the process that made one {ended.how}\n{ended.words}".rstrip())
+        found = msgspec.msgpack.decode(data, type=_Probed)
+    finally:
+        keeper.end(0.0)
+        keeper.close()
+        os.close(answer)
+    if found.kind:
+        kind: type[DdrlError] = getattr(errors, found.kind, EnvError)
+        error = kind.__new__(kind)
+        error.args = (found.text,)
+        raise error
+    assert found.spec is not None
+    assert found.declaration is not None
+    return found.spec, found.declaration
 
 
-# -- agreement ---------------------------------------------------------------------------------------------------------
-# How the ranks of a job begin and end together: each reports whether it could, and each gets the answer.
-#
-# Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A
-# rank that failed takes part all the same, so that nobody waits for it; the lowest one that failed prints why, once.
-#
-# An mpirun with --enable-recovery goes on without ranks that die: `abort` and the end of a process (`process.end`) then
-# differ.
+# -- the job -----------------------------------------------------------------------------------------------------------
 
 
-RECOVERY = b"--enable-recovery"  # of Open MPI's mpirun
-END_TIMEOUT = 10.0  # [s] after a failure for a rank inside a long environment step to end; then the job is aborted
+class Job:
+    """The processes of one host. Use as a context: whatever happens inside, none of them and no segment is left."""
 
+    def __init__(self, run_id: str, host: int, board: Board | None = None, deaths: Deaths | None = None) -> None:
+        """board: where somebody else has made it."""
+        self.run_id = run_id
+        self.host = host
+        self.channels: HostChannels | None = None
+        self.interrupted = False
+        self._board_is_own = board is None
+        self.board = Board.create(board_name(run_id, host)) if board is None else board
+        self.keeper = Keeper({})
+        self._deaths = deaths or Deaths()
+        self._link: Link | None = None
+        self._result: Result | None = None
+        self._trainer: Child | None = None
+        self._silence: Silence | None = None
+        self._directory = ""
 
-class Agreement:
-    """One collective answer to "did everyone reach this point?". Made by every rank; `wait` gives the answer."""
+    def __enter__(self) -> Job:
+        return self
 
-    def __init__(self, world: MPI.Intracomm, error: BaseException | None = None) -> None:
-        self._world = world
-        self._error = error
-        rank = world.Get_rank()
-        lowest = rank if error is not None else world.Get_size()
-        self._mine = np.array([lowest, 0 if _recovers(os.getppid()) else 1], np.int64)
-        self._lowest = np.zeros(2, np.int64)
-        from mpi4py import MPI
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-        self._request = world.Iallreduce(self._mine, self._lowest, MPI.MIN)
+    # -- the start
 
-    def wait(self) -> None:
-        """Return when every rank is here. JobFailed where one came with an error, which the lowest such rank prints."""
-        wait([self._request], share=SHARE, longest=LONGEST)
-        if self._lowest[1] == 0:  # ranks of mpirun's own host see it, and everybody hears of it
-            skip_finalize()
-        rank = self._world.Get_rank()
-        lowest = int(self._lowest[0])
-        if lowest == self._world.Get_size():
+    def start_trainer(self, program: Sequence[str] = TRAINER_PROGRAM) -> None:
+        """Start the trainer's program, to which four words are added: the run, the descriptor of its link, and those of
+        `Place`."""
+        self._link, theirs = Link.pair()
+        words = (*program, self.run_id, str(theirs.fileno()))
+        self.keeper.places[TRAINER] = Place(0, Role.TRAINER, program=words, inherited=[theirs.fileno()])
+        self._trainer = self.keeper.start(TRAINER)
+        theirs.close()
+        self.keeper.watch(self._link.fileno(), self._hear)
+
+    def open(self, topology: Topology, *, collectors: bool = False) -> None:
+        """Make the host's channels and start its evaluator and rollouts; collectors: no rollouts, which come and go by
+        themselves."""
+        config = topology.config
+        self.channels = channels = HostChannels.create(topology, self.host, self.board)
+        self._silence = Silence(config.run.silence_limit, config.run.start_limit)
+        members = [one for one in topology.on_host(self.host) if one.role in (Role.EVALUATOR, Role.ROLLOUT)]
+        for member in members:
+            if member.role is Role.ROLLOUT and collectors:
+                continue
+            self.keeper.places[member.rank] = Place(member.rank, member.role, partial(_be_member, channels, member))
+            channels.name_row(member)
+            self.keeper.start(member.rank)
+
+    def hand_over(self, records: TaskRecords) -> None:
+        """Give the trainer the run's directory, with its lock, and the checkpoint to go on from."""
+        assert self._link is not None
+        self._directory = str(records.directory.path)
+        resume = None if records.resume is None else (str(records.resume.path), records.resume.state)
+        lock = records.directory.lock
+        descriptors = [] if lock is None or lock.descriptor is None else [lock.descriptor]
+        self._link.send(Records(self._directory, resume), descriptors)
+
+    # -- while it runs
+
+    def run(self) -> dict[str, Any]:
+        """Watch until the trainer has ended; its summary. JobFailed with what ended the job, KeyboardInterrupt where a
+        second interrupt ended it."""
+        while self._trainer is not None:
+            self.look(1.0)
+        result = self._result
+        if result is not None and result.document is not None:
+            return result.document
+        raise JobFailed(result.error if result is not None else read_failure(self.run_id, self.host))
+
+    def look(self, timeout: float) -> None:
+        """Sleep until something happens, at most `timeout` [s], and act on it."""
+        for child, ended in self.keeper.look(timeout):
+            self._note_end(child, ended)
+        if self._silence is not None and self.channels is not None and self._silence.due():
+            for silent in self._silence.look(self._table(self.channels)):
+                self._note_silence(silent)
+
+    def fail(self, text: str) -> None:
+        """End the job: everyone on this host is told, and through its relay everyone else."""
+        report_failure(self.board, self.run_id, self.host, text)
+
+    def note(self, text: str, rank: int) -> None:
+        """Tell the user, in the run's records too where the trainer is on this host."""
+        if self._link is not None and self._trainer is not None:
+            self._link.send(Note(text, rank))
+        else:
+            print(f"ddrl: {text}", file=sys.stderr, flush=True)
+
+    def _hear(self) -> None:
+        assert self._link is not None
+        for message in self._link.receive():
+            if isinstance(message, Result):
+                self._result = message
+
+    def _note_end(self, child: Child, ended: Ended) -> None:
+        if child is self._trainer:
+            self._trainer = None
+            self._hear()
+            if self._link is not None:
+                self.keeper.unwatch(self._link.fileno())
+            if ended.status == 130 and self._result is None:
+                raise KeyboardInterrupt
+            if self._result is None and self.board.command != Command.FAIL:
+                go_on = f"; go on from its last checkpoint with --resume {self._directory}" if self._directory else ""
+                self.fail(f"{child.name} {ended.how}{go_on}{_below(ended.words)}")
             return
-        if self._error is not None and rank == lowest and rank != 0:  # rank 0 raises its error itself
-            print(f"ddrl: {describe(self._error, f'rank {rank}')}", file=sys.stderr, flush=True)
-        raise JobFailed("")
+        if ended.status == 0 or self.board.command in (Command.STOP, Command.FAIL):
+            return
+        if self._deaths.after_end(child, ended):
+            self.keeper.start(child.place, child.incarnation + 1)
+        else:
+            self.fail(f"{child.name} {ended.how}{_below(ended.words)}")
+
+    def _note_silence(self, silent: Silent) -> None:
+        what = "it" if silent.role in (Role.RELAY, Role.TRAINER) else "its environment"
+        if not silent.final:
+            self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
+            return
+        child = next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
+        stacks = "" if child is None else f"\n{child.name}:\n{child.stacks()}"
+        if child is not None and self._deaths.after_silence(child):
+            self.keeper.restart(child)
+            assert self._silence is not None
+            self._silence.restarted(silent.row)
+            times = f"({child.incarnation + 1} of {self._deaths.max_restarts} times)"
+            self.note(f"{silent.words}: it was started again {times}{stacks}", silent.rank)
+            return
+        saved = "what was learned since the last checkpoint is lost" if what == "it" else "what was learned is saved"
+        if silent.role is Role.RELAY:
+            saved = "what was learned is saved"
+        setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
+        self.fail(
+            f"{silent.words} ({setting}): {what} hangs, or its host; {saved}. Longer environment steps need a higher "
+            f"limit{stacks}"
+        )
+        if child is not None:
+            child.send(signal.SIGKILL)
+
+    def _has_started(self, silent: Silent) -> bool:
+        assert self._silence is not None
+        return self._silence.has_started(silent.row)
+
+    def _table(self, channels: HostChannels) -> NDArray[np.float64]:
+        """Counters of this host, and on the trainer's host those of the other hosts' relays."""
+        tables = [channels.counters.table()]
+        for host, mirror in enumerate(channels.mirrors, start=1):
+            ranks = channels.topology.on_host(host)
+            relays = [row for row, rank in enumerate(ranks) if rank.role is Role.RELAY]
+            tables.append(mirror.table()[relays])
+        return np.concatenate(tables)
+
+    # -- interrupts and the end
+
+    @contextmanager
+    def interrupts_passed_on(self) -> Generator[None]:
+        """Signals that ask for a stop go to the trainer, which saves; before it has anything to save they set
+        `interrupted`."""
+        before: dict[signal.Signals, Any] = {}
+
+        def act(number: int, _: FrameType | None) -> None:
+            self.interrupted = True
+            if self._directory and self._trainer is not None:
+                self._trainer.send(number)
+
+        for number in SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: go on without a terminal
+                before[number] = signal.signal(number, act)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def check_interrupts(self) -> None:
+        """KeyboardInterrupt where a stop was asked for before the trainer had anything to save."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        """End every process and remove the channels. Before the members have channels they wait for nothing."""
+        if self.board.command != Command.FAIL:
+            self.board.command = Command.STOP
+        if self._trainer is not None:  # an error in this process: what is not saved is lost
+            self._trainer.send(signal.SIGKILL if self.channels is None or not self._directory else signal.SIGTERM)
+        self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
+        self.keeper.close()
+        if self._link is not None:
+            self._link.close()
+        if self.channels is not None:
+            self.channels.close()
+        elif self._board_is_own:
+            self.board.unlink()
+        unlink_run(self.run_id, self.host)
 
 
-def _recovers(launcher: int) -> bool:
-    """Whether a rank's parent is an mpirun with --enable-recovery. On other hosts it is a daemon, which does not show
-    that."""
+def _be_member(channels: HostChannels, assignment: Assignment) -> int:
+    """In a fork: the evaluator or a rollout."""
+    from ddrl.run.members import member_process
+
+    return member_process(channels.in_fork(), assignment)
+
+
+def _below(words: str) -> str:
+    return f":\n{words}" if words else ""
+
+
+def failure_of(run_id: str, host: int) -> str:
+    """The first failure of a host; empty where there is none."""
     try:
-        return RECOVERY in Path(f"/proc/{launcher}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # it has ended
-        return False
-
-
-def abort(world: MPI.Intracomm, run_id: str = "") -> None:
-    """End the whole job, and remove the channels that the run already has on this machine.
-
-    An mpirun with --enable-recovery treats MPI's abort as the death of one rank. So it is told to end, and its ranks
-    end with it."""
-    if run_id:
-        unlink_run(run_id)
-    launcher = os.getppid()
-    if _recovers(launcher):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            os.kill(launcher, signal.SIGTERM)
-    world.Abort(1)
-
-
-@contextlib.contextmanager
-def abort_on_error(world: MPI.Intracomm, run_id: str = "") -> Generator[None]:
-    """Abort the whole job where this rank fails while no message can reach the others."""
-    try:
-        yield
-    except BaseException as error:
-        print(f"ddrl: {describe(error, f'rank {world.Get_rank()}')}", file=sys.stderr, flush=True)
-        abort(world, run_id)
-
-
-def part(
-    world: MPI.Intracomm,
-    meanwhile: Callable[[], object] = lambda: None,
-    run_id: str = "",
-    error: BaseException | None = None,
-) -> None:
-    """Wait until no rank needs any host's channels.
-
-    The trainer gives the `error` that ended the job, if one did, and waits for at most END_TIMEOUT then: it removes
-    this machine's channels and aborts the job.
-    """
-    deadline = time.monotonic() + END_TIMEOUT
-
-    def look() -> None:
-        meanwhile()
-        if error is not None and time.monotonic() > deadline:
-            if str(error):
-                print(f"ddrl: {error}", file=sys.stderr, flush=True)
-            abort(world, run_id)
-
-    barrier(world, "nobody needs any host's channels", look)
-
-
-# -- driver ------------------------------------------------------------------------------------------------------------
-# Drives one task to its end in a process of its own: the loop of the local and the MPI mode.
-
-
-WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
-
-
-def drive(
-    task: Task, interrupts: Interrupts, save_elsewhere: Callable[[Task], bool] = lambda task: False
-) -> dict[str, Any]:
-    """Turn by turn to the end; the summary. After an error the task is abandoned and the error raised.
-
-    `save_elsewhere` is asked after SIGTERM, between two draws: whether it has saved already.
-    """
-    try:
-        set_torch_threads(task.config.learner.threads)
-        spare_collector()
-        flush_denormals()
-        if task.training.rounds is not None:  # what else learns here depends on when experience arrives
-            fix_order_of_sums()
-        task.start()
-        while (outcome := task.turn()) is not Outcome.DONE:
-            if interrupts.requested:
-                task.end(Reason.INTERRUPTED)
-            elif outcome is Outcome.IDLE:
-                task.wait(WAIT)
-        saved = interrupts.terminated and save_elsewhere(task)
-        return task.finish(lambda: Evaluator(task.config, task.model), settle=not saved, saved=saved)
-    except BaseException as error:
-        task.abandon(error)
-        raise
+        return read_failure(run_id, host)
+    except ChannelError:
+        return ""

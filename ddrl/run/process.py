@@ -39,6 +39,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.requested = False
         self.terminated = False  # by SIGTERM: whoever sent it may kill this process any moment
+        self.signals = SIGNALS
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:

@@ -17,9 +17,9 @@ from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.job import drive
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, interrupts_held_back
+from ddrl.run.ranks import drive
 from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
 from ddrl.run.rounds.starters import StarterProcess

@@ -17,9 +17,9 @@ from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.job import Agreement, abort, abort_on_error, broadcast, host_names, part
 from ddrl.run.pool.ranks import MARK
 from ddrl.run.process import die_with, ignore_interrupts
+from ddrl.run.ranks import Agreement, abort, abort_on_error, broadcast, host_names, part
 from ddrl.run.topology import HostChannels, Topology, board_name, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, PoolError
 from ddrl.core.settings import apply_overrides, load_config
 from ddrl.run import cli
-from ddrl.run.job import abort_on_error, barrier, broadcast, part
 from ddrl.run.members import GOING
 from ddrl.run.modes.local import local_ranks
 from ddrl.run.modes.mpi import meet
@@ -28,6 +27,7 @@ from ddrl.run.modes.pool import plan_of, run_plan
 from ddrl.run.pool.plan import PoolPlan
 from ddrl.run.pool.ranks import STANDING, PoolRanks, assign_relays
 from ddrl.run.process import is_orphan, sweep_open_mpi
+from ddrl.run.ranks import abort_on_error, barrier, broadcast, part
 from ddrl.run.topology import board_name, report_failure
 
 if TYPE_CHECKING:

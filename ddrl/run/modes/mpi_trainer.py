@@ -15,9 +15,9 @@ from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.run.checkpoint import TaskRecords
-from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
+from ddrl.run.ranks import Agreement, drive, part
 from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
 from ddrl.run.rounds.hosts import HostStarters

@@ -16,10 +16,10 @@ from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Membership
-from ddrl.run.job import abort_on_error, barrier, part
 from ddrl.run.members import GOING
 from ddrl.run.pool.ranks import STANDING, PoolRanks, RelayPlace
 from ddrl.run.process import keep_off
+from ddrl.run.ranks import abort_on_error, barrier, part
 from ddrl.run.relay import relay_process
 from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
 
