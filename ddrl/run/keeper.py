@@ -416,7 +416,8 @@ class Keeper:
         self._selector.close()
 
     def _reap(self, place: int, child: Child) -> Ended | None:
-        errors, pidfd = child.errors, child.pidfd
+        errors = child.errors
+        pidfd = child.pidfd
         ended = child.ended()
         if ended is not None:
             del self.children[place]
