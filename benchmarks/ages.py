@@ -19,7 +19,7 @@ _LINKS = ("ddrl/channels", "ddrl/distribution", "ddrl/kernel/codec.hpp", "ddrl/k
 
 # The code under each benchmark, by its results' names up to the first underscore.
 MEASURED: dict[str, tuple[str, ...]] = {
-    "admix": ("ddrl/envs/admix",),
+    "admix": ("ddrl/admix",),
     "algorithms": _LEARNING,
     "beside": ("ddrl/acting", "ddrl/rollout", *_LINKS),
     "cartpole": _LEARNING,

@@ -5,8 +5,12 @@ The package's top imports nothing heavy: a rollout process never loads torch. Se
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # nothing is imported here: Ctrl-C in the middle of it would end a run with a traceback
+import sys
+
+TYPE_CHECKING = False  # nothing more is imported here: Ctrl-C in the middle of it would end a run with a traceback
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
     from typing import Any
 
     from ddrl.notebook import play, start, watch
@@ -34,3 +38,60 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+RENAMED = {  # modules of earlier versions, which programs, settings and saved runs name, and what they are now
+    "ddrl.envs.admix": "ddrl.admix",
+    "ddrl.run.serving": "ddrl.admix.serving",
+    "ddrl.serve": "ddrl.admix",
+}
+
+
+def current_name(module: str) -> str:
+    """The present name of a module, or of module:name, that may have the name of an earlier version (`RENAMED`)."""
+    for old, new in RENAMED.items():
+        if module == old or module.startswith((f"{old}.", f"{old}:")):
+            return new + module[len(old) :]
+    return module
+
+
+class _RenamedLoader:
+    """Imports the module `target` under its old name: both names give one module object."""
+
+    def __init__(self, target: ModuleSpec) -> None:
+        self._target = target
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let the import system make a module, which `exec_module` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        import importlib
+
+        sys.modules[module.__name__] = importlib.import_module(self._target.name)
+
+    def get_code(self, name: str) -> Any:
+        """For `python -m`."""
+        loader: Any = self._target.loader
+        return loader.get_code(self._target.name)
+
+
+class _RenamedFinder:
+    """Part of `sys.meta_path`: finds modules by their old names, without importing anything before it is asked to."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        new = current_name(name)
+        if new == name:
+            return None
+        from importlib.machinery import ModuleSpec
+        from importlib.util import find_spec
+
+        found = find_spec(new)
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        loader: Any = _RenamedLoader(found)
+        return ModuleSpec(name, loader, origin=found.origin, is_package=is_package)
+
+
+sys.meta_path.insert(0, _RenamedFinder)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -126,23 +127,25 @@ def _play(saved: SavedPolicy, options: argparse.Namespace) -> tuple[EvaluationRe
 
 
 def _account(saved: SavedPolicy, options: argparse.Namespace) -> int:
-    """The days that the command asks for, beside baselines and the optimum."""
-    from ddrl.envs.admix.account import write_account
-    from ddrl.envs.admix.accounting import account
-
+    """The days that the command asks for, beside baselines and the optimum, where the environment's module has a
+    function `account_days` (saved policy, run directory, days, log, notify) -> report."""
+    module, colon, _ = saved.env.id.partition(":")
+    hook = getattr(import_module(module), "account_days", None) if colon else None
+    if hook is None:
+        raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
     begin, end = ("\r\033[K", "") if sys.stderr.isatty() else ("", "\n")
-    made = account(
-        saved, options.days, options.log, say=lambda words: print(f"{begin}{words}", end=end, file=sys.stderr)
-    )
-    path = write_account(options.run, made)
+
+    def notify(words: str) -> None:
+        print(f"{begin}{words}", end=end, file=sys.stderr)
+
+    made = hook(saved, options.run, options.days, options.log, notify)
     print(begin, end="", file=sys.stderr)
-    scores = {rule.name: float(np.mean(rule.scores)) for rule in made.rules}
     if options.json:
-        print(json.dumps({"run": str(options.run), "days": made.days, "scores": scores}))
+        print(json.dumps({"run": str(options.run), "days": made["days"], "scores": made["scores"]}))
         return 0
-    for name, score in sorted(scores.items(), key=lambda item: -item[1]):
+    for name, score in sorted(made["scores"].items(), key=lambda item: -item[1]):
         print(f"{name:18} {score:.4f}")
-    print(f"(V - V_bid_only) / (V_opt - V_bid_only), mean of {made.days} days; written to {path}")
+    print(f"{made['measure']}, mean of {made['days']} days; written to {made['path']}")
     return 0
 
 

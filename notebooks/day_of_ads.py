@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddrl.envs.admix import Market, MarketConfig, Problem, solve_dual
-from ddrl.envs.admix.market import MarketDay
-from ddrl.envs.admix.optimum import Optimum
-from ddrl.envs.admix.scoring import Case, load, tune
-from ddrl.run.log_scoring import requests_of
-from ddrl.serve import DisplayRequest
+from ddrl.admix import DisplayRequest, Market, MarketConfig, Problem, solve_dual
+from ddrl.admix.days import Case, load, tune
+from ddrl.admix.market import MarketDay
+from ddrl.admix.optimum import Optimum
+from ddrl.admix.serving import requests_of
 
 MARKET = {"requests": 1500, "contracts": 6, "regions": 3, "ages": 2, "breadth": 1.0, "drift": 0.3, "demand_high": 0.4}
 SHORT = {f"env.kwargs.{name}": value for name, value in MARKET.items()} | {

@@ -48,6 +48,8 @@ def test_the_package_keeps_them(copy):
         ("balance/sizes.py", "import ddrl.learner", "Stages are siblings"),
         ("balance/sizes.py", "import torch", "torch lives in the learner only"),
         ("balance/sizes.py", "import mpi4py", "MPI is spoken by distribution and run only"),
+        ("learner/actor_critic.py", "import ddrl.admix.networks", "The core never imports a slice"),
+        ("admix/mixer.py", "import ddrl.pool.queue", "Slices are independent"),
         ("telemetry/store.py", "import mpi4py", "MPI is spoken by distribution and run only"),
     ],
 )

@@ -16,28 +16,28 @@ import numpy as np
 import pytest
 
 from benchmarks.attack.messages import mutate
+from ddrl.admix import mixer as counters
+from ddrl.admix import open_log
+from ddrl.admix.account import FORMAT, Account, Rule, read_account, write_account
+from ddrl.admix.account import NAME as ACCOUNT
+from ddrl.admix.ipinyou import COLUMNS, read_impressions
+from ddrl.admix.messages import Control
+from ddrl.admix.mixer import policy_of
 from ddrl.balance.value_network import SHIPPED, ValueNetwork
 from ddrl.core.config import LearnerConfig
 from ddrl.core.decoding import decode
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.core.settings import config_from_toml
-from ddrl.envs.admix import open_log
-from ddrl.envs.admix.account import FORMAT, Account, Rule, read_account, write_account
-from ddrl.envs.admix.account import NAME as ACCOUNT
-from ddrl.envs.admix.logs.ipinyou import COLUMNS, read_impressions
 from ddrl.learner import snapshot
 from ddrl.pool import control
 from ddrl.pool.reading import read_pool
 from ddrl.pool.traces import generate, read_traces, write_traces
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
-from ddrl.serve import snapshot as counters
-from ddrl.serve.messages import Control
-from ddrl.serve.served_policy import policy_of
+from tests.admix.material import request_of, small_mixer
 from tests.learner.learner_cases import learner_of
 from tests.pool.recorded import write_pool
 from tests.replay.filled import fill, make_replay
-from tests.serve.material import request_of, small_mixer
 
 MORE_MEMORY = 200 << 10  # [KiB]
 MOST_WORDS = 1500
@@ -88,13 +88,13 @@ def serving_counters(folder: Path) -> Parser:
 
 
 def log_record(folder: Path) -> Parser:
-    from tests.envs.admix.test_logs import tiny
+    from tests.admix.test_logs import tiny
 
     return of_file(tiny(folder) / "contracts.json", lambda: open_log(folder))
 
 
 def log_table(folder: Path) -> Parser:
-    from tests.envs.admix.test_logs import tiny
+    from tests.admix.test_logs import tiny
 
     path = next(tiny(folder).glob("*.parquet"))
     return of_file(path, lambda: list(open_log(folder)), quick=300)

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import arguments, print_table, save
+from ddrl.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
+from ddrl.admix.days import PACKAGE, Case, load, tune
+from ddrl.admix.market import GENERATOR
 from ddrl.core import plugins
-from ddrl.envs.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
-from ddrl.envs.admix.market import GENERATOR
-from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
 
 TUNING_SEED = 1000
 DELAYS = (0.0, 0.05, 0.2)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ddrl.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
+from ddrl.admix.contracts import Requests
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.config import Config
 from ddrl.core.rows import row_schema
@@ -19,8 +21,6 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import VectorEnv
 from ddrl.core.transitions import transition_columns
 from ddrl.envs import make_vector_env
-from ddrl.envs.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
-from ddrl.envs.admix.contracts import Requests
 from ddrl.learner import Learner, describe
 from ddrl.learner.observations import as_tensors
 from ddrl.replay.sources import make_source

@@ -15,10 +15,10 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
+from ddrl.admix.contracts import Pacing
+from ddrl.admix.days import Decision, Feedback, Outlook
+from ddrl.admix.environment import MAX_PACE
 from ddrl.core.errors import ConfigError
-from ddrl.envs.admix.pacing import Pacing
-from ddrl.envs.admix.replay import Decision, Feedback, Outlook
-from ddrl.envs.admix.state import MAX_PACE
 
 
 class Learned:

@@ -33,11 +33,10 @@ import numpy as np
 from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERTAIN, cases, interval
 from benchmarks.admix.learned import Learned
 from benchmarks.harness import arguments, print_table, save
+from ddrl.admix import MarketConfig
+from ddrl.admix.days import PACKAGE, Baseline, Case, load, tune
 from ddrl.core import plugins
 from ddrl.core.settings import load_config
-from ddrl.envs.admix import MarketConfig
-from ddrl.envs.admix.replay import Baseline
-from ddrl.envs.admix.scoring import PACKAGE, Case, load, tune
 from ddrl.run.cli import tasks
 
 RUNS = Path("build/admix")

@@ -28,10 +28,10 @@ from benchmarks.admix.__main__ import DRIFTS, TUNING_SEED, UNCERTAIN, cases
 from benchmarks.admix.inside import Explorer, Inside, days_env, days_settings
 from benchmarks.admix.trained import PERIOD, play
 from benchmarks.harness import arguments, print_table, save
+from ddrl.admix import Market, MarketConfig
+from ddrl.admix.days import Case, load, tune
 from ddrl.core.config import Config
 from ddrl.core.settings import load_config
-from ddrl.envs.admix import Market, MarketConfig
-from ddrl.envs.admix.scoring import Case, load, tune
 from ddrl.run.cli import tasks
 
 LENGTHS = (0, 1, 2, 4, 8)  # 0: never retrained

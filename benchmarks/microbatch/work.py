@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from ddrl.balance.settings import BalanceConfig
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
-from ddrl.core.nodes import BalanceConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 SPEC = EnvSpec("Made-up", ArraySpec((64,), "float32"), 4)
@@ -77,6 +77,5 @@ def fit(trace: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.fl
 def config_of(rows: int, hidden: list[int], nodes: int = 0, **balance: Any) -> Config:
     """Settings of a small DQN; `balance`: of its nodes."""
     learner = LearnerConfig(batch_size=rows, hidden=hidden, nodes=nodes, double=False, dueling="none", device="cpu")
-    return Config(
-        run=RunConfig(), replay=ReplayConfig(samples_per_insert=0.0), learner=learner, balance=BalanceConfig(**balance)
-    )
+    config = Config(run=RunConfig(), replay=ReplayConfig(samples_per_insert=0.0), learner=learner)
+    return config.with_section(BalanceConfig(**balance))

@@ -17,7 +17,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/distribution/plans/planner.py", "constant", "max(3 * versions_in_flight + 1"): (
         "where a plan has many messages the period is taken over more models: it is the same, and known later"
     ),
-    ("ddrl/envs/admix/optimum.py", "constant", "np.clip(alpha, 1,"): (
+    ("ddrl/admix/optimum.py", "constant", "np.clip(alpha, 1,"): (
         "only where the descent begins: it ends at the same duals"
     ),
     ("ddrl/learner/export.py", "constant", "expected.ravel()[:4]"): "a message quotes one number more",

@@ -120,7 +120,7 @@ _NAMED = {
         ),
         ("time limits are terminal", "terminations[index] = bool(terminated)", "terminations[index] = True"),
     ),
-    "envs/admix/inventory.py": (
+    "admix/contracts.py": (
         (
             "more than a cell holds is dealt",
             "rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])",
@@ -132,7 +132,7 @@ _NAMED = {
             "return self.curve[left]",
         ),
     ),
-    "envs/admix/market.py": (
+    "admix/market.py": (
         ("every day has the same walk", "for past in range(day + 1):", "for past in range(1):"),
         ("filters hold nothing back", "eligible &= rng.random(eligible.shape, np.float32) >= config.filtered", "pass"),
     ),
@@ -402,24 +402,22 @@ _NAMED = {
     "plan/rounds.py": (
         ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
     ),
-    "serve/mixer.py": (
+    "admix/mixer.py": (
         ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
         ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
+        (
+            "billing is forgotten at a restart",
+            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
+            'for name in ("shown", "rate"):',
+        ),
     ),
-    "serve/server.py": (
+    "admix/server.py": (
         ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
         (
             "counters are lost at the end",
             "return_exceptions=True)\n        snapshot.save(self._state, snapshot.encode(self.mixer))",
             "return_exceptions=True)",
-        ),
-    ),
-    "serve/snapshot.py": (
-        (
-            "billing is forgotten at a restart",
-            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
-            'for name in ("shown", "rate"):',
         ),
     ),
     "telemetry/store.py": (

@@ -35,10 +35,10 @@ from benchmarks.harness import Timing, arguments, interleave, print_table, ratio
 from benchmarks.serve.bare import Bare
 from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.run.serving import make_book, open_mixer
-from ddrl.serve.load import Generator, Result, bodies_of, run
-from ddrl.serve.messages import Decision, DisplayRequest
-from ddrl.serve.served_policy import ServedPolicy
+from ddrl.admix.load import Generator, Result, bodies_of, run
+from ddrl.admix.messages import Decision, DisplayRequest
+from ddrl.admix.mixer import ServedPolicy
+from ddrl.admix.serving import make_book, open_mixer
 
 CONNECTIONS = 16
 EVERY = 1000  # requests between two changes of the policy

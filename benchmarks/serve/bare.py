@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from ddrl.run.serving import open_mixer
-from ddrl.serve.book import Book
-from ddrl.serve.messages import Decision, DisplayRequest
-from ddrl.serve.served_policy import ServedPolicy
+from ddrl.admix.messages import Decision, DisplayRequest
+from ddrl.admix.mixer import Book, ServedPolicy
+from ddrl.admix.serving import open_mixer
 
 
 class Bare:

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.policy_file import load_policy, save_policy
+from ddrl.admix.serving import make_book
 from ddrl.core.config import EnvConfig
-from ddrl.run.serving import make_book
 
 CANDIDATES = 50
 ENV = EnvConfig(
-    id="ddrl.envs.admix:generated",
+    id="ddrl.admix:generated",
     kwargs={
         "requests": 1_000_000, "contracts": 30, "bids": 20, "extra_bids": 0, "mode": "all",
         "overall_fields": ["shortfall", "time"], "traffic_fields": [],

@@ -8,7 +8,8 @@ import streamlit as st
 import watch
 
 from ddrl import plots
-from ddrl.envs.admix.account import MODULE, NAME, Account, read_account
+from ddrl.admix.account import NAME, Account, read_account
+from ddrl.admix.account import is_admix as is_admix_env
 from ddrl.telemetry import Run
 
 
@@ -45,7 +46,7 @@ def charts(runs: watch.Runs) -> None:
 
 def is_admix(run: Run) -> bool:
     """Whether a run is of ad mixing."""
-    return run.config.env.id.startswith(f"{MODULE}")
+    return is_admix_env(run.config.env.id)
 
 
 def days(account: Account) -> None:

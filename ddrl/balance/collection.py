@@ -16,8 +16,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ddrl.balance.settings import CollectionSettings
 from ddrl.core.errors import ConfigError
-from ddrl.core.nodes import CollectionSettings
 
 
 class Verdict(StrEnum):

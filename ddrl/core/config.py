@@ -3,13 +3,15 @@ stage its own component. Impossible values are refused here; `ddrl.core.settings
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Literal, TypeVar, overload
 
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges, setting
+from ddrl.core.fields import check_ranges, convert, setting, slice_component
 from ddrl.core.learning_config import NEVER, AreasConfig, LearnerConfig, ReplayConfig, RolloutConfig
-from ddrl.core.nodes import BalanceConfig
+
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True)
@@ -186,53 +188,11 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True)
-class PoolConfig:
-    """Several tasks on fewer devices (--tasks)."""
-
-    devices: str = setting(
-        "",
-        "",
-        "Devices that the tasks share, separated by commas: cuda:0, a torch device; cpu:0, a core; cpu:0-3, four; "
-        "cpu:1@0.5, half a core.",
-    )
-    policy: str = setting(
-        "fair",
-        "",
-        "Which waiting task gets an idle device: exclusive, slices, fifo, round_robin, fair, between_gradients, or "
-        "package.module:Class of your own.",
-        plugin="ddrl.pool.policies",
-    )
-    weight: float = setting(1.0, "", "Weight of a task in the queue; in the task's own file.", gt=0)
-    collectors: str = setting(
-        "off",
-        "",
-        "off: rollouts run on beside learning. Else learning goes in rounds: run.processes collectors take a fixed "
-        "number of steps with one version, then all learning happens, then the next version comes. A collector ends "
-        "once it has sent its steps, and the next one starts when its parameters are there (cold) or a predicted time "
-        "before (prewarm); alive: it does not end. With or without --tasks. Under mpirun relays start them; "
-        "ranks are a trainer, a relay per host, and an evaluator where evaluation is on; with --tasks a master, and a "
-        "relay per task and host.",
-        choices=("off", "alive", "cold", "prewarm"),
-    )
-    collect_steps: int = setting(128, "steps", "Steps of each environment that a collector takes a round.", ge=1)
-    gradient_order: str = setting(
-        "sent",
-        "",
-        "In which order a round's data are recorded and learned from: sent, as the collectors sent them; worker, by "
-        "their numbers, so that a run is the same bit for bit.",
-        choices=("sent", "worker"),
-    )
-    delay_cost: float = setting(
-        49.0,
-        "",
-        "Cost of a second that parameters wait for a collector; one that a collector waits for them costs 1.",
-        gt=0,
-    )
-
-
-@dataclass(frozen=True)
 class Config:
-    """Everything; printed by --print-config, saved as config.toml in the run directory."""
+    """Everything; printed by --print-config, saved as config.toml in the run directory.
+
+    The sections of slices (ddrl.pool, ddrl.balance, ...) are kept as they were read and made into components when they
+    are asked for (`section`): a run that does not use a slice does not need it."""
 
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -242,15 +202,14 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     areas: AreasConfig = field(default_factory=AreasConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    balance: BalanceConfig = field(default_factory=BalanceConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
-    pool: PoolConfig = field(default_factory=PoolConfig)
+    slices: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # "pool" -> {...}, as read
     tables: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # "learner.c51" -> {...}
 
     def __post_init__(self) -> None:
         for component in fields(self):
-            if component.name != "tables":
+            if component.name not in ("slices", "tables"):
                 check_ranges(component.name, getattr(self, component.name))
         replay = self.replay
         learner = self.learner
@@ -283,7 +242,6 @@ class Config:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
             )
-        self.balance.check(learner.nodes, learner.batch_size)
         if learner.node_replay == "own" and not learner.nodes:
             raise ConfigError(
                 "learner.node_replay = own needs nodes: set learner.nodes, or learner.node_replay = leader"
@@ -296,3 +254,60 @@ class Config:
             )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")
+
+    @overload
+    def section(self, of: type[Section]) -> Section: ...
+    @overload
+    def section(self, of: str) -> Any: ...
+    def section(self, of: Any) -> Any:
+        """A section as its component, checked: of a slice by its class, or of any by its name.
+
+        Raises ConfigError where a value is wrong, or where the slice is not installed."""
+        name: str = of if isinstance(of, str) else of.section
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def uses(self, slice_name: str) -> bool:
+        """Whether the run asks for a slice, by the setting that switches it on; imports nothing."""
+        section, name, off = SWITCHED[slice_name]
+        if section in CORE_SECTIONS:
+            return getattr(getattr(self, section), name) != off
+        return self.slices.get(section, {}).get(name, off) != off
+
+    def table(self, place: str) -> dict[str, Any]:
+        """The table of a plug-in as it was read, by its place (learner.c51, pool.fair); empty where there is none."""
+        section, _, plugin = place.partition(".")
+        return self.tables.get(place) or self.slices.get(section, {}).get(plugin, {})
+
+    def with_section(self, section: Any) -> Config:
+        """This config with another component of a slice."""
+        return replace(self, slices={**self.slices, section.section: asdict(section)})
+
+    @cached_property
+    def _made(self) -> dict[str, Any]:
+        return {}
+
+    def _make(self, name: str) -> Any:
+        if name in CORE_SECTIONS:
+            return getattr(self, name)
+        component = slice_component(name)
+        if component is None:
+            raise ConfigError(f"there is no section '{name}': the package ddrl.{name} is not installed")
+        known = {item.name for item in fields(component)}
+        values = self.slices.get(name, {})
+        for setting_name, value in values.items():
+            if setting_name not in known and not isinstance(value, dict):  # a dict is the table of a plug-in
+                raise ConfigError(f"there is no setting '{name}.{setting_name}'")
+        own = {setting_name: value for setting_name, value in values.items() if setting_name in known}
+        made = convert(own, component, name, joint=".")
+        check_ranges(name, made)
+        if hasattr(made, "check"):
+            made.check(self)
+        return made
+
+
+# The settings that switch a slice on, each with the value by which it stays off.
+SWITCHED = {"balance": ("learner", "nodes", 0), "pool": ("pool", "collectors", "off")}
+
+CORE_SECTIONS = tuple(item.name for item in fields(Config) if item.name not in ("slices", "tables"))

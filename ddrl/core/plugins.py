@@ -1,9 +1,10 @@
-"""Plug-ins: algorithms, selectors, schemes, codecs, choosers and the like, each one class in one file, reached by name.
+"""Plug-ins: algorithms, selectors, schemes, codecs, choosers and the like, each one class that is found by its name.
 
-A plug-in is a class with a `name`. A built-in one is the class of that name in the file of that name in its kind's
-package (`c51` is the class in ddrl/learner/algorithms/c51.py whose `name` is "c51"); one from outside is written
-package.module:Class. No list of them exists anywhere else. A plug-in with settings of its own has `Settings`, a frozen
-dataclass of `core.config.setting` fields: its table in a settings file is `[section.name]`.
+A plug-in is a class with a `name`. The built-in ones of a kind are either one module (the choosers are the classes of
+ddrl/acting/choosers.py that begin with a line `name = "..."`), or a package with a file for each (`c51` is the class
+whose `name` is "c51" in ddrl/learner/algorithms/c51.py). One from outside is written package.module:Class. There is no
+other list of them. A plug-in with settings of its own has `Settings`, a frozen dataclass of `core.config.setting`
+fields; its table in a settings file is `[section.name]`.
 """
 
 from __future__ import annotations
@@ -11,36 +12,43 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddrl.core.errors import ConfigError, DdrlError
+from ddrl.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 
 
+# A class's own `name`, with or without a type: how built-in plug-ins are found in a module without importing it.
+_NAME_LINE = re.compile(r'^    name(?:: [^=\n]+)? = "(\w+)"', re.MULTILINE)
+
+
 @cache
-def names(package: str) -> tuple[str, ...]:
-    """The built-in plug-ins of a kind, by the files of its package (ddrl.learner.algorithms); imports none of them."""
-    folder = ROOT.joinpath(*package.split(".")[1:])
-    return tuple(sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")))
+def names(kind: str) -> tuple[str, ...]:
+    """The built-in plug-ins of a kind, a module or package (ddrl.learner.algorithms); imports none of them."""
+    place = ROOT.joinpath(*kind.split(".")[1:])
+    if place.is_dir():
+        return tuple(sorted(path.stem for path in place.glob("*.py") if not path.stem.startswith("_")))
+    return tuple(sorted(_NAME_LINE.findall(place.with_suffix(".py").read_text())))
 
 
-def check_name(setting: str, package: str, name: str) -> None:
-    """Raise ConfigError unless `name` is a built-in plug-in of `package` or is written package.module:Class."""
-    if ":" not in name and name not in names(package):
-        near = difflib.get_close_matches(name, names(package), n=1, cutoff=0.5)
+def check_name(setting: str, kind: str, name: str) -> None:
+    """Raise ConfigError unless `name` is a built-in plug-in of `kind` or is written package.module:Class."""
+    if ":" not in name and name not in names(kind):
+        near = difflib.get_close_matches(name, names(kind), n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'? Known are" if near else "known are"
-        raise ConfigError(
-            f"{setting} ({name!r}): {hint} {', '.join(names(package))}, or package.module:Class of your own"
-        )
+        raise ConfigError(f"{setting} ({name!r}): {hint} {', '.join(names(kind))}, or package.module:Class of your own")
 
 
-def load(setting: str, package: str, name: str) -> Any:
+def load(setting: str, kind: str, name: str) -> Any:
     """The plug-in class that `setting` names; ConfigError where there is none or it cannot be imported."""
-    check_name(setting, package, name)
-    module_name, _, attribute = name.partition(":") if ":" in name else (f"{package}.{name}", "", "")
+    check_name(setting, kind, name)
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        module_name = f"{kind}.{name}" if ROOT.joinpath(*kind.split(".")[1:]).is_dir() else kind
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -49,14 +57,12 @@ def load(setting: str, package: str, name: str) -> Any:
         raise ConfigError(
             f"{setting} = {name}: there is no module {error.name}; is it installed, or on PYTHONPATH?"
         ) from None
-    except DdrlError:
-        raise
     if attribute:
         found = getattr(module, attribute, None)
         if found is None or not isinstance(getattr(found, "name", None), str):
             raise ConfigError(f"{setting} = {name}: {module_name} has no class {attribute} with a `name`")
         return found
     for _, found in inspect.getmembers(module, inspect.isclass):
-        if found.__module__ == module_name and getattr(found, "name", None) == name:
+        if found.__module__ == module_name and vars(found).get("name") == name:
             return found
     raise AssertionError(f"{module_name} holds no class whose name is {name!r}")

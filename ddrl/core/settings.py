@@ -3,7 +3,8 @@
 
 Strict: an unknown name is refused with the nearest known one, a mistyped value with the type wanted. The table of a
 plug-in (`[learner.c51]`, `--set learner.c51.atoms=51`) is checked when the plug-in is loaded (`plugin_settings`): no
-other process needs to know it.
+other process needs to know it. The section of a slice (`[pool]`) is checked where a file or an override names it, or
+the run uses it; in the config of an earlier run it is kept as it is.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-import msgspec
 import tomli_w
 
 from ddrl.core import plugins
-from ddrl.core.config import Config
+from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config
 from ddrl.core.decoding import DAMAGE
 from ddrl.core.errors import ConfigError, shortened
-from ddrl.core.fields import check_ranges
+from ddrl.core.fields import check_ranges, convert, installed_slices, slice_component
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,23 @@ class SettingInfo:
     choices: tuple[str, ...] = ()
 
 
-def describe_settings() -> list[SettingInfo]:
-    """Every setting of the library itself, in the order of `Config`."""
-    return [info for section, component in _sections().items() for info in _describe(section, component)]
+def describe_settings(slices: Iterable[str] = ()) -> list[SettingInfo]:
+    """Every setting of the core, in the order of `Config`, then those of `slices`, as far as they are installed."""
+    described: list[SettingInfo] = []
+    for section in dict.fromkeys((*CORE_SECTIONS, *slices)):
+        component = _component(section)
+        if component is not None:
+            described += _describe(section, component)
+    return described
 
 
 def describe_plugin_settings() -> list[SettingInfo]:
-    """Every setting of the built-in plug-ins, by section; loads them all."""
+    """Every setting of the built-in plug-ins of core and slices, by section; loads them all."""
     described: list[SettingInfo] = []
-    for section, packages in _plugin_packages().items():
-        for setting, package in packages.items():
-            for name in plugins.names(package):
-                component = getattr(plugins.load(setting, package, name), "Settings", None)
+    for section in (*CORE_SECTIONS, *installed_slices()):
+        for setting, kind in _plugin_kinds(section).items():
+            for name in plugins.names(kind):
+                component = getattr(plugins.load(setting, kind, name), "Settings", None)
                 described += _describe(f"{section}.{name}", component) if component is not None else []
     return described
 
@@ -59,7 +64,7 @@ def plugin_settings(config: Config, section: str, plugin: Any) -> Any:
     Raises ConfigError for a name, type or value that the plug-in does not take.
     """
     place = f"{section}.{plugin.name}"
-    table = config.tables.get(place, {})
+    table = config.table(place)
     component = getattr(plugin, "Settings", None)
     known = {} if component is None else get_type_hints(component)
     for name in table:
@@ -71,7 +76,7 @@ def plugin_settings(config: Config, section: str, plugin: Any) -> Any:
         name: int(value) if known[name] is int and isinstance(value, float) and value.is_integer() else value
         for name, value in table.items()
     }
-    settings = _convert(whole, component, place)
+    settings = convert(whole, component, place)
     check_ranges(place, settings)
     return settings
 
@@ -85,20 +90,22 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
     if path is not None:
         tree = _read_toml(path)
         _check_names(tree, str(path))
-        _to_config(tree, str(path))  # blames the file before an override is laid over it
-    return _lay_over(tree, overrides, "--set" if path is None else f"{path} and --set")
+        _checked(
+            _to_config(tree, str(path)), set(tree), str(path)
+        )  # blames the file before an override is laid over it
+    return _lay_over(tree, overrides, "--set" if path is None else f"{path} and --set", set(tree))
 
 
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     """`config` with `section.name=value` overrides laid over it."""
-    return _lay_over(_to_tree(config), overrides, "--set")
+    return _lay_over(config_tree(config), overrides, "--set", set())
 
 
 def config_from_toml(text: str, source: str) -> Config:
-    """Read a config that `config_to_toml` wrote; `source` names it in errors."""
+    """Read a config that `config_to_toml` wrote; `source` names it in errors. Sections of slices are kept as read."""
     try:
         tree = tomllib.loads(text)
-        _check_names(tree, source)
+        _check_names({section: values for section, values in tree.items() if section in CORE_SECTIONS}, source)
         return _to_config(tree, source)
     except ConfigError as error:
         raise ConfigError(shortened(error)) from None
@@ -108,21 +115,30 @@ def config_from_toml(text: str, source: str) -> Config:
 
 def config_to_toml(config: Config) -> str:
     """The effective settings as TOML that `load_config` reads back to an equal config."""
-    return tomli_w.dumps(_to_tree(config))
+    return tomli_w.dumps(config_tree(config))
 
 
-def _sections() -> dict[str, Any]:
-    return {name: component for name, component in get_type_hints(Config).items() if name != "tables"}
+def config_tree(config: Config) -> dict[str, Any]:
+    """The effective settings as a settings file has them: by section, the tables of plug-ins inside their sections."""
+    tree = asdict(config)
+    slices = tree.pop("slices")
+    for place, table in tree.pop("tables").items():
+        section, _, plugin = place.partition(".")
+        tree[section][plugin] = table
+    return {**tree, **slices}
 
 
-def _plugin_packages() -> dict[str, dict[str, str]]:
-    """By section: each setting that names a plug-in, and the package of its plug-ins."""
-    packages: dict[str, dict[str, str]] = {}
-    for section, component in _sections().items():
-        for item in fields(component):
-            if item.metadata["plugin"]:
-                packages.setdefault(section, {})[f"{section}.{item.name}"] = item.metadata["plugin"]
-    return packages
+def _component(section: str) -> Any:
+    return get_type_hints(Config)[section] if section in CORE_SECTIONS else slice_component(section)
+
+
+def _plugin_kinds(section: str) -> dict[str, str]:
+    """The settings of a section that name plug-ins, each with the module or package of its kind."""
+    return {
+        f"{section}.{item.name}": item.metadata["plugin"]
+        for item in fields(_component(section))
+        if item.metadata["plugin"]
+    }
 
 
 def _describe(section: str, component: Any) -> Iterable[SettingInfo]:
@@ -136,25 +152,32 @@ def _describe(section: str, component: Any) -> Iterable[SettingInfo]:
         yield SettingInfo(f"{section}.{item.name}", name, default, meta["unit"], meta["doc"], choices)
 
 
-def _to_tree(config: Config) -> dict[str, Any]:
-    tree = asdict(config)
-    for place, table in tree.pop("tables").items():
-        section, _, plugin = place.partition(".")
-        tree[section][plugin] = table
-    return tree
-
-
 def _to_config(tree: Mapping[str, Any], source: str) -> Config:
-    """The config of a tree whose names are known; what is a table inside a section belongs to a plug-in."""
-    own: dict[str, Any] = {"tables": {}}
+    """The config of a tree; what is a table inside a section belongs to a plug-in."""
+    own: dict[str, Any] = {"slices": {}, "tables": {}}
     for section, values in tree.items():
-        settings = {item.name for item in fields(_sections()[section])}
+        if section not in CORE_SECTIONS:
+            own["slices"][section] = values
+            continue
+        settings = {item.name for item in fields(_component(section))}
         own[section] = {name: value for name, value in values.items() if name in settings}
         own["tables"] |= {f"{section}.{name}": value for name, value in values.items() if name not in settings}
-    return _convert(own, Config, source)
+    return convert(own, Config, source)
 
 
-def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str) -> Config:
+def _checked(config: Config, named: set[str], source: str) -> Config:
+    """`config` with the sections of slices that are `named`, or that the run uses, checked and complete."""
+    slices = dict(config.slices)
+    wanted = named | {name for name in SWITCHED if config.uses(name)}
+    try:
+        for name in wanted.difference(CORE_SECTIONS):
+            slices[name] = {**slices.get(name, {}), **asdict(config.section(name))}
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return replace(config, slices=slices)
+
+
+def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str, named: set[str]) -> Config:
     for override in overrides:
         name, value = _parse_override(override)
         *tables, key = name.split(".")
@@ -162,7 +185,8 @@ def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str) -> Co
         for table in tables:
             place = place.setdefault(table, {})
         place[key] = value
-    return _to_config(tree, source)
+        named.add(tables[0])
+    return _checked(_to_config(tree, source), named, source)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -194,20 +218,24 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _is_integer_setting(name: str) -> bool:
-    return any(info.name == name and info.type == "int" for info in describe_settings())
+    return any(info.name == name and info.type == "int" for info in describe_settings([name.partition(".")[0]]))
 
 
 def _check_names(tree: Mapping[str, Any], source: str) -> None:
-    known = [info.name for info in describe_settings()]
-    sections = {name.partition(".")[0] for name in known}
     for section, values in tree.items():
-        if section not in sections:
-            raise ConfigError(f"{source}: there is no section '{section}'{_nearest(section, sections)}")
+        component = _component(section)
+        if component is None:
+            sections = (*CORE_SECTIONS, *installed_slices())
+            raise ConfigError(
+                f"{source}: there is no section '{section}' (nor a package ddrl.{section} with settings)"
+                f"{_nearest(section, sections)}"
+            )
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{source}: '{section}' is a section of settings, not a value: write [{section}] or {section}.name = "
                 "..."
             )
+        known = [info.name for info in describe_settings([section])]
         for key, value in cast(Mapping[str, Any], values).items():
             name = f"{section}.{key}"
             if name not in known and not (isinstance(value, Mapping) and _may_be_table(section, key, tree)):
@@ -216,24 +244,11 @@ def _check_names(tree: Mapping[str, Any], source: str) -> None:
 
 def _may_be_table(section: str, key: str, tree: Mapping[str, Any]) -> bool:
     """Whether `[section.key]` can be the table of a plug-in: a built-in one, or perhaps one from outside."""
-    packages = _plugin_packages().get(section, {})
-    from_outside = any(":" in str(tree[section].get(setting.partition(".")[2], ":")) for setting in packages)
-    return from_outside or any(key in plugins.names(package) for package in packages.values())
+    kinds = _plugin_kinds(section)
+    from_outside = any(":" in str(tree[section].get(setting.partition(".")[2], ":")) for setting in kinds)
+    return from_outside or any(key in plugins.names(kind) for kind in kinds.values())
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{matches[0]}'?" if matches else "; --help lists all settings"
-
-
-def _convert(tree: Mapping[str, Any], component: Any, source: str) -> Any:
-    try:
-        return msgspec.convert(tree, component, strict=True)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise ConfigError(f"{source}: {error.__cause__}") from None
-        what, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`")
-        raise ConfigError(f"{source}: {name or 'settings'}: {what}") from None

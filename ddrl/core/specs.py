@@ -16,6 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+# By the name of an axis: the module with the networks (make_actor, make_critics) for arrays that have it, as settings
+# name modules. The learner imports it when it is asked for.
+NETWORKS = {"queue": "ddrl.admix.networks"}
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z_]+[0-9]{0,4}_?")
 
 
@@ -161,6 +164,12 @@ class EnvSpec:
         if self.frame_stack == 1:
             return self.observation
         return ArraySpec(self.observation.shape[1:], self.observation.dtype)
+
+    @property
+    def networks(self) -> str:
+        """The module whose networks this observation needs (`NETWORKS`); "": those of the library for one vector."""
+        axes = (axis for array in self.observation.arrays.values() for axis in array.axes)
+        return next((NETWORKS[axis] for axis in axes if axis in NETWORKS), "")
 
     @property
     def discrete(self) -> bool:

@@ -16,9 +16,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
 
+from ddrl import current_name
 from ddrl.core.errors import RunDirError
 
-OWN = "ddrl.envs.admix"  # its factories take no names of code; those of ddrl.envs.partial do
+OWN = "ddrl.admix"  # its factories take no names of code; those of ddrl.envs.partial do
 
 
 def foreign_code(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -59,7 +60,7 @@ def _names(tree: Mapping[str, Any] | Sequence[Any], prefix: str) -> Iterable[tup
             # Gymnasium's names are of any form, and env.kwargs may hold one; elsewhere cuda:1 is none of code.
             environment = prefix.startswith("env.")
             named = all(part.isidentifier() for part in module.split(".")) and (environment or name.isidentifier())
-            if named and module != OWN:
+            if named and current_name(module) != OWN:
                 yield f"{prefix}{key}", value
 
 

@@ -1,7 +1,7 @@
 // The queue of one display request of ad mixing: which candidates stand in it, what a policy sees of them, which ad is
 // shown, and what showing it changes.
 //
-// Rules and numbers are those of ddrl.envs.admix (vector.py, state.py, delivery.py), for one request at a time; a test
+// Rules and numbers are those of ddrl.admix (vector.py, state.py, delivery.py), for one request at a time; a test
 // holds both to the same days. All tables belong to the caller, who reads and writes them between calls. One thread.
 // Contract j stands in slot j, the bids of a request behind them. O(contracts + candidates) a request.
 #pragma once

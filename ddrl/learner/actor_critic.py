@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from importlib import import_module
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.queue_networks import QueueActor, QueueCritics, has_queue
 from ddrl.learner.stacks import Stack
 
 
-def make_actor(spec: EnvSpec, hidden: list[int]) -> Actor | QueueActor:
-    """The actor that fits the observation: one vector, or arrays with a queue."""
-    return QueueActor(spec, hidden) if has_queue(spec) else Actor(spec, hidden)
+def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:
+    """The actor that fits the observation: one vector, or what the module `spec.networks` is for."""
+    if spec.networks:
+        return import_module(spec.networks).make_actor(spec, hidden)
+    return Actor(spec, hidden)
 
 
-def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> Critics | QueueCritics:
+def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> nn.Module:
     """`count` critics of `outputs` numbers that fit the observation."""
-    return (QueueCritics if has_queue(spec) else Critics)(spec, hidden, count, outputs)
+    if spec.networks:
+        return import_module(spec.networks).make_critics(spec, hidden, count, outputs)
+    return Critics(spec, hidden, count, outputs)
 
 
 def flat_observation(observation: torch.Tensor, spec: ArraySpec) -> torch.Tensor:

@@ -32,6 +32,7 @@ from ddrl.plan.model import Case, Prediction, predict, to_json
 from ddrl.plan.recordings import Recording, read_recordings
 from ddrl.pool.devices import Device, parse_devices
 from ddrl.pool.policy import Policy
+from ddrl.pool.settings import PoolConfig
 
 SECONDS = 10.0  # that a task is recorded for
 MAX_LISTED = 8  # numbers of a range; a longer one doubles
@@ -141,7 +142,7 @@ def _plan(options: argparse.Namespace, own: Sequence[Recording], every: Sequence
         raise ConfigError(f"--cores {cores}: a host has at least 1")
     pools = [recording.device for recording in own if recording.device is not None]
     default = len(_listed(configs[0])) or len(pools[:1])
-    policy: type[Policy] = plugins.load("pool.policy", "ddrl.pool.policies", configs[0].pool.policy)
+    policy: type[Policy] = plugins.load("pool.policy", "ddrl.pool.policies", configs[0].section(PoolConfig).policy)
     fitted: dict[bool, list[tuple[Config, Costs]]] = {}
     row_nbytes = _row_nbytes(configs[0]) if max(options.hosts) > 1 else 0
     found: list[Prediction] = []
@@ -165,7 +166,7 @@ def _plan(options: argparse.Namespace, own: Sequence[Recording], every: Sequence
 
 
 def _listed(config: Config) -> tuple[Device, ...]:
-    return parse_devices(config.pool.devices) if config.pool.devices else ()
+    return parse_devices(config.section(PoolConfig).devices) if config.section(PoolConfig).devices else ()
 
 
 def _devices(config: Config, count: int, pools: Sequence[Device]) -> tuple[Device, ...]:

@@ -36,6 +36,7 @@ from ddrl.pool.devices import Device
 from ddrl.pool.offline import lower_bound
 from ddrl.pool.policy import Policy
 from ddrl.pool.processors import Processors
+from ddrl.pool.settings import PoolConfig
 from ddrl.pool.simulator import Outcome, simulate
 from ddrl.pool.traces import TaskTrace
 
@@ -118,7 +119,7 @@ def traces(case: Case, tasks: Sequence[tuple[Config, Costs]]) -> list[TaskTrace]
                 gradient=[[seconds] for seconds in gradient],
                 update=[0.0] * count,
                 send=[0.0] * (count - 1) + [costs.end if case.devices else 0.0],
-                weight=config.pool.weight,
+                weight=config.section(PoolConfig).weight,
             )
         )
     return found

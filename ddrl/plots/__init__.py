@@ -1,22 +1,14 @@
 """The figures that dashboard and notebooks share. Each is pure: tables in (`ddrl.telemetry.Run` gives them), a plotly
 figure out.
 
-One module per subject. Nothing here reads a file, keeps state, or imports a stage.
+One module per subject. Nothing here reads a file, keeps state, or imports a stage. The figures of a slice are in
+its page.py (`ddrl/admix/page.py`), which lists them in `__all__`; they are found here by name too.
 """
 
-from ddrl.plots.admix import (
-    delivery,
-    delivery_ahead,
-    duals_of_contracts,
-    latest_contract,
-    oscillation,
-    revenue_left,
-    revenue_over_day,
-    revenue_swings,
-    rule_scores,
-    scores_table,
-    why_chosen,
-)
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
 from ddrl.plots.balance import (
     iteration_times,
     measured_front,
@@ -80,17 +72,13 @@ __all__ = [
     "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
-    "delivery",
-    "delivery_ahead",
     "differing_labels",
     "draws_against_law",
-    "duals_of_contracts",
     "gantt",
     "gpu_use",
     "heartbeat_ages",
     "fit_legend",
     "iteration_times",
-    "latest_contract",
     "learning_curve",
     "makespan_against_tasks",
     "measured_front",
@@ -101,7 +89,6 @@ __all__ = [
     "node_course",
     "node_table",
     "operations_beside_peers",
-    "oscillation",
     "pool_bounds",
     "pool_gantt",
     "pool_table",
@@ -115,12 +102,7 @@ __all__ = [
     "regret_over_updates",
     "relay_bandwidth",
     "replay_fill",
-    "revenue_left",
-    "revenue_over_day",
-    "revenue_swings",
-    "rule_scores",
     "sample_balance",
-    "scores_table",
     "seal_times",
     "seconds_by_node",
     "series_over",
@@ -136,5 +118,14 @@ __all__ = [
     "version_age_heatmap",
     "version_flow",
     "who_waits",
-    "why_chosen",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A figure of a slice, by its name in the `__all__` of ddrl/*/page.py."""
+    if not name.startswith("_"):
+        for path in sorted(Path(__file__).parents[1].glob("*/page.py")):
+            page = import_module(f"ddrl.{path.parent.name}.page")
+            if name in page.__all__:
+                return getattr(page, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

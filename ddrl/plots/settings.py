@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.config import Config
 from ddrl.core.settings import describe_settings
 
 _ABSENT = "-"
@@ -23,8 +21,9 @@ def settings_table(
     `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not
     all alike (with one run: in which it departs from the defaults). Settings that this version does not know are listed
     last."""
-    default = _flat({name: values for name, values in asdict(Config()).items() if name != "tables"})
-    meanings = {info.name: info for info in describe_settings()}
+    sections = {section for tree in runs.values() for section in tree}
+    meanings = {info.name: info for info in describe_settings(sorted(sections))}
+    default = _flat({name: info.default for name, info in meanings.items()})
     values = {name: _flat(tree) for name, tree in runs.items()}
     foreign = sorted({setting for tree in values.values() for setting in tree} - set(default))
     rows: list[dict[str, str]] = []

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddrl import current_name
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
+from ddrl.core.fields import installed_slices
 from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
 
 TASKS = Path(__file__).parents[1] / "tasks"
@@ -59,7 +61,7 @@ def task_for(overrides: Sequence[str]) -> Path | None:
     """The settings of a run for which no task was named: those of the task that ships with its environment, or None,
     neutral ones. Step sizes, limits and targets belong to a task, and never to another environment."""
     named = [override for override in overrides if override.partition("=")[0].strip() == "env.id"]
-    env_id = load_config(None, named).env.id
+    env_id = current_name(load_config(None, named).env.id)
     fitting = [path for path in tasks().values() if tomllib.loads(path.read_text())["env"]["id"] == env_id]
     return min(fitting, key=lambda path: len(path.stem), default=None)  # cartpole.toml, not cartpole_c51.toml
 
@@ -147,13 +149,13 @@ def _task_path(name: str) -> Path:
 
 def _settings_table(config: Config) -> str:
     lines = [f"settings (section.name  type  value in {config.env.id}'s task  [unit]  meaning):"]
-    for info in describe_settings():
+    for info in describe_settings(installed_slices()):
         section, _, name = info.name.partition(".")
-        lines.append(_line(info, getattr(getattr(config, section), name)))
+        lines.append(_line(info, getattr(config.section(section), name)))
     lines += ["", "settings of algorithms, selectors and the like, each of use where it is chosen:"]
     for info in describe_plugin_settings():
         table, _, name = info.name.rpartition(".")
-        lines.append(_line(info, config.tables.get(table, {}).get(name, info.default)))
+        lines.append(_line(info, config.table(table).get(name, info.default)))
     return "\n".join(lines) + "\n"
 
 

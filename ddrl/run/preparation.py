@@ -5,7 +5,6 @@ directory, checkpoint. Whatever can be refused is refused here, before any chann
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.settings import apply_overrides
+from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
@@ -102,7 +101,7 @@ class Preparation:
             self._check_resume(self.resume, command.overrides)
         else:
             self.config = command.config()
-        if command.serial and self.config.pool.collectors != "off":
+        if command.serial and self.config.uses("pool"):
             raise ConfigError("--serial is one process: leave it out, or set pool.collectors = off")
         _require_training()
 
@@ -124,7 +123,7 @@ class Preparation:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.checks import check_cluster
 
-        if self.config.pool.collectors != "off":
+        if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:
             self._check_nodes(ranks)
@@ -153,7 +152,7 @@ class Preparation:
         """The run's directory, made here for a new run, and the checkpoint to go on from."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id, self._path)
-            remember_trust(self.directory.path, foreign_code(asdict(self.config)))
+            remember_trust(self.directory.path, foreign_code(config_tree(self.config)))
         else:
             try:
                 self.directory.write_config(self.config)
@@ -192,7 +191,7 @@ class Preparation:
                 f"{own}: each node gets the rows of its own rollouts, and there are {rollouts} for "
                 f"{config.learner.nodes} nodes (learner.nodes): start more ranks, or use fewer nodes"
             )
-        if config.balance.first or config.tables.get("balance.ddqn", {}).get("choose_first"):
+        if config.section("balance").first or config.table("balance.ddqn").get("choose_first"):
             raise ConfigError(
                 f"{own} awaits the gradients of all nodes: set balance.first = 0, and no balance.ddqn.choose_first"
             )
@@ -202,7 +201,7 @@ class Preparation:
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""
         mine = {override.partition("=")[0].strip() for override in command.overrides}
-        code = foreign_code(asdict(self.config))
+        code = foreign_code(config_tree(self.config))
         theirs = {setting: name for setting, name in code.items() if setting not in mine}
         check_trust(self.directory.path, theirs, trust=command.trust)
         remember_trust(self.directory.path, {setting: code[setting] for setting in code if setting in mine})

@@ -92,7 +92,7 @@ class Topology:
     @property
     def in_rounds(self) -> bool:
         """Whether learning goes in rounds, and collectors come and go in the rollouts' places."""
-        return self.config.pool.collectors != "off"
+        return self.config.uses("pool")
 
     @property
     def rollouts(self) -> int:
@@ -117,8 +117,8 @@ class Topology:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
         is learned from late."""
         channels = self.config.channels
-        pool = self.config.pool
-        steps = pool.collect_steps if self.in_rounds else 2  # a collector ends before anybody drains its lane
+        # A collector ends before its lane is drained: the lane holds all of a round's steps.
+        steps = self.config.section("pool").collect_steps if self.in_rounds else 2
         least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
         held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)

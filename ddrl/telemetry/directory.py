@@ -13,12 +13,10 @@ from typing import Any, cast
 
 import tomli_w
 
-from ddrl.core.config import Config
+from ddrl.core.config import CORE_SECTIONS, Config
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.settings import config_from_toml, describe_settings
 from ddrl.telemetry.store import FILE_NAME
-
-SECTIONS = frozenset(info.name.partition(".")[0] for info in describe_settings())
 
 FILMS = {".gif": "image/gif", ".mp4": "video/mp4"}  # what a film may be, by its name's end
 
@@ -44,10 +42,10 @@ def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dic
         section: {
             name: value
             for name, value in cast(dict[str, Any], values).items()
-            if f"{section}.{name}" in known or isinstance(value, dict)  # a table is that of a plug-in
+            if f"{section}.{name}" in known or isinstance(value, dict) or section not in CORE_SECTIONS
         }
         for section, values in settings.items()
-        if section in SECTIONS and isinstance(values, dict)
+        if isinstance(values, dict)
     }
     try:
         return settings, config_from_toml(tomli_w.dumps(tree), str(path))

@@ -13,13 +13,13 @@ from benchmarks.admix.__main__ import SMALL, cases, interval
 from benchmarks.admix.inside import Explorer, Inside
 from benchmarks.admix.learned import Learned
 from ddrl.acting.policy_file import save_policy
+from ddrl.admix import AdmixVectorEnv
+from ddrl.admix.days import load
 from ddrl.core.settings import load_config
 from ddrl.envs import make_vector_env
-from ddrl.envs.admix import AdmixVectorEnv
-from ddrl.envs.admix.scoring import load
 from ddrl.learner import Learner
 from ddrl.run.cli import tasks
-from tests.envs.admix.days import HandDay, contracts, hand_env, requests
+from tests.admix.days import HandDay, contracts, hand_env, requests
 from tests.run.launch import ddrl, settings
 
 BIDS = 1 + 8 * (np.arange(400) * 0.618 % 1)  # evenly spread over 1 to 9, in no order

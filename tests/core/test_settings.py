@@ -8,7 +8,14 @@ import pytest
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.fields import setting
-from ddrl.core.settings import config_from_toml, config_to_toml, describe_settings, load_config, plugin_settings
+from ddrl.core.settings import (
+    apply_overrides,
+    config_from_toml,
+    config_to_toml,
+    describe_settings,
+    load_config,
+    plugin_settings,
+)
 
 
 def test_printed_settings_read_back_to_an_equal_config():
@@ -91,3 +98,38 @@ def test_the_table_of_a_plug_in_is_checked_by_name_type_and_range():
         of(number="nine")
     with pytest.raises(ConfigError, match="at least 1"):
         of(number=0)
+
+
+def test_the_section_of_a_slice_is_checked_where_it_is_named():
+    config = load_config(None, ["pool.devices=cpu:0", "pool.fair.patience=2.5"])
+    assert config.section("pool").devices == "cpu:0"
+    assert config.slices["pool"]["collect_steps"] == config.section("pool").collect_steps, "the whole section is saved"
+    assert config.table("pool.fair") == {"patience": 2.5}
+    for override, words in {
+        "pool.polcy=fifo": r"did you mean 'pool\.policy'",
+        "pool.policy=3": r"pool\.policy: Expected",
+        "pool.weight=0": r"pool\.weight \(0.*above 0",
+        "pol.policy=fifo": "did you mean 'pool'",
+    }.items():
+        with pytest.raises(ConfigError, match=f"--set.*{words}"):
+            load_config(None, [override])
+
+
+def test_what_switches_a_slice_on_has_its_section_checked():
+    assert load_config(None, ["learner.nodes=3"]).slices["balance"]["first"] == 0
+    with pytest.raises(ConfigError, match=r"learner\.batch_size \(2\) is below learner\.nodes \(3\)"):
+        load_config(None, ["learner.nodes=3", "learner.batch_size=2"])
+    assert not Config().uses("balance")
+    assert load_config(None, ["pool.collectors=cold"]).uses("pool")
+
+
+def test_the_config_of_an_earlier_run_is_read_without_the_slices_it_names():
+    text = '[absent]\nsize = 3\n[absent.kind]\nrate = 0.5\n[pool]\ndevices = 7\ngone = "yes"\n'
+    config = config_from_toml(text, "an earlier run")
+    assert config.slices["absent"] == {"size": 3, "kind": {"rate": 0.5}}
+    assert config_from_toml(config_to_toml(config), "printed") == config
+    assert apply_overrides(config, ["learner.lr=0.5"]).slices == config.slices
+    with pytest.raises(ConfigError, match=r"no section 'absent': the package ddrl\.absent is not installed"):
+        config.section("absent")
+    with pytest.raises(ConfigError, match=r"there is no section 'absent' \(nor a package ddrl\.absent"):
+        load_config(None, ["absent.size=3"])

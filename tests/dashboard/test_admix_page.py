@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
+from ddrl.admix.account import NAME, write_account
 from ddrl.core.config import EnvConfig
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
-from ddrl.envs.admix.account import NAME, write_account
 from tests.dashboard.test_accessibility import OURS, axe
 from tests.dashboard.test_dashboard import LiveRun, browser, dashboard, driver, go_to, server  # noqa: F401
 from tests.dashboard.webdriver import Browser, missing_browser
@@ -31,7 +31,7 @@ FIGURES = (
 def write_run(path, *, accounted=True, lr=1e-3):
     """A run of ad mixing that has ended, with values, evaluations and, if asked, an account."""
     with LiveRun(path, lr=lr) as run:
-        admix = dataclasses.replace(run.config, env=EnvConfig(id="ddrl.envs.admix:generated"))
+        admix = dataclasses.replace(run.config, env=EnvConfig(id="ddrl.admix:generated"))
         (path / "config.toml").write_text(config_to_toml(admix))
         run.recorder.record_snapshot("values", **categorical_values())
         for turn in range(8):

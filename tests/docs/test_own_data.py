@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra [train]")
 
-from ddrl.envs.admix.account import read_account
+from ddrl.admix.account import read_account
 from tests.docs.pages import BLOCK
 from tests.docs.test_extending import environment
 from tests.sources import ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddrl.envs.admix.account import FORMAT, Account, ContractCourse, Rule
+from ddrl.admix.account import FORMAT, Account, ContractCourse, Rule
 
 TIMES = np.linspace(0, 1, 9)
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from ddrl.balance.settings import BalanceConfig
 from ddrl.channels.segment import Segment
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError, JobFailed
-from ddrl.core.nodes import BalanceConfig
 from ddrl.core.rows import row_schema
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange
@@ -46,7 +46,7 @@ def setup(algorithm="dqn", node_replay="leader", silence_limit=300.0, **balance)
     learner = LearnerConfig(max_grad_norm=1e6, node_replay=node_replay, **options)
     replay = ReplayConfig(capacity=3000, min_size=100, n_step=1, samples_per_insert=1.0, samples_tolerance=1000.0)
     env, run = EnvConfig(num_envs=2), RunConfig(seed=2, silence_limit=silence_limit)
-    return Config(run=run, env=env, replay=replay, learner=learner, balance=BalanceConfig(**balance))
+    return Config(run=run, env=env, replay=replay, learner=learner).with_section(BalanceConfig(**balance))
 
 
 def spec(config):

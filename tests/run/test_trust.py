@@ -113,7 +113,7 @@ def test_code_is_named_in_an_environments_arguments_too_and_the_library_is_not_f
         "env.by_rollout.0.id": "mine:World-v0",
         "env.kwargs.id": "a:B-v1",
     }
-    assert foreign_code({"env": {"id": "ddrl.envs.admix:generated", "kwargs": {"seed": 3}}}) == {}
+    assert foreign_code({"env": {"id": "ddrl.admix:generated", "kwargs": {"seed": 3}}}) == {}
 
 
 def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.run.launch import TINY, ddrl, settings
 
 SHORT = settings("run.max_env_steps=1200", "run.checkpoint_period=0", "learner.discount=0.9")
 TWO_NUMBERS = settings(
-    "env.id=ddrl.envs.admix:generated", "env.num_envs=2", "learner.algorithm=d4pg", "learner.d4pg.atoms=7",
+    "env.id=ddrl.admix:generated", "env.num_envs=2", "learner.algorithm=d4pg", "learner.d4pg.atoms=7",
     'env.kwargs={requests=300, contracts=2, bids=2, regions=2, ages=1, mode="bonuses", repeat=10, relative=true, '
     'reward_by="contract"}', "rollout.epsilon_start=0.5", "learner.d4pg.actor_anchor=0", "rollout.epsilon_end=0.5",
 )  # fmt: skip

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ddrl.learner.queue_networks import QueueActor
-
 
 @dataclass(frozen=True)
 class D4PGSettings:
@@ -131,7 +129,7 @@ class D4PG:
             loss = -self._mean(outputs["z"]).sum(1).mean()
             anchor = self._settings.actor_anchor
             if anchor:
-                departure = cast("QueueActor", self.actor).departure(batch.s_tm1, outputs["action"])
+                departure = cast(Any, self.actor).departure(batch.s_tm1, outputs["action"])
                 loss = loss + anchor * departure.square().sum(1).mean()
             return Loss(loss)
         rows, objectives, _ = outputs["z_tm1"].shape

@@ -20,14 +20,12 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.fields import setting
 from ddrl.core.metrics import FIGURES
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import NETWORKS, EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-QUEUE = "queue"  # the axis of observations that ddrl.learner.queue_networks reads
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,9 @@ def require_bounds(spec: EnvSpec, algorithm: str) -> None:
             f"env.id = {spec.env_id}: its actions {list(spec.action.shape)} have no finite bounds, but {algorithm} "
             "gives actions between bounds: set finite ones in the environment's Box"
         )
-    if spec.observation.fields and not any(QUEUE in array.axes for array in spec.observation.arrays.values()):
+    if spec.observation.fields and not spec.networks:
+        axes = " or ".join(f'"{axis}"' for axis in NETWORKS)
         raise ConfigError(
             f"env.id = {spec.env_id} gives several arrays by name, but {algorithm}'s networks take one vector, or "
-            f'arrays with an axis "{QUEUE}": set env.observation = flat'
+            f"arrays with an axis {axes}: set env.observation = flat"
         )

@@ -32,7 +32,7 @@ STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when i
 def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
     """Roles of a local run: one host, no relay. hosts > 0: of a pool's task under mpirun, with a relay and collectors
     on each. ConfigError where such a task does not go in rounds."""
-    if hosts and config.pool.collectors == "off":
+    if hosts and not config.uses("pool"):
         raise ConfigError(
             "under mpirun a pool's tasks have collectors on every host: set pool.collectors = prewarm, cold or alive, "
             "or start without mpirun"
@@ -119,7 +119,7 @@ def run_local(
     ranks = local_ranks(config, hosts)
     name = board_name(run_id, 0)
     board = Board.attach(name) if hosts else Board.create(name)
-    in_rounds = config.pool.collectors != "off"
+    in_rounds = config.uses("pool")
     own = (Role.EVALUATOR,) if in_rounds else (Role.EVALUATOR, Role.ROLLOUT)
     members = Members(run_id, [rank for rank in ranks if rank.role in own])
     starter = StarterProcess(run_id, 0) if in_rounds else None

@@ -49,7 +49,7 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
     try:
         preparation = prepare()
         config = preparation.config
-        collectors = rollouts_of_host(config) if config.pool.collectors != "off" else 0
+        collectors = rollouts_of_host(config) if config.uses("pool") else 0
         hosts = group_hosts(world.Get_size(), names, config.cluster.relays, alone=collectors > 0)
         evaluator = config.evaluation.period > 0
         nodes = config.learner.nodes

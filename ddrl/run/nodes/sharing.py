@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.collection import Collection
 from ddrl.balance.noise_scale import NoiseScale
+from ddrl.balance.settings import BalanceConfig
 from ddrl.balance.sizer import PACKAGE, Sizer, make_sizer
 from ddrl.balance.sizes import Sizes, proportional_sizes
 from ddrl.core import plugins
@@ -62,7 +63,8 @@ class Sharing:
 
     def __init__(self, config: Config, nodes: list[int]) -> None:
         self._config = config
-        self.collection = Collection(config.balance)
+        self._settings = config.section(BalanceConfig)
+        self.collection = Collection(self._settings)
         self.answers: dict[tuple[Hashable, int], Answer] = {}  # by node and version
         self.again: list[Any] = []  # rows to deal again
         self.buffers: list[Vector] = []  # free memory for gradients
@@ -76,10 +78,10 @@ class Sharing:
         self.sizes = self._sizer.propose(Observation.blank(self.cluster))
         self.reads_gradients = bool(getattr(self._sizer, "reads_gradients", False))
         # Whether every update awaits all gradients, to the end of the run.
-        self.awaits_all = not self._config.balance.first and self._sizer.first() is None
+        self.awaits_all = not self._settings.first and self._sizer.first() is None
         self._noise_scale = NoiseScale()
         self._blank()
-        self.collection.settings = replace(self._config.balance, first=min(self._config.balance.first, len(nodes)))
+        self.collection.settings = replace(self._settings, first=min(self._settings.first, len(nodes)))
 
     def _blank(self) -> None:
         """Nothing was measured since the last sizes."""
@@ -114,7 +116,7 @@ class Sharing:
         first = self._sizer.first()
         if first is not None:
             if self.awaits_all:
-                raise ConfigError(f"balance.sizer = {self._config.balance.sizer} chose K after its first sizes alone")
+                raise ConfigError(f"balance.sizer = {self._settings.sizer} chose K after its first sizes alone")
             self.collection.settings = replace(self.collection.settings, first=int(first))
         self._blank()
 
@@ -138,16 +140,17 @@ class Sharing:
         return int(self._limit()[[self.nodes.index(node) for node in nodes]].sum())
 
     def _limit(self) -> Sizes:
-        caps = self._config.balance.max_sizes
+        caps = self._settings.max_sizes
         return np.array([caps[node] if caps else 1 << 40 for node in self.nodes], np.int64)
 
 
 def make_node_sizer(config: Config, nodes: list[int]) -> tuple[Cluster, Sizer]:
     """The sizer that balance.sizer names, for these of the nodes. ConfigError where it cannot be used."""
-    caps = [config.balance.max_sizes[node] for node in nodes] if config.balance.max_sizes else None
+    settings = config.section(BalanceConfig)
+    caps = [settings.max_sizes[node] for node in nodes] if settings.max_sizes else None
     cluster = Cluster.of(config.learner.batch_size, np.ones(len(nodes)), caps)
-    kind = plugins.load("balance.sizer", PACKAGE, config.balance.sizer)
-    return cluster, make_sizer(config.balance.sizer, cluster, config.tables.get(f"balance.{kind.name}"))
+    kind = plugins.load("balance.sizer", PACKAGE, settings.sizer)
+    return cluster, make_sizer(settings.sizer, cluster, config.table(f"balance.{kind.name}"))
 
 
 def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:

@@ -24,10 +24,11 @@ from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.decoding import read_json
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
-from ddrl.core.settings import apply_overrides, load_config, plugin_settings
+from ddrl.core.settings import apply_overrides, config_tree, load_config, plugin_settings
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.pool.devices import Device, check_devices, parse_devices
 from ddrl.pool.policy import Policy
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
 
@@ -110,9 +111,9 @@ class PoolPlan:
         if task.broken:
             raise ConfigError(task.broken)
         for name in ("devices", "policy"):
-            given = getattr(configs[task.name].pool, name)
+            given = getattr(configs[task.name].section(PoolConfig), name)
             own = getattr(self, name)
-            if given not in (own, getattr(Config().pool, name)):
+            if given not in (own, getattr(PoolConfig(), name)):
                 raise ConfigError(f"{file}: pool.{name} = '{given}', but this pool has '{own}': leave it out")
         _refuse_twins([*self.tasks, task])
         plan = replace(self, tasks=(*self.tasks, task))
@@ -192,7 +193,7 @@ def resumed_plan(command: Command) -> PoolPlan:
     """The plan of a pool that goes on with the tasks that had not ended; --set changes settings of all of them."""
     assert command.resume is not None
     saved = PoolPlan.read(command.resume.absolute())
-    pool = apply_overrides(Config(), command.overrides).pool
+    pool = apply_overrides(Config(), command.overrides).section(PoolConfig)
     named = {text.partition("=")[0].strip() for text in command.overrides}
     if "run.dir" in named:
         raise ConfigError("--set run.dir: a pool that goes on stays in its directory")
@@ -224,7 +225,7 @@ def _foreign_code(plan: PoolPlan) -> dict[str, str]:
     code = foreign_code({"pool": {"policy": plan.policy}})
     for task in plan.tasks:
         with contextlib.suppress(ConfigError):  # a file that cannot be read starts nothing
-            named = foreign_code(asdict(load_config(Path(task.file), plan.overrides)))
+            named = foreign_code(config_tree(load_config(Path(task.file), plan.overrides)))
             code |= {f"{task.name}: {setting}": name for setting, name in named.items()}
     return code
 
@@ -239,7 +240,7 @@ def _read_task(file: Path, overrides: Sequence[str], directory: Path, configs: d
     except ConfigError as error:
         return PoolTask(name, str(file.absolute()), str(directory / name), broken=str(error))
     place = Path(config.run.dir).absolute() if config.run.dir else directory / name
-    return PoolTask(name, str(file.absolute()), str(place), config.pool.weight)
+    return PoolTask(name, str(file.absolute()), str(place), config.section(PoolConfig).weight)
 
 
 def _checked(plan: PoolPlan) -> PoolPlan:
@@ -277,8 +278,8 @@ def _refuse_twins(tasks: Sequence[PoolTask]) -> None:
 
 def _agreed(configs: dict[str, Config], name: str, overrides: Sequence[str]) -> str:
     """The pool's setting: of the command line, or what those tasks' files that have it agree on."""
-    default = getattr(Config().pool, name)
-    values = {task: getattr(config.pool, name) for task, config in configs.items()}
+    default = getattr(PoolConfig(), name)
+    values = {task: getattr(config.section(PoolConfig), name) for task, config in configs.items()}
     own = {task: value for task, value in values.items() if value != default}
     if len(set(own.values())) > 1:
         listed = ", ".join(f"{task}: {value}" for task, value in own.items())
@@ -286,13 +287,18 @@ def _agreed(configs: dict[str, Config], name: str, overrides: Sequence[str]) -> 
     if own:
         return next(iter(own.values()))
     said = apply_overrides(Config(), [text for text in overrides if text.startswith("pool.")])
-    return getattr(said.pool, name)
+    return getattr(said.section(PoolConfig), name)
 
 
 def _policy_tables(configs: dict[str, Config]) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
+    known = {item.name for item in fields(PoolConfig)}
     for task, config in configs.items():
-        for place, table in config.tables.items():
-            if place.startswith("pool.") and tables.setdefault(place, table) != table:
-                raise ConfigError(f"task '{task}' has another table [{place}] than the tasks before it: give it once")
+        for name, table in config.slices.get("pool", {}).items():
+            if name in known:
+                continue
+            if tables.setdefault(f"pool.{name}", table) != table:
+                raise ConfigError(
+                    f"task '{task}' has another table [pool.{name}] than the tasks before it: give it once"
+                )
     return tables

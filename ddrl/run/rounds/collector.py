@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ddrl.channels.board import Board
 from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.roles import Assignment
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.members import GOING, make_worker, member_seed
 from ddrl.run.rounds.orders import Sent
 from ddrl.run.topology import HostChannels
@@ -70,7 +71,7 @@ def collect(
                 return
             reader.take()
             worker.refresh()
-            for _ in range(config.pool.collect_steps):
+            for _ in range(config.section(PoolConfig).collect_steps):
                 if board.command not in GOING:
                     return
                 worker.step()

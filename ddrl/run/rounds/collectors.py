@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ddrl.core.config import PoolConfig
 from ddrl.pool import prewarm
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.rounds.orders import Begin, Corrected, Ended, Order, Plan, Sent, Up
 from ddrl.run.rounds.starters import Starters
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddrl.core.errors import JobFailed
+from ddrl.pool.settings import PoolConfig
 from ddrl.run.rounds.collectors import Collectors, Trace
 from ddrl.run.rounds.orders import Ended, Sent, earliest
 from ddrl.run.rounds.starters import Starters
@@ -39,7 +40,7 @@ def go_in_rounds(task: Task, starters: Starters, lanes: Sequence[Rows]) -> Colle
     """Let a task go in rounds; its collectors, which the caller closes. lanes: of the workers, by worker."""
     folder = task.directory.path
     trace = Trace(folder, folder.name, time.monotonic())
-    collectors = Collectors(starters, task.config.pool, task.topology.rollouts, trace)
+    collectors = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
     task.training.follow(Rounds(task.training, collectors, lanes))
     return collectors
 
@@ -52,7 +53,7 @@ class Rounds:
         self.number = -1
         self._training = training
         self._lanes = lanes
-        self._by_worker = training.config.pool.gradient_order == "worker"
+        self._by_worker = training.config.section(PoolConfig).gradient_order == "worker"
         self._arrived: list[Sent] = []  # this round's, not recorded yet
         self._recorded: set[int] = set()
         self._restarts = 0

@@ -1,0 +1,81 @@
+"""Ad mixing: contract ads and bidding ads compete for each request, and a policy scores both on one scale.
+
+`generated` and `logged` make vectors of environments (`env.id = "ddrl.admix:generated"`), `generated_env` and
+`logged_env` Gymnasium environments; `Market` draws days, `open_log` and `LogWriter` read and write logs, `solve_dual`
+computes the best possible result of a day. `Mixer` serves a trained policy, over HTTP as `python -m ddrl.serve`. The
+slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddrl.admix.account import account_days
+    from ddrl.admix.contracts import Contracts, Inventory, Requests
+    from ddrl.admix.environment import AdmixVectorEnv
+    from ddrl.admix.logs import LogDay, LogWriter, open_log
+    from ddrl.admix.making import AdmixEnv, generated, generated_env, logged, logged_env
+    from ddrl.admix.market import Market, MarketDay
+    from ddrl.admix.messages import Billing, Control, Decision, DisplayRequest
+    from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+    from ddrl.admix.optimum import Optimum, Problem, solve_dual, solve_lp
+    from ddrl.admix.serving import open_mixer
+    from ddrl.admix.settings import MarketConfig, PlayConfig
+
+__all__ = [
+    "AdmixEnv",
+    "AdmixVectorEnv",
+    "Billing",
+    "Book",
+    "Contracts",
+    "Control",
+    "Decision",
+    "DisplayRequest",
+    "Inventory",
+    "LogDay",
+    "LogWriter",
+    "Market",
+    "MarketConfig",
+    "MarketDay",
+    "Mixer",
+    "Optimum",
+    "PlayConfig",
+    "Problem",
+    "Requests",
+    "ServedPolicy",
+    "account_days",
+    "generated",
+    "generated_env",
+    "logged",
+    "logged_env",
+    "open_log",
+    "open_mixer",
+    "solve_dual",
+    "solve_lp",
+]
+
+_HOMES = {
+    "account": ("account_days",),
+    "contracts": ("Contracts", "Inventory", "Requests"),
+    "environment": ("AdmixVectorEnv",),
+    "logs": ("LogDay", "LogWriter", "open_log"),
+    "making": ("AdmixEnv", "generated", "generated_env", "logged", "logged_env"),
+    "market": ("Market", "MarketDay"),
+    "messages": ("Billing", "Control", "Decision", "DisplayRequest"),
+    "mixer": ("Book", "Mixer", "ServedPolicy"),
+    "optimum": ("Optimum", "Problem", "solve_dual", "solve_lp"),
+    "serving": ("open_mixer",),
+    "settings": ("MarketConfig", "PlayConfig"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public object `name`, imported when it is first asked for: a server needs no market, a reader no kernel."""
+    for module, names in _HOMES.items():
+        if name in names:
+            found = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

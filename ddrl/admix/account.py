@@ -1,0 +1,290 @@
+"""The account of a policy: held-out days that it played, beside every baseline and the optimum. RUN/days.json.
+
+Written by `python -m ddrl.evaluate RUN --days N` (`accounting`), read by the dashboard and notebooks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl import current_name
+from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import SavedPolicy
+from ddrl.admix.days import PACKAGE, Case, Outcome, load, tune
+from ddrl.admix.environment import AdmixVectorEnv, Day, Days
+from ddrl.admix.logs import open_log
+from ddrl.admix.making import Morning, morning
+from ddrl.admix.market import Market
+from ddrl.admix.settings import MarketConfig, PlayConfig
+from ddrl.core import plugins
+from ddrl.core.decoding import read_json
+from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
+from ddrl.core.files import write_atomically
+
+# -- account -----------------------------------------------------------------------------------------------------------
+
+MODULE = "ddrl.admix"  # of environments whose policies have accounts
+FORMAT = "ddrl admix days 1"
+NAME = "days.json"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One policy or baseline on the days."""
+
+    name: str
+    scores: list[float]  # [days], normalised
+    value: list[float]  # [T], V of the first day so far [currency]: shown so far, less penalties for what is due
+    settings: dict[str, Any] = {}  # of a baseline, as tuned
+
+
+class ContractCourse(msgspec.Struct, frozen=True):
+    """One contract on the first day."""
+
+    ad: int
+    demand: float  # [impressions]
+    penalty: float  # [currency]
+    due: list[float]  # [T], impressions
+    billed: list[float]  # [T], impressions, under the policy
+
+
+class Account(msgspec.Struct, frozen=True):
+    """See the module."""
+
+    format: str
+    written: float  # [s] Unix time
+    policy: dict[str, Any]  # its evaluation, as saved with it
+    days: int
+    requests: int  # of the first day
+    delay: float  # [days]
+    times: list[float]  # [T], days
+    bid_only: float  # V of the first day [currency]
+    optimum: float  # V of the first day, certified upper bound [currency]
+    gap: float  # largest of all days
+    rules: list[Rule]  # the policy first
+    contracts: list[ContractCourse]
+
+
+def write_account(run: Path, account: Account) -> Path:
+    """Write RUN/days.json; RunDirError where that cannot be written."""
+    try:
+        write_atomically(run / NAME, msgspec.json.encode(account))
+    except OSError as error:
+        raise RunDirError(f"cannot write {run / NAME}: {error.strerror or error}") from None
+    return run / NAME
+
+
+def read_account(run: Path) -> Account | None:
+    """The account in `run`; None where there is none. RunDirError for a file of another format."""
+    if not (run / NAME).exists():
+        return None
+    account = read_json(run / NAME, Account, RunDirError, f"{run / NAME} cannot be read: make it again")
+    if account.format != FORMAT:
+        raise RunDirError(f"{run / NAME} has the format {account.format[:40]!r}, not {FORMAT!r}: make it again")
+    return account
+
+
+# -- accounting --------------------------------------------------------------------------------------------------------
+# Makes the account of a policy (`account`): it, every baseline, and the optimum on the same held-out days.
+
+
+MOMENTS = 97  # of a course: two in each of 48 windows
+TUNING_DAYS = 3
+SEED = 1_700_000_000  # of the first day; days that are tuned on follow those that are reported
+BLOCKS = 200  # of a day, at which baselines decide anew
+
+Floats = NDArray[np.float64]
+
+
+def is_admix(env_id: str) -> bool:
+    """Whether an environment's id names one of ad mixing."""
+    return current_name(env_id).partition(":")[0] in (MODULE, f"{MODULE}.making")
+
+
+def account_days(
+    saved: SavedPolicy, run: Path, days: int, log: Path | None, notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """What `python -m ddrl.evaluate RUN --days N` asks of the module of an environment: write RUN/days.json, and report
+    {"days", "scores": {name: mean score}, "measure", "path"}. Raises as `account` and `write_account` do."""
+    made = account(saved, days, log, say=notify)
+    path = write_account(run, made)
+    scores = {rule.name: float(np.mean(rule.scores)) for rule in made.rules}
+    measure = "(V - V_bid_only) / (V_opt - V_bid_only)"
+    return {"days": made.days, "scores": scores, "measure": measure, "path": str(path)}
+
+
+def account(
+    saved: SavedPolicy,
+    days: int,
+    log: Path | None = None,
+    baselines: Sequence[str] | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> Account:
+    """Play `days` days of the policy's market, drawn from seeds of their own; or the one of the folder `log`, where it
+    was trained on another log, which is yesterday. `baselines`: default all, tuned on other days.
+
+    CheckpointError for a policy of another environment or of other places; ConfigError, EnvError as these raise."""
+    if not is_admix(saved.env.id):
+        raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
+    known = morning(saved.env.id.partition(":")[2], saved.env.kwargs)
+    # What is observed stays; rewards become V, and days are played whole.
+    play = replace(
+        known.play,
+        relative=False,
+        reward_by="total",
+        shortfall_weight=1.0,
+        ctr_weight=1.0,
+        bid_weight=1.0,
+        episode_windows=0,
+        first_window=0,
+        last_window=0,
+    )
+    reported, tuning = _cases(saved, known, days, log, say)
+    played = _play(saved, play, known, reported.days)
+    case = reported.case
+    row = reported.case.days
+    moments = np.linspace(0, 1, MOMENTS)
+    counts = np.searchsorted(row.time[0, : row.length[0]], moments, side="right")
+    reached = np.minimum(np.arange(len(played.course)) * play.repeat, row.length[0])  # requests after each step
+    contracts = case.contracts
+    windows = np.linspace(0, 1, row.curve.shape[1])
+    due = np.stack([np.interp(moments, windows, curve) for curve in row.curve[0].T], 1) * contracts.demand
+    scores = [float(best.normalised(value)) for best, value in zip(case.optima, played.value, strict=True)]
+    rules = [Rule("policy", scores, np.interp(counts, reached, played.course).tolist())]
+    period = max(1, int(row.length.mean()) // BLOCKS)
+    for name in plugins.names(PACKAGE) if baselines is None else baselines:
+        say(f"{name}, tuned on {len(tuning.optima)} other days")
+        baseline = load(name)
+        settings = tune(baseline, tuning, play.delay, play.own_counts, period)
+        outcome = case.play(baseline, settings, play.delay, play.own_counts, period)
+        course = _course(case, outcome, counts, due)
+        rules.append(Rule(name, case.normalised(outcome).tolist(), course.tolist(), asdict(settings)))
+    billed = np.stack([np.interp(counts, reached, column) for column in played.billed.T], 1)
+    return Account(
+        format=FORMAT,
+        written=time.time(),
+        policy=saved.evaluation,
+        days=len(scores),
+        requests=int(row.length[0]),
+        delay=play.delay,
+        times=moments.tolist(),
+        bid_only=float(case.optima[0].bid_only),
+        optimum=float(case.optima[0].upper),
+        gap=float(max(best.gap for best in case.optima)),
+        rules=rules,
+        contracts=[
+            ContractCourse(
+                int(contracts.ad_id[j]),
+                float(contracts.demand[j]),
+                float(contracts.penalty[j]),
+                due[:, j].tolist(),
+                billed[:, j].tolist(),
+            )
+            for j in range(contracts.count)
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class _Reported:
+    days: Sequence[Day]
+    case: Case
+
+
+@dataclass(frozen=True)
+class _Played:
+    value: Floats  # [n]
+    course: Floats  # [1 + steps], V of the first day so far
+    billed: Floats  # [1 + steps, C], of the first day
+
+
+def _cases(
+    saved: SavedPolicy, known: Morning, days: int, log: Path | None, say: Callable[[str], None]
+) -> tuple[_Reported, Case]:
+    """The days to report, and the case to tune baselines on."""
+    logged = saved.env.id.endswith(("logged", "logged_env"))
+    if log is not None or logged:
+        if log is None or not logged:
+            raise ConfigError(
+                "--log FOLDER goes with a policy that was trained on a log: it is judged on another day's log"
+                if log is not None
+                else "the policy was trained on a log: judge it on another day's with --log FOLDER"
+            )
+        today, past = (open_log(Path(folder), known.bids) for folder in (log, saved.env.kwargs["folder"]))
+        if today.contracts.count != past.contracts.count:
+            raise CheckpointError(
+                f"{log} has {today.contracts.count} contracts, the log that the policy was trained on "
+                f"{past.contracts.count}"
+            )
+        say(f"the optimum of {log}")
+        reported = _as_days([today])
+        yesterdays = _as_days([past])
+        case = Case.of(reported, yesterdays, known.click_value)
+        return _Reported(reported, case), Case.of(yesterdays, yesterdays, known.click_value)
+    names = {item.name for item in fields(MarketConfig)}
+    market = Market(MarketConfig(**{name: value for name, value in saved.env.kwargs.items() if name in names}))
+
+    def made(first: int, count: int) -> _Reported:
+        say(f"the optimum of {count} days")
+        seeds = range(SEED + first, SEED + first + count)
+        reported, yesterdays = (_as_days([market.day(seed, day) for seed in seeds]) for day in (1, 0))
+        return _Reported(reported, Case.of(reported, yesterdays, known.click_value))
+
+    return made(0, days), made(days, TUNING_DAYS).case
+
+
+def _as_days(days: Sequence[Any]) -> Sequence[Day]:
+    return days  # pyright takes no cached property for one of `Day`
+
+
+def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[Day]) -> _Played:
+    """The policy, greedily, an environment a day."""
+    waiting = [days[0], *days]  # the vector looks at a first day before its environments begin theirs in turn
+
+    def next_day(seed: int, episode: int) -> Day:
+        return waiting.pop(0) if waiting else days[0]
+
+    env = AdmixVectorEnv(cast(Days, next_day), len(days), play, known.click_value, known.bids)
+    spec = saved.model.spec
+    if env.spec.observation != spec.observation or env.spec.action != spec.action:
+        raise CheckpointError(
+            "the policy was trained with other contracts, bid slots or fields of the state than the days to play have"
+        )
+    policy = ActingPolicy(saved.model, outputs=())
+    state = env.reset(0)
+    over = np.zeros(len(days), bool)
+    value = np.zeros(len(days))
+    course = [0.0]
+    billed = [np.zeros(env.contracts.count)]
+    while not over.all():
+        step = env.step(policy.greedy(state, saved.vector))
+        value += np.where(over, 0.0, step.raw_reward)
+        if not over[0]:
+            course.append(float(value[0]))
+            billed.append(env.delivery.billed[0].copy())
+        over |= step.terminated | step.truncated
+        state = step.observation
+    return _Played(value, np.array(course), np.stack(billed))
+
+
+def _course(case: Case, outcome: Outcome, counts: NDArray[np.int64], due: Floats) -> Floats:
+    """V of the first day [T] after `counts` [T] requests, of which `due` [T, C] impressions are due."""
+    days = case.days
+    length = int(case.days.length[0])
+    slot = outcome.slots[0, :length]
+    place = np.arange(length)
+    wins = slot >= 0
+    contract = np.where(wins, slot, 0)
+    worth = np.where(wins, days.value[0, place, contract], days.bid[0, :length]).astype(np.float64)
+    billed = wins & (days.billing[0, :length] < days.billed_rate[0, days.window[0, :length], contract])
+    gained = np.zeros((length + 1, due.shape[1]), np.int32)
+    gained[place[billed] + 1, contract[billed]] = 1
+    missing = np.maximum(due - gained.cumsum(0)[counts], 0)
+    return np.concatenate([[0.0], worth.cumsum()])[counts] - missing @ case.contracts.penalty

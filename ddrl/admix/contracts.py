@@ -1,0 +1,240 @@
+"""Contract ads, the cells of visitors, and the requests that both meet: the data that every part of ad mixing shares.
+
+A cell is one combination of region, gender and age: cell = (region * 2 + gender) * ages + age. Arrays over contracts
+are [C], over cells [cells], over bid slots [B], over windows [W].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import EnvError
+
+# -- contracts ---------------------------------------------------------------------------------------------------------
+
+# -- contracts ---------------------------------------------------------------------------------------------------------
+
+GENDERS = 2
+
+
+@dataclass(frozen=True)
+class Contracts:
+    """The contracts of a day: what each advertiser has booked."""
+
+    ad_id: NDArray[np.int64]  # [C], positive and different
+    demand: NDArray[np.float64]  # [C], billed impressions due at the day's end
+    penalty: NDArray[np.float64]  # [C], currency for each missing impression
+    cap: NDArray[np.float64]  # [C], impressions after which the ad is not shown
+    regions: NDArray[np.bool_]  # [C, regions], targeted
+    genders: NDArray[np.bool_]  # [C, 2]
+    ages: NDArray[np.bool_]  # [C, ages]
+    billed_rate: NDArray[np.float64]  # [C], what was billed of what was shown in the past
+
+    def __post_init__(self) -> None:
+        for name in ("demand", "penalty", "cap", "billed_rate"):
+            values = getattr(self, name)
+            if not np.isfinite(values).all() or (values < 0).any():
+                row = int(np.flatnonzero(~np.isfinite(values) | (values < 0))[0])
+                raise EnvError(f"contract {self.ad_id[row]}: {name} = {values[row]} must be a number of at least 0")
+        if len(set(self.ad_id.tolist())) < len(self.ad_id) or (self.ad_id < 1).any():
+            raise EnvError("contracts: ad_id must be positive and name each contract once")
+
+    @property
+    def count(self) -> int:
+        """Number of contracts C."""
+        return len(self.ad_id)
+
+    @property
+    def eligible(self) -> NDArray[np.bool_]:
+        """Which contract targets which cell [cells, C]."""
+        by_cell = self.regions[:, :, None, None] & self.genders[:, None, :, None] & self.ages[:, None, None, :]
+        return np.ascontiguousarray(by_cell.reshape(self.count, -1).T)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """k requests in the order of time, each with its whole queue of candidates. The arrays are read-only by custom."""
+
+    request_id: NDArray[np.int64]  # [k], increasing
+    time: NDArray[np.float64]  # [k], days since the day began, in [0, 1)
+    window: NDArray[np.int64]  # [k]
+    cell: NDArray[np.int64]  # [k]
+    slot: NDArray[np.int64]  # [k], where on the page the ad stands
+    bid_ad: NDArray[np.int64]  # [k, B], ad id of each bid; 0 where there is none
+    ecpm: NDArray[np.float32]  # [k, B], currency per 1000 impressions; 0: no ad in this bid slot
+    bid_ctr: NDArray[np.float32]  # [k, B], predicted click rate of the bidding ads
+    ctr: NDArray[np.float32]  # [k, C], predicted click rate of the contract ads
+    eligible: NDArray[np.bool_]  # [k, C], targeted and not filtered
+    billing: NDArray[np.float32]  # [k], uniform in [0, 1): an impression counts where it is below the billed rate
+    logged: NDArray[np.int64]  # [k], queue slot that a log shows (contract index, or C + bid slot); -1: unknown
+    logged_billed: NDArray[np.int8]  # [k], 1 or 0: whether the logged impression was billed; -1: unknown
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def part(self, begin: int, end: int) -> Requests:
+        """Requests begin .. end - 1, as views."""
+        return self._map(lambda values: values[begin:end])
+
+    def take(self, rows: NDArray[Any]) -> Requests:
+        """The requests at `rows`, copied."""
+        return self._map(lambda values: values[rows])
+
+    def _map(self, change: Any) -> Requests:
+        return replace(self, **{item.name: change(getattr(self, item.name)) for item in fields(self)})
+
+    @staticmethod
+    def join(parts: Sequence[Requests]) -> Requests:
+        """All requests of `parts`, one after the other."""
+        return Requests(
+            **{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Requests)}
+        )
+
+    @property
+    def best_bid(self) -> NDArray[np.float64]:
+        """e_i [k]: what the highest bid pays for one impression, in currency; 0 without bids."""
+        if not self.ecpm.shape[1]:
+            return np.zeros(len(self))
+        return self.ecpm.max(1).astype(np.float64) / 1000
+
+
+# -- inventory ---------------------------------------------------------------------------------------------------------
+# The inventory forecast, and what the bipartite graph of supply and demand yields: theta and the day's play curves.
+#
+# Supply nodes are cells of visitors, demand nodes are contracts, an edge joins a contract with each cell it targets.
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Forecast supply of a day beside what contracts demand of it."""
+
+    contracts: Contracts
+    supply: NDArray[np.float64]  # [W, cells], requests expected in each window
+    usable: float = 1.0  # share of the targeted requests that no filter keeps from a contract
+
+    @property
+    def requests(self) -> float:
+        """Requests expected in the whole day."""
+        return float(self.supply.sum())
+
+    @cached_property
+    def eligible(self) -> NDArray[np.bool_]:
+        """The edges of the graph [cells, C]."""
+        return self.contracts.eligible
+
+    @cached_property
+    def contract_supply(self) -> NDArray[np.float64]:
+        """S_j [C]: expected requests whose queue may hold contract j."""
+        return self.usable * (self.supply.sum(0) @ self.eligible)
+
+    @cached_property
+    def curve(self) -> NDArray[np.float64]:
+        """Share of a contract's supply that has come by the end of each window [W + 1, C]; 0 first, 1 last.
+
+        A contract that no cell supplies follows the curve of the whole day."""
+        arrived = np.concatenate([np.zeros((1, self.contracts.count)), np.cumsum(self.supply @ self.eligible, 0)])
+        whole = np.concatenate([[0.0], np.cumsum(self.supply.sum(1))])
+        share = whole / whole[-1] if whole[-1] > 0 else np.linspace(0, 1, len(whole))
+        return np.divide(
+            arrived, arrived[-1], out=np.repeat(share[:, None], arrived.shape[1], 1), where=arrived[-1] > 0
+        )
+
+    def due(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Share of each contract's demand that is due at `time` [n] (days) -> [n, C]: linear within a window."""
+        windows = len(self.curve) - 1
+        place = np.clip(np.asarray(time, np.float64) * windows, 0, windows)
+        left = np.minimum(place.astype(np.int64), windows - 1)
+        part = (place - left)[:, None]
+        return self.curve[left] * (1 - part) + self.curve[left + 1] * part
+
+    def split(self) -> NDArray[np.float64]:
+        """theta_j = d_j / S_j, at most 1 [C]: the share of its supply that contract j needs for itself.
+
+        Demand is divided by the past billed rate: what is billed is less than what is shown."""
+        supply = self.contract_supply
+        share = np.divide(self._impressions(), supply, out=np.ones_like(supply), where=supply > 0)
+        return np.minimum(1.0, share)
+
+    def water(self) -> NDArray[np.float64]:
+        """theta [C] by the order of scarcity (Chen et al. 2012, "Ad serving using a compact allocation plan", HWM).
+
+        Contracts take their share of each cell in the order of S_j; theta_j solves
+        sum over cells of min(rest, theta_j * supply) = d_j, with rest what earlier contracts left; 1 where it cannot.
+        O(C cells log cells)."""
+        supply = self.usable * self.supply.sum(0)
+        rest = supply.copy()
+        theta = np.ones(self.contracts.count)
+        demand = self._impressions()
+        for contract in np.argsort(self.contract_supply, kind="stable"):
+            cells = np.flatnonzero(self.eligible[:, contract] & (supply > 0))
+            ratio = rest[cells] / supply[cells]  # the cell is used up once theta exceeds this
+            order = np.argsort(ratio)
+            cells = cells[order]
+            ratio = ratio[order]
+            full = np.cumsum(rest[cells])
+            open_supply = supply[cells].sum() - np.cumsum(supply[cells])
+            reached = full + ratio * open_supply  # what theta = ratio[k] yields
+            if len(cells) and reached[-1] >= demand[contract]:
+                first = int(np.searchsorted(reached, demand[contract]))
+                used = full[first - 1] if first else 0.0
+                theta[contract] = (demand[contract] - used) / supply[cells[first:]].sum()
+            rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])
+        return theta
+
+    def _impressions(self) -> NDArray[np.float64]:
+        return self.contracts.demand / np.maximum(self.contracts.billed_rate, 1e-3)
+
+
+# -- pacing ------------------------------------------------------------------------------------------------------------
+# Adaptive pacing: duals that follow the rate which the REMAINING demand needs. A baseline, and a prior of policies.
+
+
+Floats = NDArray[np.float64]
+UNKNOWN = -1.0  # what was due at the last decision, where there was none
+
+
+PRIOR_IMPRESSIONS = 50.0  # weight of the past billed rate beside what today's impressions say
+
+
+def estimate_rate(
+    billed: NDArray[np.float64], shown: NDArray[np.float64], past_rate: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Billed rate from `billed` of `shown` impressions whose billing is known, and the past rate as a prior."""
+    return (billed + PRIOR_IMPRESSIONS * past_rate) / (shown + PRIOR_IMPRESSIONS)
+
+
+class Pacing:
+    """alpha_j += step p_j (needed - delivered since the last decision) / d_j, in [0, p_j], for n days.
+
+    Needed is what the remaining demand asks of the part of the play curve that has passed:
+    (d_j - delivered) (curve step) / (curve left)."""
+
+    def __init__(self, contracts: Contracts, step: float, count: int) -> None:
+        self._demand = np.maximum(contracts.demand, 1)
+        self._penalty = contracts.penalty
+        self._step = step
+        self._past_rate = contracts.billed_rate
+        # [3, n, C]: alpha [currency]; what was due and delivered at the last decision, as shares of the demand
+        self.state = np.zeros((3, count, contracts.count))
+
+    def begin(self, day: int, alpha: Floats, *, midway: bool = False) -> None:
+        """A new day in place `day`, from duals [C]; one that begins midway keeps them for its first decision."""
+        self.state[:, day] = np.stack([alpha, np.full_like(alpha, UNKNOWN if midway else 0.0), np.zeros_like(alpha)])
+
+    def decide(self, due: Floats, estimate: Floats, seen_billed: Floats, seen_shown: Floats) -> Floats:
+        """One step. Given [n, C] impressions due, billed as estimated, and those of known billing: the worth [currency]
+        of one more impression of each contract [n, C], the billed rate as estimated times alpha."""
+        alpha, past_due, past_delivered = self.state
+        due = due / self._demand
+        delivered = estimate / self._demand
+        past_due = np.where(past_due == UNKNOWN, due, past_due)
+        needed = (1 - past_delivered) * (due - past_due) / np.maximum(1 - past_due, 1e-3)
+        change = self._step * self._penalty * (needed - (delivered - past_delivered))
+        self.state = np.stack([np.clip(alpha + change, 0, self._penalty), due, delivered])
+        return estimate_rate(seen_billed, seen_shown, self._past_rate) * self.state[0]

@@ -1,0 +1,307 @@
+"""A load generator: `python -m ddrl.admix.load URL`, a process of its own.
+
+Closed loop: each of `--connections` connections sends its next request when it has the last answer; what comes out is
+the server's capacity. Open loop (`--rate`): requests are due at times drawn from a Poisson process whatever the server
+does, and a request's latency counts from the time it was due, so that a stall shows in all whom it kept waiting. Where
+all connections are busy a request waits for one.
+
+Every answer is checked: its request_id is that of the request, and it names a version."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import msgspec
+import numpy as np
+
+from ddrl.admix.messages import DisplayRequest
+from ddrl.core.errors import ConfigError, DdrlError
+
+_PAGE = "https://cdn.example.com/creatives/"
+
+
+class _Answer(msgspec.Struct):
+    request_id: int
+    version: str
+
+
+@dataclass
+class Result:
+    """What was sent and what came back."""
+
+    seconds: float = 0.0
+    statuses: Counter[int] = field(default_factory=Counter[int])
+    versions: Counter[str] = field(default_factory=Counter[str])
+    wrong: int = 0  # answers that are not those of their requests
+    lost: int = 0  # requests whose connection closed before an answer
+    latencies: list[float] = field(default_factory=list[float])  # [s]
+
+    @property
+    def answered(self) -> int:
+        """Answers of any status."""
+        return self.statuses.total()
+
+    def figures(self) -> dict[str, Any]:
+        """What --json prints."""
+        latencies = np.array(self.latencies or [np.nan]) * 1e3
+        return {
+            "answered": self.answered,
+            "per_second": self.answered / self.seconds if self.seconds else 0.0,
+            "seconds": self.seconds,
+            "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
+            "versions": len(self.versions),
+            "wrong": self.wrong,
+            "lost": self.lost,
+            **{
+                f"p{name}_ms": float(np.percentile(latencies, q)) for name, q in (("50", 50), ("99", 99), ("999", 99.9))
+            },
+            "max_ms": float(latencies.max()),
+        }
+
+
+class _Connection(asyncio.Protocol):
+    """One connection with at most one request under way."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._buffer = b""
+        self._due = 0.0
+        self._sent = -1
+        self.closes = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport: Any = transport
+
+    def send(self, number: int, due: float) -> None:
+        self._due = due
+        self._sent = number
+        self.transport.write(self._generator.request(number))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = self._buffer + data if self._buffer else data
+        head = self._buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        at = self._buffer.find(b"content-length: ", 0, head) + 16
+        size = int(self._buffer[at : self._buffer.find(b"\r\n", at)])
+        if len(self._buffer) < head + 4 + size:
+            return
+        status = int(self._buffer[9:12])
+        body = self._buffer[head + 4 : head + 4 + size]
+        self.closes = self._buffer.find(b"\r\nconnection: close", 0, head) > 0
+        self._buffer = b""
+        number = self._sent
+        self._sent = -1
+        self._generator.take(self, number, status, body, self._due)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._generator.lose(self, self._sent)
+
+
+class Generator:
+    """Sends `bodies` in turn to `url` (http://host:port); request i carries the id i."""
+
+    def __init__(self, url: str, bodies: Sequence[bytes], connections: int) -> None:
+        """`bodies`: display requests in JSON that begin with their request_id; ConfigError for another URL."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or not parts.port:
+            raise ConfigError(f"{url}: write it as http://127.0.0.1:8700")
+        self._host = parts.hostname
+        self._port = parts.port
+        self._count = connections
+        self._rest = [body[body.index(b",") :] for body in bodies]
+        self._head = b"POST /v1/decide HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ncontent-length: " % (
+            parts.netloc.encode()
+        )
+        self._decode: Callable[[bytes], _Answer] = msgspec.json.Decoder(_Answer).decode
+
+    def request(self, number: int) -> bytes:
+        """The bytes of request `number`."""
+        rest = self._rest[number % len(self._rest)]
+        first = b'{"request_id":%d' % number
+        return b"%s%d\r\n\r\n%s%s" % (self._head, len(first) + len(rest), first, rest)
+
+    async def run(self, requests: int | None, seconds: float | None, rate: float | None, seed: int = 0) -> Result:
+        """Send until `requests` are answered or `seconds` have passed; `rate` [1/s]: open loop."""
+        loop = asyncio.get_running_loop()
+        self._result = Result()
+        self._done = loop.create_future()
+        self._next = 0
+        self._limit = sys.maxsize if requests is None else requests
+        self._end = float("inf") if seconds is None else time.perf_counter() + seconds
+        self._open_loop = rate is not None
+        self._due = deque[float]()
+        self._under_way = 0
+        try:
+            made = [
+                await loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                for _ in range(self._count)
+            ]
+        except OSError as error:
+            raise ConfigError(f"no server answers at {self._host}:{self._port} ({error.strerror or error})") from None
+        self._idle = [connection for _, connection in made]
+        self._connected = len(made)
+        begin = time.perf_counter()
+        if rate is None:
+            first = self._idle
+            self._idle = []
+            for connection in first:
+                self._send(connection, time.perf_counter())
+        else:
+            await self._schedule(rate, np.random.default_rng(seed))
+        await self._done
+        self._result.seconds = time.perf_counter() - begin
+        for _, connection in made:
+            connection.transport.close()
+        return self._result
+
+    def take(self, connection: _Connection, number: int, status: int, body: bytes, due: float) -> None:
+        """An answer has come."""
+        now = time.perf_counter()
+        result = self._result
+        result.latencies.append(now - due)
+        result.statuses[status] += 1
+        if status == 200:
+            answer = self._decode(body)
+            result.versions[answer.version] += 1
+            result.wrong += answer.request_id != number
+        self._under_way -= 1
+        if connection.closes:
+            pass
+        elif self._open_loop:
+            if self._due:
+                self._send(connection, self._due.popleft())
+            else:
+                self._idle.append(connection)
+        else:
+            self._send(connection, now)
+        self._look_for_end()
+
+    def lose(self, connection: _Connection, number: int) -> None:
+        """A connection was closed; with `number` >= 0 before its answer."""
+        self._connected -= 1
+        if number >= 0:
+            self._result.lost += 1
+            self._under_way -= 1
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._look_for_end()
+
+    def _send(self, connection: _Connection, due: float) -> None:
+        if self._next >= self._limit or (not self._open_loop and time.perf_counter() >= self._end):
+            return
+        self._under_way += 1
+        self._next += 1
+        connection.send(self._next - 1, due)
+
+    async def _schedule(self, rate: float, generator: np.random.Generator) -> None:
+        """Requests at the times of a Poisson process."""
+        loop = asyncio.get_running_loop()
+        due = time.perf_counter()
+        while due < self._end and self._next + len(self._due) < self._limit:
+            for gap in generator.exponential(1 / rate, 256).tolist():
+                due += gap
+                if due >= self._end or self._next + len(self._due) >= self._limit:
+                    break
+                if due - time.perf_counter() > 0.0005:
+                    await asyncio.sleep(due - time.perf_counter())
+                if self._idle:
+                    self._send(self._idle.pop(), due)
+                else:
+                    self._due.append(due)
+            await asyncio.sleep(0)
+        self._limit = self._next + len(self._due)
+        loop.call_soon(self._look_for_end)
+
+    def _look_for_end(self) -> None:
+        over = self._next >= self._limit or (not self._open_loop and time.perf_counter() >= self._end)
+        if ((over and not self._under_way and not self._due) or not self._connected) and not self._done.done():
+            self._done.set_result(None)
+
+
+def bodies_of(
+    contracts: Sequence[int], shape: tuple[int, int, int], count: int, candidates: int, seed: int = 0
+) -> list[bytes]:
+    """`count` display requests in JSON of visitors drawn from `shape` (regions, genders, ages): all `contracts`, and
+    bids up to `candidates`; 6.5 KB for 50 of them."""
+    generator = np.random.default_rng(seed)
+    bids = max(candidates - len(contracts), 0)
+    made: list[bytes] = []
+    for number in range(count):
+        region, gender, age = (int(generator.integers(extent)) for extent in shape)
+        ecpm = np.round(generator.lognormal(0.7, 0.6, bids), 6).tolist()
+        ctr = np.round(generator.beta(0.8, 39.2, len(contracts) + bids), 7).tolist()
+        keys = generator.integers(10**8, 10**9, (len(contracts) + bids, 2)).tolist()
+        request = DisplayRequest(
+            number,
+            region,
+            gender,
+            age,
+            ad=[*contracts, *generator.integers(10**6, 10**7, bids).tolist()],
+            kind=[0] * len(contracts) + [1] * bids,
+            ecpm=[0.0] * len(contracts) + ecpm,
+            ctr=ctr,
+            slot=1,
+            creative=[f"{_PAGE}{one}/300x250/index.html?campaign={two}&format=html5&v=4" for one, two in keys],
+            time=(number % 10_000) / 10_000,
+        )
+        made.append(msgspec.json.encode(request))
+    return made
+
+
+def run(generator: Generator, requests: int | None, seconds: float | None, rate: float | None) -> Result:
+    """`Generator.run` on an event loop of its own, uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.run(generator.run(requests, seconds, rate))
+    return uvloop.run(generator.run(requests, seconds, rate))
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """The command; its exit status, 1 where an answer was lost or wrong."""
+    parser = argparse.ArgumentParser(prog="python -m ddrl.admix.load", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("url", metavar="URL", help="http://127.0.0.1:8700")
+    parser.add_argument("--visitors", default="1,1,1", metavar="R,G,A", help="regions, genders, ages (%(default)s)")
+    parser.add_argument("--candidates", type=int, default=50, metavar="N", help="of a request (%(default)s)")
+    parser.add_argument("--connections", type=int, default=16, metavar="N", help="(%(default)s)")
+    parser.add_argument("--requests", type=int, metavar="N", help="to send")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="to send for (default: 10, where no number is given)"
+    )
+    parser.add_argument("--rate", type=float, metavar="R", help="requests per second: open loop (default: closed loop)")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    seconds = 10.0 if options.seconds is None and options.requests is None else options.seconds
+    try:
+        contracts = _contracts(options.url)
+        region, gender, age = (int(part) for part in options.visitors.split(","))
+        bodies = bodies_of(contracts, (region, gender, age), 500, options.candidates)
+        result = run(Generator(options.url, bodies, options.connections), options.requests, seconds, options.rate)
+    except (DdrlError, ValueError) as error:
+        print(f"ddrl.admix.load: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result.figures()))
+    return 1 if result.lost or result.wrong else 0
+
+
+def _contracts(url: str) -> list[int]:
+    """The ids of the server's contracts."""
+    try:
+        with urlopen(f"{url}/v1/contracts", timeout=30) as answer:
+            return [each["ad"] for each in json.loads(answer.read())]
+    except OSError as error:
+        raise ConfigError(f"no server answers at {url} ({error}): start python -m ddrl.serve first") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""Ad mixing: revenue of a policy over a day beside baselines and the optimum, delivery of contracts, and how much an
+evaluated revenue swings. Accounts (ddrl.admix.account) and tables in, figures out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from ddrl.admix.account import Account, Rule
+from ddrl.plots.frame import COLORS, DASHES, SCALE, add_line, legend_below, new_figure, say_nothing_yet
+from ddrl.telemetry.reading import Table
+
+__all__ = [
+    "delivery",
+    "delivery_ahead",
+    "duals_of_contracts",
+    "latest_contract",
+    "oscillation",
+    "revenue_left",
+    "revenue_over_day",
+    "revenue_swings",
+    "rule_scores",
+    "scores_table",
+    "why_chosen",
+]
+
+POLICY = "policy"
+OPTIMUM = "hindsight"
+FAR = 3.0  # times what the policy leaves of the optimum: rules that leave more do not set the scale
+MIN_EVALUATIONS = 4  # in the second half of training, for a spread
+
+
+def revenue_over_day(account: Account, *, height: int = 380) -> go.Figure:
+    """V so far over the first day, by rule; the optimum where the day ends."""
+    figure = new_figure("Revenue so far, less penalties due", "time [days]", "currency", height=height)
+    for index, rule in enumerate(_ordered(account)):
+        _add_rule(figure, account, rule, np.asarray(rule.value), index)
+    figure.add_scatter(
+        x=[1],
+        y=[account.optimum],
+        name="optimum (linear program)",
+        mode="markers",
+        marker={"symbol": "star", "size": 13, "color": COLORS[5]},
+    )
+    return legend_below(figure, len(account.rules) + 1)
+
+
+def revenue_left(account: Account, *, height: int = 380) -> go.Figure:
+    """What each rule leaves of the revenue of the day's own duals, so far over the first day: 0 is the best fixed
+    rule. Lines are those of `revenue_over_day`, which has the legend."""
+    figure = new_figure("Left of the best fixed duals' revenue", "time [days]", "currency", height=height, legend=False)
+    best = next((rule for rule in account.rules if rule.name == OPTIMUM), None)
+    if best is None:
+        return say_nothing_yet(figure, f"the account has no rule {OPTIMUM}")
+    left = {rule.name: np.asarray(best.value) - np.asarray(rule.value) for rule in account.rules if rule is not best}
+    for index, rule in enumerate(_ordered(account)):
+        if rule is not best:
+            _add_rule(figure, account, rule, left[rule.name], index)
+    scale = FAR * float(max(np.abs(left[_ordered(account)[0].name]).max(), 1e-9))
+    shown = np.concatenate([np.clip(values, -scale, scale) for values in left.values()])
+    figure.update_yaxes(range=[float(shown.min()) - 0.05 * scale, float(min(shown.max(), scale)) + 0.05 * scale])
+    return figure
+
+
+def scores_table(account: Account) -> dict[str, list[Any]]:
+    """One row a rule, the best first: mean, lowest and highest score of the days, V of the first day, settings."""
+    rules = sorted(account.rules, key=lambda rule: -float(np.mean(rule.scores)))
+    return {
+        "rule": [rule.name for rule in rules],
+        "score": [round(float(np.mean(rule.scores)), 4) for rule in rules],
+        "worst day": [round(min(rule.scores), 4) for rule in rules],
+        "best day": [round(max(rule.scores), 4) for rule in rules],
+        "first day [currency]": [round(rule.value[-1], 3) for rule in rules],
+        "settings": [
+            ", ".join(
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in rule.settings.items()
+                if not isinstance(value, list | dict)
+            )
+            for rule in rules
+        ],
+    }
+
+
+def delivery_ahead(account: Account, *, height: int = 0) -> go.Figure:
+    """Billed impressions of every contract against its play curve, over the first day, as a share of its demand."""
+    count = len(account.contracts)
+    figure = new_figure(
+        "Delivery ahead of the play curve", "time [days]", "contract", height=height or 150 + 14 * count, legend=False
+    )
+    ahead = np.array(
+        [(np.asarray(one.billed) - np.asarray(one.due)) / max(one.demand, 1.0) for one in account.contracts]
+    )
+    edge = float(np.clip(np.abs(ahead).max(initial=0.0), 1e-3, 1.0))
+    figure.add_heatmap(
+        x=account.times,
+        y=[f"{one.ad}" for one in account.contracts],
+        z=ahead,
+        colorscale=SCALE,
+        zmin=-edge,
+        zmax=edge,
+        colorbar={"title": {"text": "of demand"}, "thickness": 12, "tickformat": ".0%"},
+        hovertemplate="contract %{y} at %{x:.2f}: %{z:.1%} of its demand ahead<extra></extra>",
+    )
+    figure.update_yaxes(type="category", autorange="reversed", automargin=True, showgrid=False)
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def delivery(account: Account, place: int, *, height: int = 320) -> go.Figure:
+    """Impressions of one contract over the first day: due by its play curve, billed, and its whole demand."""
+    one = account.contracts[place]
+    figure = new_figure(f"Delivery of contract {one.ad}", "time [days]", "impressions", height=height)
+    times = np.asarray(account.times)
+    add_line(figure, times, np.asarray(one.due), "due by the play curve", 1, dash="dash")
+    add_line(figure, times, np.asarray(one.billed), "billed", 0)
+    add_line(figure, times[[0, -1]], np.repeat(one.demand, 2), "demand", 6, dash="dot")
+    figure.update_yaxes(rangemode="tozero")
+    return legend_below(figure, 3)
+
+
+def latest_contract(account: Account) -> int:
+    """The place of the contract whose shortfall at the day's end costs most."""
+    missing = [one.penalty * max(one.demand - one.billed[-1], 0.0) for one in account.contracts]
+    return int(np.argmax(missing))
+
+
+def duals_of_contracts(
+    ads: Sequence[int], penalty: Sequence[float], alphas: Mapping[str, Sequence[float]], *, height: int = 340
+) -> go.Figure:
+    """What one more billed impression of each contract is worth: {by whom: [C]}, below its penalty [C]; in eCPM."""
+    figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=height)
+    names = [str(ad) for ad in ads]
+    figure.add_bar(x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35)
+    for index, (name, alpha) in enumerate(alphas.items()):
+        marker = {"size": 11, "symbol": ("diamond", "circle", "x")[index % 3], "color": COLORS[index]}
+        figure.add_scatter(x=names, y=1000 * np.asarray(alpha), name=name, mode="markers", marker=marker)
+    figure.update_xaxes(type="category")
+    return legend_below(figure, 1 + len(alphas))
+
+
+def rule_scores(scores: Mapping[str, Sequence[float]], *, height: int = 0) -> go.Figure:
+    """Normalised scores by rule, the best on top: the mean over the days as a bar, the days as points."""
+    order = sorted(scores, key=lambda name: -float(np.mean(scores[name])))
+    figure = new_figure(
+        "Share of what contracts can add to bids alone",
+        "(V - V_bid_only) / (V_opt - V_bid_only)",
+        "",
+        height=height or 110 + 26 * len(order),
+        legend=False,
+    )
+    names = [name.replace("_", " ") for name in order]
+    figure.add_bar(
+        y=names,
+        x=[float(np.mean(scores[name])) for name in order],
+        orientation="h",
+        marker={"color": COLORS[0]},
+        text=[f"{np.mean(scores[name]):.3f}" for name in order],
+        textposition="inside",
+        insidetextanchor="start",
+        insidetextfont={"color": "white"},
+    )
+    points = [(value, name) for name, rule in zip(names, order, strict=True) for value in scores[rule]]
+    marker = {"color": COLORS[1], "size": 6}
+    figure.add_scatter(x=[value for value, _ in points], y=[name for _, name in points], mode="markers", marker=marker)
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def why_chosen(decision: Mapping[str, Any], *, height: int = 0) -> go.Figure:
+    """The scores of one decision's candidates, the highest on top, and why some could not be shown.
+
+    `decision`: a `ddrl.serve.Decision` with an explanation, as JSON gives it."""
+    rows = sorted(decision["explanation"]["candidates"], key=lambda one: -(one["score"] or 0.0))
+    figure = new_figure(
+        f"Why ad {decision['ad']} was chosen", "score [eCPM]", "", height=height or 120 + 24 * len(rows)
+    )
+    for kind, name in enumerate(("contract", "bid")):
+        own = [one for one in rows if one["kind"] == kind]
+        figure.add_bar(
+            y=[_candidate(one) for one in own],
+            x=[one["score"] or 0.0 for one in own],
+            orientation="h",
+            name=name,
+            marker={"color": COLORS[kind]},
+            text=[_reason(one) for one in own],
+            textposition="auto",
+        )
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=[_candidate(one) for one in rows][::-1], automargin=True, showgrid=False
+    )
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def _candidate(one: Mapping[str, Any]) -> str:
+    return f"{'bid' if one['kind'] else 'contract'} {one['ad']}"
+
+
+def _reason(one: Mapping[str, Any]) -> str:
+    if one["reason"]:
+        return str(one["reason"])
+    return f"{one['score']:.2f}" + (
+        "" if one["kind"] else f" = click {one['worth']:.2f} + alpha {1000 * one['alpha']:.2f}"
+    )
+
+
+def oscillation(evaluations: Table, x: str = "env_steps") -> float:
+    """Standard deviation of the evaluated returns of the second half of training about a straight line; NaN for fewer
+    than MIN_EVALUATIONS. `evaluations`: Run.evaluations()."""
+    at, mean = (np.asarray(evaluations[name], np.float64) for name in (x, "mean"))
+    late = at >= (at[-1] / 2 if len(at) else 0.0)
+    if late.sum() < MIN_EVALUATIONS:
+        return float("nan")
+    rest = mean[late] - np.polyval(np.polyfit(at[late], mean[late], 1), at[late])
+    return float(rest.std(ddof=2))
+
+
+def revenue_swings(
+    evaluations: Mapping[str, Table], labels: Mapping[str, str] | None = None, *, height: int = 340
+) -> go.Figure:
+    """Evaluated revenue over training of the compared runs; the legend says how much it swings in the second half.
+
+    `evaluations`: name -> Run.evaluations(); `labels`: what the legend calls each run (default its name)."""
+    figure = new_figure("Evaluated revenue over training", "environment steps", "return a day", height=height)
+    for index, (name, table) in enumerate(evaluations.items()):
+        if not len(table):
+            continue
+        swing = oscillation(table)
+        words = f"{(labels or {}).get(name, name)}: " + (
+            "too few evaluations" if np.isnan(swing) else f"swings by {swing:.3g}"
+        )
+        add_line(figure, table["env_steps"], table["mean"], words, index, marker={"size": 6, "symbol": index})
+        figure.data[-1].mode = "lines+markers"
+    return legend_below(figure, len(evaluations)) if figure.data else say_nothing_yet(figure, "no evaluation yet")
+
+
+def _ordered(account: Account) -> list[Rule]:
+    """The policy, then the others from best to worst."""
+    others = [rule for rule in account.rules if rule.name != POLICY]
+    own = [rule for rule in account.rules if rule.name == POLICY]
+    return own + sorted(others, key=lambda rule: -float(np.mean(rule.scores)))
+
+
+def _add_rule(figure: go.Figure, account: Account, rule: Rule, values: NDArray[np.float64], index: int) -> None:
+    name = f"{rule.name.replace('_', ' ')} {np.mean(rule.scores):.3f}"
+    style = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)]}
+    line = {**style, "width": 4 if rule.name == POLICY else 2}
+    figure.add_scatter(x=account.times, y=values, name=name, mode="lines", line=line)

@@ -1,0 +1,99 @@
+"""The ASGI application alone: what it refuses before a mixer is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddrl.admix.server import App
+from ddrl.admix.settings import ServeConfig
+from tests.admix.material import request_of, small_mixer
+
+
+async def _no_policy(data: bytes) -> Any:
+    raise AssertionError("nobody asked for another policy")
+
+
+def _app(waiting: int = 0, **settings: Any) -> App:
+    return App(small_mixer(), ServeConfig(**settings), _no_policy, lambda: waiting)
+
+
+def ask(
+    app: App, *parts: bytes, path: str = "/v1/decide", stall: bool = False, more: bool = False
+) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and JSON of a POST whose body comes in `parts`; `stall`: and then no more comes; `more`: the
+    client leaves before the last."""
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    if not stall and not more:
+        messages[-1]["more_body"] = False
+    if more:
+        messages.append({"type": "http.disconnect"})
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "http", "path": path, "method": "POST", "headers": []}, receive, send))
+    if not sent:
+        return 0, {}, None
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    assert int(headers["content-length"]) == len(sent[1]["body"])
+    return sent[0]["status"], headers, json.loads(sent[1]["body"])
+
+
+def test_a_body_in_pieces_is_one_body() -> None:
+    app = _app()
+    body = msgspec.json.encode(request_of(app.mixer.book, 3))
+    assert ask(app, body[:10], body[10:50], body[50:])[2]["request_id"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        (lambda app: setattr(app, "waiting", lambda: 9), 503, "more than 8 requests wait"),
+        (lambda app: setattr(app, "ending", True), 503, "the server ends"),
+        (lambda app: setattr(app, "_open", 4), 429, "more than 4 requests"),
+    ],
+)
+def test_what_is_too_much_is_refused_with_a_time_to_come_back(
+    change: Callable[[App], None], status: int, words: str
+) -> None:
+    app = _app(max_queue=8, max_open=4)
+    change(app)
+    given, headers, answer = ask(app, msgspec.json.encode(request_of(app.mixer.book)))
+    assert (given, headers["retry-after"]) == (status, "1")
+    assert words in answer["error"]
+    assert app.mixer.requests == 0
+
+
+def test_a_body_that_does_not_arrive_in_time_gets_408() -> None:
+    app = _app(body_seconds=0.01)
+    status, _, answer = ask(app, b'{"request_id"', stall=True)
+    assert (status, "did not arrive" in answer["error"]) == (408, True)
+    assert ask(app, msgspec.json.encode(request_of(app.mixer.book)))[0] == 200
+
+
+def test_a_client_that_leaves_costs_nothing() -> None:
+    app = _app(max_open=1)
+    assert ask(app, b'{"request_id"', more=True)[0] == 0
+    assert ask(app, msgspec.json.encode(request_of(app.mixer.book)))[0] == 200
+    assert app.mixer.requests == 1
+
+
+def test_answers_are_counted_by_status() -> None:
+    app = _app()
+    ask(app, b"{")
+    ask(app, b"{")
+    ask(app, msgspec.json.encode(request_of(app.mixer.book)))
+    ask(app, b"", path="/nowhere")
+    assert app.answers == {422: 2, 200: 1, 404: 1}

@@ -1,0 +1,75 @@
+"""The load generator counts every answer once, whichever loop drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ddrl.admix import load
+from ddrl.core.errors import ConfigError
+from tests.admix.material import env_config, save_run
+from tests.admix.test_server import Server, serving
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def url_and_bodies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[bytes]]]:
+    run = tmp_path_factory.mktemp("load") / "run"
+    book = save_run(run, env_config(mode="all"), value=1.0)
+    shape = (book.regions, book.genders, book.ages)
+    with serving(run, "--reload-period", "0") as server:
+        yield f"http://127.0.0.1:{server.port}", load.bodies_of(book.ids.tolist(), shape, 20, 11)
+
+
+@pytest.mark.parametrize("rate", [None, 3000.0])
+def test_each_request_is_answered_once_by_a_named_version(
+    url_and_bodies: tuple[str, list[bytes]], rate: float | None
+) -> None:
+    url, bodies = url_and_bodies
+    result = load.run(load.Generator(url, bodies, 4), 400, None, rate)
+    assert result.statuses == {200: 400}
+    assert len(result.latencies) == 400
+    assert (result.wrong, result.lost, len(result.versions)) == (0, 0, 1)
+    assert result.figures()["p99_ms"] >= result.figures()["p50_ms"] > 0
+
+
+def test_a_request_of_fifty_candidates_has_six_and_a_half_kilobytes() -> None:
+    sizes = [len(body) for body in load.bodies_of(list(range(1, 31)), (10, 2, 6), 20, 50)]
+    assert 6300 < min(sizes) <= max(sizes) < 6700
+
+
+def test_a_server_that_ends_costs_no_answer_that_it_owed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    book = save_run(run, env_config(mode="all"), value=1.0)
+    with serving(run) as server:
+        bodies = load.bodies_of(book.ids.tolist(), (1, 1, 1), 20, 11)
+        generator = load.Generator(f"http://127.0.0.1:{server.port}", bodies, 4)
+        with _ending_after(server, generator, 500):
+            result = load.run(generator, 100_000, None, None)
+        out, _ = server.process.communicate(timeout=PATIENCE)
+        assert result.statuses[200] >= 500
+        assert result.lost <= 4  # sent on a connection that was being closed: the server never read it
+        assert f"ended after {result.statuses[200]} requests" in out
+
+
+@contextmanager
+def _ending_after(server: Server, generator: load.Generator, answers: int) -> Iterator[None]:
+    """End the server when so many answers have come; the generator then asks no more."""
+    take = generator.take
+
+    def watch(connection: load._Connection, *answer: object) -> None:
+        if generator._result.answered == answers:
+            server.process.terminate()
+        take(connection, *answer)  # type: ignore[arg-type]
+
+    generator.take = watch  # type: ignore[method-assign]
+    yield
+
+
+def test_no_server_is_one_clear_error() -> None:
+    with pytest.raises(ConfigError, match="no server answers at"):
+        load.run(load.Generator("http://127.0.0.1:9", [b'{"request_id":1,"x":1}'], 1), 1, None, None)
+    assert load.main(["http://127.0.0.1:9"]) == 1
