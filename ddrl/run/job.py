@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,21 +23,32 @@ from numpy.typing import NDArray
 
 from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import unlink_run
-from ddrl.core import errors
-from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, DdrlError, EnvError, JobFailed
+from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.specs import EnvSpec
 from ddrl.run.checkpoint import TaskRecords
-from ddrl.run.keeper import Child, Deaths, Ended, Keeper, Place, Silence, Silent
-from ddrl.run.process import SIGNALS
-from ddrl.run.topology import HostChannels, Topology, board_name, describe, read_failure, report_failure
+from ddrl.run.keeper import (
+    LOOK_PERIOD,
+    Child,
+    Deaths,
+    Ended,
+    Keeper,
+    Place,
+    Silence,
+    Silent,
+    import_for_members,
+    without_launcher,
+)
+from ddrl.run.process import SIGNALS, die_with, ignore_interrupts, interrupts_held_back
+from ddrl.run.topology import CHANNELS, HostChannels, Topology, board_name, read_failure, report_failure
 
+GOING = (Command.RUN, Command.PAUSE)
 TRAINER = 0  # place of the trainer; a member's place is its rank
-PROBE = -1
+DESCRIPTOR = np.dtype(np.intc)
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
+
+if TYPE_CHECKING:
+    from ddrl.run.task import Duty
 
 
 # -- keeper and trainer ------------------------------------------------------------------------------------------------
@@ -95,12 +106,13 @@ class Link:
         while True:
             try:
                 flags = 0 if wait and not lines else socket.MSG_DONTWAIT
-                data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 1, flags)
+                data, beside, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_LEN(DESCRIPTOR.itemsize), flags)
             except (BlockingIOError, ConnectionResetError):
                 break
             if not data:
                 break
-            self._descriptors += descriptors
+            for _, _, descriptor in beside:
+                self._descriptors += np.frombuffer(descriptor, DESCRIPTOR).tolist()
             *new, self._rest = (self._rest + data).split(b"\n")
             lines += new
         return [msgspec.json.decode(line, type=Message) for line in lines]
@@ -116,72 +128,6 @@ class Link:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
-
-
-# -- the user's code, in a process of its own --------------------------------------------------------------------------
-
-
-class _Probed(msgspec.Struct):
-    spec: EnvSpec | None = None
-    declaration: Declaration | None = None
-    kind: str = ""  # class of the error
-    text: str = ""
-
-
-def describe_environment(config: Config) -> tuple[EnvSpec, Declaration]:
-    """What the environment gives and takes, and what the algorithm needs; imports the user's code, but no torch."""
-    from ddrl.envs import probe_spec
-    from ddrl.learner import describe as describe_algorithm
-
-    spec = probe_spec(config.env)
-    return spec, describe_algorithm(config, spec)
-
-
-def probe(config: Config, meanwhile: Callable[[], object] = lambda: None) -> tuple[EnvSpec, Declaration]:
-    """`describe_environment` in a fork, so that this process never imports the user's code. The same errors, and
-    EnvError where it takes longer than run.start_limit; `meanwhile` is called a few times a second."""
-    answer = os.memfd_create("probe")
-
-    def work() -> int:
-        try:
-            found = _Probed(*describe_environment(config))
-        except DdrlError as error:
-            found = _Probed(kind=type(error).__name__, text=str(error))
-        except Exception as error:
-            found = _Probed(kind="EnvError", text=describe(error, f"env.id = {config.env.id}"))
-        os.write(answer, msgspec.msgpack.encode(found))
-        return 0
-
-    keeper = Keeper({PROBE: Place(1, Role.ROLLOUT, work)})
-    try:
-        child = keeper.start(PROBE)
-        deadline = time.monotonic() + config.run.start_limit
-        gone: list[tuple[Child, Ended]] = []
-        while not gone:
-            meanwhile()
-            gone = keeper.look(0.2)
-            if not gone and time.monotonic() > deadline:
-                raise EnvError(
-                    f"env.id = {config.env.id}: its constructor has not returned within {config.run.start_limit:g} s "
-                    f"(run.start_limit), in process {child.pid} on {socket.gethostname()}:\n{child.stacks()}"
-                )
-        _, ended = gone[0]
-        data = os.pread(answer, os.fstat(answer).st_size, 0)
-        if not data:
-            raise EnvError(f"env.id = {config.env.id}: the process that made one {ended.how}\n{ended.words}".rstrip())
-        found = msgspec.msgpack.decode(data, type=_Probed)
-    finally:
-        keeper.end(0.0)
-        keeper.close()
-        os.close(answer)
-    if found.kind:
-        kind: type[DdrlError] = getattr(errors, found.kind, EnvError)
-        error = kind.__new__(kind)
-        error.args = (found.text,)
-        raise error
-    assert found.spec is not None
-    assert found.declaration is not None
-    return found.spec, found.declaration
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------
@@ -224,15 +170,20 @@ class Job:
         theirs.close()
         self.keeper.watch(self._link.fileno(), self._hear)
 
-    def open(self, topology: Topology, *, collectors: bool = False) -> None:
-        """Make the host's channels and start its evaluator and rollouts; collectors: no rollouts, which come and go by
-        themselves."""
+    def open(self, topology: Topology) -> None:
+        """Make the host's channels and start its members."""
+        self.channels = HostChannels.create(topology, self.host, self.board)
+        self.start_members(self.channels)
+
+    def start_members(self, channels: HostChannels) -> None:
+        """Start the host's evaluator and rollouts; where learning goes in rounds, collectors come in their place."""
+        topology = channels.topology
         config = topology.config
-        self.channels = channels = HostChannels.create(topology, self.host, self.board)
+        self.channels = channels
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
         members = [one for one in topology.on_host(self.host) if one.role in (Role.EVALUATOR, Role.ROLLOUT)]
         for member in members:
-            if member.role is Role.ROLLOUT and collectors:
+            if member.role is Role.ROLLOUT and topology.in_rounds:
                 continue
             self.keeper.places[member.rank] = Place(member.rank, member.role, partial(_be_member, channels, member))
             channels.name_row(member)
@@ -253,7 +204,7 @@ class Job:
         """Watch until the trainer has ended; its summary. JobFailed with what ended the job, KeyboardInterrupt where a
         second interrupt ended it."""
         while self._trainer is not None:
-            self.look(1.0)
+            self.look(LOOK_PERIOD)
         result = self._result
         if result is not None and result.document is not None:
             return result.document
@@ -368,14 +319,19 @@ class Job:
         if self.interrupted:
             raise KeyboardInterrupt
 
+    def end_members(self) -> None:
+        """Wait for the processes that are left, and kill those that take too long; without channels they wait for
+        nothing."""
+        self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
+        self.keeper.close()
+
     def close(self) -> None:
         """End every process and remove the channels. Before the members have channels they wait for nothing."""
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         if self._trainer is not None:  # an error in this process: what is not saved is lost
             self._trainer.send(signal.SIGKILL if self.channels is None or not self._directory else signal.SIGTERM)
-        self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
-        self.keeper.close()
+        self.end_members()
         if self._link is not None:
             self._link.close()
         if self.channels is not None:
@@ -396,9 +352,76 @@ def _below(words: str) -> str:
     return f":\n{words}" if words else ""
 
 
-def failure_of(run_id: str, host: int) -> str:
-    """The first failure of a host; empty where there is none."""
-    try:
-        return read_failure(run_id, host)
-    except ChannelError:
-        return ""
+# -- a keeper beside a trainer or relay --------------------------------------------------------------------------------
+
+
+class HostKeeper:
+    """The keeper of a host as a program, `python -m ddrl.run.job RUN_ID HOST PARENT`, seen from the process that has
+    started it: a relay, or a trainer that is no child of its keeper. It attaches the host's channels once they are
+    there, forks the members, and watches them and the trainer."""
+
+    def __init__(self, run_id: str, host: int) -> None:
+        self._run_id = run_id
+        self._host = host
+        with interrupts_held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ddrl.run.job", run_id, str(host), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                env=without_launcher(os.environ),
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """JobFailed where it has ended before the job."""
+        status = self._process.poll()
+        if status is not None and Board.attach(board_name(self._run_id, self._host)).command in GOING:
+            ended = Ended(status, "", 0.0, 0.0)
+            name = f"the keeper of host {self._host} (process {self._process.pid} on {socket.gethostname()})"
+            raise JobFailed(f"{name} {ended.how}, and with it the host's rollouts")
+
+    def duty(self) -> Duty:
+        """Checks it beside training."""
+        from ddrl.run.task import Duty
+
+        return Duty(LOOK_PERIOD, lambda now: self.check())
+
+    def end(self, has_members: bool = True) -> None:
+        """Wait for it to end its members, which the board's command tells it; kill what takes too long."""
+        try:
+            self._process.wait(2 * STOP_TIMEOUT if has_members else 0.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> int:
+    """Keep the host that the command line names until its board says stop; the process's exit status."""
+    run_id = sys.argv[1]
+    host = int(sys.argv[2])
+    ignore_interrupts()
+    die_with(int(sys.argv[3]))
+    import_for_members()
+    board = Board.attach(board_name(run_id, host))
+    if not wait_for_channels(board):
+        return 0
+    channels = HostChannels.attach(run_id, host, 0.0)
+    if host == 0:
+        channels.attach_remote()  # the counters of other hosts
+    job = Job(run_id, host, board)
+    job.start_members(channels)
+    while board.command in GOING:
+        job.look(LOOK_PERIOD)
+    job.end_members()
+    return 0
+
+
+def wait_for_channels(board: Board) -> bool:
+    """Until the host's channels are there; False where the job ends before."""
+    while not board.wait_ready(CHANNELS, LOOK_PERIOD):
+        if board.command not in GOING:
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

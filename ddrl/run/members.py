@@ -145,10 +145,10 @@ class Evaluator:
             confirmed = self._play(vector, config.evaluation.confirm_episodes, seed + 1, stop)
         return Evaluation(policy_version, env_steps, played, confirmed)
 
-    def confirm(self, vector: np.ndarray) -> Returns:
-        """Play evaluation.confirm_episodes further episodes."""
+    def confirm(self, vector: np.ndarray, stop: Callable[[], bool] | None = None) -> Returns:
+        """Play evaluation.confirm_episodes further episodes. InterruptedError where `stop` says yes meanwhile."""
         seed = member_seed(self._config.run.seed + EVALUATION_SEED, CONFIRMATION_TURN) + 1
-        return self._play(vector, self._config.evaluation.confirm_episodes, seed, None)
+        return self._play(vector, self._config.evaluation.confirm_episodes, seed, stop)
 
     def meet_states(self, vector: np.ndarray) -> MetStates:
         """States that the policy meets in the held-out episodes, with the returns that followed."""

@@ -26,6 +26,7 @@ from ddrl.run.process import (
 
 if TYPE_CHECKING:
     from ddrl.run.job import Link
+    from ddrl.run.rounds.collectors import Collectors
     from ddrl.run.task import Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
@@ -33,8 +34,12 @@ START_TIMEOUT = 600.0  # [s] for the keeper to make the channels
 Equip = Callable[["Task"], Callable[[dict[str, Any]], object] | None]
 
 
-def drive(task: Task, interrupts: Interrupts) -> dict[str, Any]:
-    """Turn by turn to the end; the summary. After an error the task is abandoned and the error raised."""
+def drive(
+    task: Task, interrupts: Interrupts, save_elsewhere: Callable[[Task], bool] = lambda task: False
+) -> dict[str, Any]:
+    """Turn by turn to the end; the summary. After an error the task is abandoned and the error raised.
+
+    `save_elsewhere` is asked after SIGTERM, between two draws: whether it has saved already."""
     from ddrl.run.members import Evaluator
     from ddrl.run.task import Outcome, Reason
 
@@ -50,7 +55,8 @@ def drive(task: Task, interrupts: Interrupts) -> dict[str, Any]:
                 task.end(Reason.INTERRUPTED)
             elif outcome is Outcome.IDLE:
                 task.wait(WAIT)
-        return task.finish(lambda: Evaluator(task.config, task.model))
+        saved = interrupts.terminated and save_elsewhere(task)
+        return task.finish(lambda: Evaluator(task.config, task.model), settle=not saved, saved=saved)
     except BaseException as error:
         task.abandon(error)
         raise
@@ -65,10 +71,11 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     from ddrl.run.checkpoint import Checkpoint, TaskRecords
     from ddrl.run.directory import RunDirectory, RunLock
     from ddrl.run.job import Records
-    from ddrl.run.task import Task
+    from ddrl.run.task import Duty, Task
     from ddrl.run.topology import HostChannels
 
     channels = HostChannels.attach(run_id, 0, START_TIMEOUT)
+    channels.attach_drained()
     messages = link.receive(wait=True)
     if not messages:
         raise JobFailed("")  # the keeper has ended
@@ -77,7 +84,8 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     descriptor = link.take_descriptor()
     directory = RunDirectory(Path(records.directory), None if descriptor is None else RunLock.adopt(descriptor))
     resume = None if records.resume is None else Checkpoint(Path(records.resume[0]), records.resume[1])
-    task = Task(channels.topology, channels, TaskRecords(directory, resume), link)
+    task = Task(channels.topology, channels, TaskRecords(directory, resume))
+    task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
     rounds = None
     try:
         rounds = start_rounds(task)
@@ -92,9 +100,28 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
         channels.close()
 
 
-def start_rounds(task: Task) -> Any:
-    """Let the task go in rounds where its settings say so: what the caller closes."""
-    raise NotImplementedError
+def _pass_notes(task: Task, link: Link) -> None:
+    from ddrl.run.job import Note
+
+    for message in link.receive():
+        if isinstance(message, Note):
+            task.alarm(message.text, message.rank)
+
+
+def start_rounds(task: Task, launcher: int | None = None) -> Collectors | None:
+    """Let the task go in rounds where its settings say so: its collectors, which the caller closes. launcher: process
+    whose end means that the relays of other hosts have ended."""
+    if not task.topology.in_rounds:
+        return None
+    from ddrl.run.rounds.cycle import go_in_rounds
+    from ddrl.run.rounds.hosts import HostStarters
+    from ddrl.run.rounds.starters import StarterProcess
+
+    starter = StarterProcess(task.topology.run_id, 0)
+    if launcher is None:
+        return go_in_rounds(task, starter, list(task.channels.lanes.values()))
+    starters = HostStarters(task.channels, starter, launcher)
+    return go_in_rounds(task, starters, starters.lanes)
 
 
 def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> int:

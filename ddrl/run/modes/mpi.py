@@ -180,9 +180,11 @@ def _play(
 
         return node_process(nodes, topology, mine)
     if membership is None:
-        from ddrl.run.members import member_process
+        from ddrl.run.members import START_TIMEOUT, member_process
+        from ddrl.run.process import step_back
 
-        return member_process(topology.run_id, mine.host, mine.rank)
+        step_back()
+        return member_process(HostChannels.attach(topology.run_id, mine.host, START_TIMEOUT), mine)
     from ddrl.run.relay import relay_process
 
     channels = channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)

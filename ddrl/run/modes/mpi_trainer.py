@@ -15,15 +15,17 @@ from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.job import watch_all
 from ddrl.run.modes.mpi import join_nodes, join_others
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
-from ddrl.run.ranks import Agreement, drive, part
+from ddrl.run.ranks import Agreement, part
 from ddrl.run.rounds.collectors import Collectors
 from ddrl.run.rounds.cycle import go_in_rounds
 from ddrl.run.rounds.hosts import HostStarters
 from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task
 from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
+from ddrl.run.trainer import drive
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,8 +54,9 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            # MPI starts no rank again.
-            task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
+            task = Task(topology, channels, records)
+            if not topology.in_rounds:
+                task.duties.append(watch_all(task))
             try:
                 standing.wait()
                 comm = join_nodes(world, topology)
