@@ -1,8 +1,9 @@
 """A training's processes on one host, from the first to the last: what the keeper does with them.
 
-On the trainer's host the keeper starts the trainer at once, for importing torch takes longest; meanwhile it imports what
-members need, prepares the run, makes the channels and forks the members. `Link` joins keeper and trainer: the run's
-records go down, notes for the user too; the summary, or the error that ended training, comes back."""
+The keeper starts the trainer at once, for importing torch takes longest; meanwhile it imports what members need,
+prepares the run, makes the channels and forks the members. `Link` joins keeper and trainer: the run's records go down,
+notes for the user too; the summary, or the error that ended training, comes back. Where the trainer is no child of the
+keeper (a rank, a task of a pool), and on hosts without it, the keeper is a program beside it (`HostKeeper`)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.keeper import (
+    HOST,
     LOOK_PERIOD,
+    RANK,
+    ROLE,
     Child,
     Deaths,
     Ended,
@@ -35,6 +39,7 @@ from ddrl.run.keeper import (
     Place,
     Silence,
     Silent,
+    end_stranger,
     import_for_members,
     without_launcher,
 )
@@ -272,12 +277,16 @@ class Job:
         if silent.role is Role.RELAY:
             saved = "what was learned is saved"
         setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
-        self.fail(
+        text = (
             f"{silent.words} ({setting}): {what} hangs, or its host; {saved}. Longer environment steps need a higher "
             f"limit{stacks}"
         )
+        self.fail(text)
         if child is not None:
             child.send(signal.SIGKILL)
+        elif silent.role is Role.TRAINER and silent.pid > 0:  # a rank: it cannot say what has ended the job
+            print(f"ddrl: process {silent.pid} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+            end_stranger(silent.pid)
 
     def _has_started(self, silent: Silent) -> bool:
         assert self._silence is not None
@@ -287,9 +296,11 @@ class Job:
         """Counters of this host, and on the trainer's host those of the other hosts' relays."""
         tables = [channels.counters.table()]
         for host, mirror in enumerate(channels.mirrors, start=1):
-            ranks = channels.topology.on_host(host)
-            relays = [row for row, rank in enumerate(ranks) if rank.role is Role.RELAY]
-            tables.append(mirror.table()[relays])
+            for row, rank in enumerate(channels.topology.on_host(host)):
+                if rank.role is Role.RELAY:
+                    values = mirror.table()[row : row + 1]
+                    values[0, [RANK, ROLE, HOST]] = rank.rank, list(Role).index(Role.RELAY), host  # it may never come
+                    tables.append(values)
         return np.concatenate(tables)
 
     # -- interrupts and the end

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from ddrl.core.errors import KeeperError
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
-from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, step_back
+from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, name_process, step_back
 
 MAX_WORDS = 16_000  # [B] of a child's standard error that are kept
 STACKS_SIGNAL = signal.SIGUSR2
@@ -189,6 +189,17 @@ def report_stacks(descriptor: int) -> None:
     """Let this process write its stacks there when it is sent STACKS_SIGNAL, or crashes, whatever it hangs in."""
     faulthandler.enable(file=descriptor)
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+
+def end_stranger(pid: int) -> None:
+    """Kill a process that is no child of this one, once it has had the time to write its stacks to its own standard
+    error."""
+    with contextlib.suppress(ProcessLookupError):
+        state, caught = _state_of(pid)
+        if caught and state in "RS":
+            os.kill(pid, STACKS_SIGNAL)
+            time.sleep(STACKS_TIMEOUT)
+        os.kill(pid, signal.SIGKILL)
 
 
 # -- what a death leads to ---------------------------------------------------------------------------------------------
@@ -460,6 +471,7 @@ class Keeper:
                 if wanted.cores:
                     with contextlib.suppress(OSError):
                         os.sched_setaffinity(0, wanted.cores)
+                name_process(f"ddrl {wanted.rank} {wanted.role.value}")
                 run_fork(parent, writing, wanted.work, [self._seed, place, incarnation])
         return pid
 
@@ -473,6 +485,7 @@ def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[i
         step_back()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(errors, 2)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 (until the process ends)
         report_stacks(2)
         entropy = np.random.SeedSequence(list(seed)).generate_state(2)
         random.seed(int(entropy[0]))

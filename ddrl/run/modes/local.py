@@ -1,7 +1,7 @@
 """A job on one host, without mpirun.
 
 `run_local` is the keeper itself: it starts the trainer as a program and forks the members. `run_here` trains in this
-process, as tasks of a pool do, whose device is lent by the move; the keeper of its members is a program (`HostKeeper`)."""
+process, as tasks of a pool do, which borrow a device for some moves; the keeper of its members is a program."""
 
 from __future__ import annotations
 

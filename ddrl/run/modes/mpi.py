@@ -17,6 +17,8 @@ from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
+from ddrl.run.job import HostKeeper
+from ddrl.run.keeper import report_stacks
 from ddrl.run.pool.ranks import MARK
 from ddrl.run.process import die_with, ignore_interrupts
 from ddrl.run.ranks import Agreement, abort, abort_on_error, broadcast, host_names, part
@@ -72,6 +74,7 @@ def meet() -> tuple[MPI.Intracomm, list[str], int]:
     job is, nobody else can know of a failure: it aborts the job."""
     from mpi4py import MPI
 
+    report_stacks(2)
     world = MPI.COMM_WORLD
     launcher = os.getppid()
     # Rank 0 saves when its launcher is killed; the others, which hold nothing, end at once.
@@ -87,6 +90,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     topology: Topology | None = None
     board: Board | None = None
     channels: HostChannels | None = None
+    keeper: HostKeeper | None = None
     trouble: BaseException | None = None
     status = 1
     meeting = world
@@ -96,6 +100,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
         if mine == topology.creator(mine.host):
             sweep_dead()
             board = Board.create(board_name(topology.run_id, mine.host))
+            keeper = HostKeeper(topology.run_id, mine.host)
             channels = HostChannels.create(topology, mine.host, board)
     except BaseException as error:
         trouble = error
@@ -107,12 +112,14 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
             nodes = join_nodes(world, topology)
             meeting = join_others(world, topology)
         with membership or contextlib.nullcontext():
-            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership, nodes)
+            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership, nodes, keeper)
     except JobFailed as error:
         _report(world, topology, str(error))
     except BaseException as error:
         _report(world, topology, describe(error, _where(world.Get_rank(), topology)))
     finally:
+        if keeper is not None:
+            keeper.end(channels is not None)
         if meeting is not None:
             part(meeting)
         if channels is not None:
@@ -173,23 +180,26 @@ def _play(
     channels: HostChannels | None,
     membership: Membership | None,
     nodes: MPI.Intracomm | None,
+    keeper: HostKeeper | None,
 ) -> int:
-    """The role of a rank, once every host's channels stand; its exit status."""
+    """The role of a rank, once every host has its channels; its exit status. A rank that is neither a relay nor a node
+    is the place of a rollout or evaluator, which the host's keeper has forked: it only waits for the end."""
     if nodes is not None:
         from ddrl.run.nodes.worker import node_process
 
         return node_process(nodes, topology, mine)
     if membership is None:
-        from ddrl.run.members import START_TIMEOUT, member_process
-        from ddrl.run.process import step_back
-
-        step_back()
-        return member_process(HostChannels.attach(topology.run_id, mine.host, START_TIMEOUT), mine)
+        return 0
     from ddrl.run.relay import relay_process
 
     channels = channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
     return relay_process(
-        membership, topology, mine, channels, on_death=lambda row: _note_death(topology, mine, channels, row)
+        membership,
+        topology,
+        mine,
+        channels,
+        on_death=lambda row: _note_death(topology, mine, channels, row),
+        check=(lambda: None) if keeper is None else keeper.check,
     )
 
 

@@ -15,7 +15,7 @@ from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.run.checkpoint import TaskRecords
-from ddrl.run.job import watch_all
+from ddrl.run.job import HostKeeper
 from ddrl.run.modes.mpi import join_nodes, join_others
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
 from ddrl.run.ranks import Agreement, part
@@ -44,6 +44,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     standing: Agreement | None = None
     starter: StarterProcess | None = None
     collectors: Collectors | None = None
+    keeper: HostKeeper | None = None
     trouble: BaseException | None = None
     meeting = world
     try:
@@ -51,12 +52,11 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
         sweep_open_mpi()
         board = Board.create(board_name(topology.run_id, 0))
         starter = StarterProcess(topology.run_id, 0) if topology.in_rounds else None
+        keeper = HostKeeper(topology.run_id, 0)
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records)
-            if not topology.in_rounds:
-                task.duties.append(watch_all(task))
+            task = Task(topology, channels, records, [keeper.duty()])
             try:
                 standing.wait()
                 comm = join_nodes(world, topology)
@@ -86,6 +86,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             collectors.close()
         elif starter is not None:
             starter.stop(0.0)
+        if keeper is not None:
+            keeper.end(channels is not None)
         part(meeting, lambda: _discard(channels, launcher), topology.run_id, trouble)
         late = trouble is None and board is not None and board.command == Command.FAIL
         failure = read_failure(topology.run_id, 0) if late else ""  # of a relay, after the task had ended
