@@ -9,50 +9,6 @@ import numpy
 from numpy.typing import NDArray
 
 
-class AdQueue:
-    """
-    The queue of one display request of ad mixing; ddrl.serve.Mixer is its face.
-    """
-
-    def __init__(self, tables: dict[str, Any], sizes: dict[str, Any], seed: int) -> None: ...
-
-    def write_into(self, state: dict[str, Any]) -> None:
-        """Arrays that `read` writes the state of a request to."""
-
-    def read(self, ad: list[int], kind: list[int], ecpm: list[float], ctr: list[float], filters: list[int], cell: int, time: float) -> int:
-        """
-        Take over a request; the number of bids that found no slot. ValueError names a broken candidate.
-        """
-
-    def choose(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> tuple[int, float]:
-        """
-        Slot (-1: none) and score of the ad to show; ValueError for a score that is not a number.
-        """
-
-    def score_of(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], slot: int) -> float:
-        """The score that `choose` compares."""
-
-    def show(self, slot: int) -> None:
-        """Count the ad in a slot as shown."""
-
-    @property
-    def origin(self) -> list[int]: ...
-
-    @property
-    def value(self) -> list[float]: ...
-
-    @property
-    def estimate(self) -> list[float]: ...
-
-    @property
-    def due(self) -> list[float]: ...
-
-    def origin_of(self, slot: int) -> int:
-        """The candidate that stands in a slot; -1: none."""
-
-    @property
-    def reasons(self) -> list[int]: ...
-
 def map_memory(descriptor: int, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]:
     """
     Map a file's bytes, shared (-1: anonymous memory that forks share); unmapped with the last view.

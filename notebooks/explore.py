@@ -19,7 +19,7 @@ from ddrl.core.errors import MissingExtraError
 from ddrl.core.specs import ArraySpec
 from ddrl.distribution import simulator as costs
 from ddrl.distribution.plan import HEADER_BYTES
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, Simulation, simulate
 from ddrl.replay import ExperienceReplay
 
@@ -168,6 +168,9 @@ _MODELED = {
     "sharded": "sharded",
     "scatter_ring": "scatter + ring",
     "two_tree": "two-tree",
+    "benchmarks.distribution.schemes:Binomial": "binomial",
+    "benchmarks.distribution.schemes:ScatterRing": "scatter + ring",
+    "benchmarks.distribution.schemes:TwoTree": "two-tree",
     "tree": "tree",
     "chain": "chain",
     "stripes": "stripes",

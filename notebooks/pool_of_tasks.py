@@ -8,16 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddrl import plots
 from ddrl.core.errors import MissingExtraError, PoolError
-from ddrl.plan import Case, fit, predict, read_recordings
-from ddrl.pool.devices import Device
 from ddrl.pool.equal_tasks import steady_shares, typical_task
-from ddrl.pool.policies.fair import Fair
 from ddrl.pool.reading import PoolRecord, read_pool
 
 TASK = """
@@ -58,27 +54,6 @@ def run_pool(
     if ended.returncode:
         raise PoolError(f"the pool failed: {ended.stderr.strip()[-400:]}")
     return place / "pool"
-
-
-def planned_makespans(
-    pool: Path, tasks: Sequence[int], devices: Sequence[int], *, env_steps: int = 200_000
-) -> dict[str, list[float]]:
-    """Seconds until the last of so many tasks like the pool's has taken its env steps: {"2 devices": [tasks]}."""
-    recordings = read_recordings(pool)
-    known = [
-        (
-            replace(one.config, run=replace(one.config.run, max_env_steps=env_steps)),
-            fit(one.config, recordings, serial=True),
-        )
-        for one in recordings
-    ]
-    cores = max(*devices, len(os.sched_getaffinity(0)))
-    found: dict[str, list[float]] = {}
-    for count in devices:
-        slots = tuple(Device(f"cpu:{core}", "cpu", (core,)) for core in range(count))
-        name = f"{count} device{'s' * (count > 1)}"
-        found[name] = [predict(Case(number, slots, cores=cores), known, Fair()).makespan for number in tasks]
-    return found
 
 
 def measured_point(record: PoolRecord) -> dict[str, tuple[float, float]]:

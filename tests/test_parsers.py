@@ -25,8 +25,8 @@ from ddrl.admix.messages import Control
 from ddrl.admix.mixer import policy_of
 from ddrl.balance.value_network import SHIPPED, ValueNetwork
 from ddrl.core.config import LearnerConfig
-from ddrl.core.decoding import decode
 from ddrl.core.errors import DdrlError, MessageError
+from ddrl.core.files import decode
 from ddrl.core.settings import config_from_toml
 from ddrl.learner import snapshot
 from ddrl.pool import control

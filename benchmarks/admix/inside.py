@@ -16,10 +16,9 @@ from ddrl.admix import AdmixVectorEnv, Market, MarketConfig, PlayConfig
 from ddrl.admix.contracts import Requests
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.config import Config
-from ddrl.core.rows import row_schema
+from ddrl.core.rows import row_schema, transition_columns
 from ddrl.core.settings import load_config
 from ddrl.core.specs import VectorEnv
-from ddrl.core.transitions import transition_columns
 from ddrl.envs import make_vector_env
 from ddrl.learner import Learner, describe
 from ddrl.learner.observations import as_tensors

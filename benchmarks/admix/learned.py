@@ -17,7 +17,7 @@ from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix.contracts import Pacing
 from ddrl.admix.days import Decision, Feedback, Outlook
-from ddrl.admix.environment import MAX_PACE
+from ddrl.admix.rules import MAX_PACE
 from ddrl.core.errors import ConfigError
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import SEALED, case, efficiency, made, modeled, run_groups, summarize
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from benchmarks.harness import arguments, print_table, save
 
 
@@ -29,12 +30,12 @@ def schemes(short: bool) -> list[dict[str, Any]]:
         case("stripes", label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15),
         case("sharded", label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
         case("sharded", label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case("two_tree", label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
+        case(TWO_TREE, label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
         case("chain", 4, label="chain, 32 kB chunks", chunk_bytes=1 << 15),
         case("sharded", 3, label="sharded m=4, whole shards", relays=4),
         case("sharded", 3, label="sharded m=16, whole shards"),
-        case("scatter_ring", 3),
-        case("binomial", 3),
+        case(SCATTER_RING, 3),
+        case(BINOMIAL, 3),
         case("tree", 2, label="tree 4 x 4", fanout=4, depth=2),
         case("direct", 1),
     ]
@@ -43,9 +44,9 @@ def schemes(short: bool) -> list[dict[str, Any]]:
         case("stripes", 20, 3, label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15),
         case("sharded", 20, 3, label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
         case("sharded", 20, 3, label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case("two_tree", 16, 3, label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
+        case(TWO_TREE, 16, 3, label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
         case("chain", 16, 3, label="chain, 32 kB chunks", chunk_bytes=1 << 15),
-        case("scatter_ring", 9, 3),
+        case(SCATTER_RING, 9, 3),
     ]
     return closed[:3] + streaming[:2] if short else closed + streaming
 

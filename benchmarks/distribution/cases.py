@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.distribution import cluster
 from ddrl.distribution.links import Links
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, bound_unequal, simulate
 
 SOURCES = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -37,7 +37,7 @@ def case(
         "parameters": parameters,
         "models": models,
         "versions_in_flight": in_flight,
-        "label": label or scheme,
+        "label": label or scheme.rpartition(":")[2],
         "limit": limit,
         "warm": 1 if in_flight == 1 else in_flight,
     }

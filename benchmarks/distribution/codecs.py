@@ -22,10 +22,10 @@ from ddrl import _kernel
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.chunks import wire_edges
+from ddrl.distribution.codecs import Codec, make_codec
 from ddrl.distribution.plan import cut_chunks
-from ddrl.distribution.transport.codec import Codec, make_codec
 from ddrl.learner import Learner
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import run_serial

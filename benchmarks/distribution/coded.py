@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, made, run_groups
 from benchmarks.harness import arguments, print_table, save
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.simulator import bound_unequal
 
 CODECS = ("none", "bf16", "int8", "xor_zstd")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.distribution.simulated import B, S, a, stripes
 from benchmarks.harness import RESULTS, Timing, arguments, print_table, save
 from ddrl.distribution import simulator as costs
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
 HOSTS = 298

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.root import busy
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 
 BCAST_ALGORITHMS = {
     0: "MPI's choice",

@@ -26,12 +26,11 @@ import ddrl.distribution.relay as relay_module
 from benchmarks.distribution.mpi import measure
 from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
 from benchmarks.distribution.traces import merge_traces
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import PaceWatch
 from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed

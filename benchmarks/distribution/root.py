@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from ddrl.channels.mailbox import Mailbox
 from ddrl.distribution.models import PaceWatch
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.plans.planner import choose_best
-from ddrl.distribution.plans.scheme import Choice, Situation
 from ddrl.distribution.relay import RootRelay
+from ddrl.distribution.schemes import Choice, Situation, choose_best
 from ddrl.distribution.waits import wait
 
 CONNECT_TAG = 99

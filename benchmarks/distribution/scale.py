@@ -14,8 +14,9 @@ from typing import Any
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import SEALED, case, efficiency, made, modeled, run_cases, summarize
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.scheme import make_plan, preset_relays
+from ddrl.distribution.schemes import make_plan, preset_relays
 from ddrl.distribution.simulator import Network, simulate
 
 # Rate, bytes, the source's m (at 30 hosts a tenth of them, as in its presets), bytes of a packet (fewer and larger: 299
@@ -45,7 +46,7 @@ def cases(
         case("sharded", 1, label=f"sharded m={relays}, whole shards (the source's preset)", relays=relays),
         case("tree", 1, label=f"tree, 2 levels, best fan-out {fanout}", fanout=fanout, depth=2),
         case("sharded", 2, label=f"sharded m={middle}, whole shards", relays=middle, limit=45),
-        case("two_tree", 2, label="two_tree, 8 kB chunks", chunk_bytes=1 << 13),
+        case(TWO_TREE, 2, label="two_tree, 8 kB chunks", chunk_bytes=1 << 13),
     ]
     if (
         hosts <= 100
@@ -53,8 +54,8 @@ def cases(
         theirs += [
             case("sharded", 2, label=f"sharded m={hosts}, whole shards", relays=hosts, limit=30),
             case("chain", 2, label="chain, 8 kB chunks", chunk_bytes=1 << 13),
-            case("binomial", 1),
-            case("scatter_ring", 2, limit=45),
+            case(BINOMIAL, 1),
+            case(SCATTER_RING, 2, limit=45),
         ]
     if hosts <= 30:
         theirs.append(case("direct", 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness import arguments, print_table, save
 from ddrl.distribution import simulator as costs
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, simulate
 
 S = 20e6

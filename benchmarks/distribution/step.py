@@ -26,8 +26,7 @@ import numpy as np
 
 from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, efficiency, made, run_groups
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
+from benchmarks.distribution.schemes import TWO_TREE
 from benchmarks.harness import arguments, print_table, ratios, save
 
 KIB = 1 << 10
@@ -33,7 +34,7 @@ def ours(sizes: Sequence[int], models: int, limit: float) -> list[dict[str, Any]
     cases = [case("auto", models, label="auto", limit=limit)]
     for size in sizes:
         shown = f"{size / KIB:g} KiB"
-        cases.append(case("two_tree", models, label=f"two_tree, {shown}", limit=limit, chunk_bytes=size))
+        cases.append(case(TWO_TREE, models, label=f"two_tree, {shown}", limit=limit, chunk_bytes=size))
         for fanout in (3, 4):
             label = f"stripes {fanout}, {shown}"
             cases.append(case("stripes", models, label=label, limit=limit, fanout=fanout, chunk_bytes=size))

@@ -16,10 +16,9 @@ from typing import Any
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.cases import case, efficiency, made, modeled, predicted, run_groups
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from benchmarks.harness import arguments, print_table, save
-from ddrl.distribution.plans.planner import choose_best, predict
-from ddrl.distribution.plans.scheme import Choice, Situation, candidates
-from ddrl.distribution.plans.schemes.stripes import budgets
+from ddrl.distribution.schemes import Choice, Situation, budgets, candidates, choose_best, predict
 from ddrl.distribution.simulator import Network
 
 NBYTES = 1_000_000
@@ -60,9 +59,9 @@ def sweep(rates: list[float]) -> list[dict[str, Any]]:
         case("sharded", 3, label="sharded, on arrival", chunk_bytes=1 << 14),
         case("sharded", 2, label="sharded, whole shards"),
         case("chain", 3, chunk_bytes=1 << 14),
-        case("two_tree", 3, chunk_bytes=1 << 14),
-        case("scatter_ring", 2),
-        case("binomial", 2),
+        case(TWO_TREE, 3, chunk_bytes=1 << 14),
+        case(SCATTER_RING, 2),
+        case(BINOMIAL, 2),
         case("tree", 2, fanout=2, depth=0),
     ]
 
@@ -77,10 +76,10 @@ def simulated(count: int) -> dict[str, Any]:
         chosen = choose_best(Situation(network, NBYTES))
         everything = [
             *candidates(Situation(network, NBYTES)),
-            Choice("scatter_ring", {}),
+            Choice(SCATTER_RING, {}),
             Choice("direct", {}),
             *(Choice("chain", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
-            *(Choice("two_tree", {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
+            *(Choice(TWO_TREE, {"chunk_bytes": size}) for size in (1 << 14, 1 << 15, 1 << 16)),
             *(Choice("tree", {"fanout": fanout, "depth": depth}) for fanout in (2, 3, 4) for depth in (0, 2)),
             *(Choice("sharded", {"relays": relays}) for relays in range(1, hosts + 1)),
         ]

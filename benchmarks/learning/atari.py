@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, arguments, print_table, save
-from benchmarks.learning.solving import run_ddrl
+from benchmarks.learning.solve import run_ddrl
 
 FRAME_SKIP = 4  # frames per environment step
 SMALL = [

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
-from benchmarks.learning.solving import run_ddrl
+from benchmarks.learning.solve import run_ddrl
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_td3.py"
 OBSERVATION = 3  # of Pendulum-v1

@@ -14,7 +14,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
         "the products of a dot product commute, and their order stays"
     ),
     ("ddrl/core/trust.py", "constant", "digest_size=17"): "a digest of any length names the code as well",
-    ("ddrl/distribution/plans/planner.py", "constant", "max(3 * versions_in_flight + 1"): (
+    ("ddrl/distribution/schemes.py", "constant", "max(3 * versions_in_flight + 1"): (
         "where a plan has many messages the period is taken over more models: it is the same, and known later"
     ),
     ("ddrl/admix/optimum.py", "constant", "np.clip(alpha, 1,"): (

@@ -73,9 +73,17 @@ _NAMED = {
             "pass",
         ),
     ),
-    "rollout/exploration.py": (
+    "acting/choosers.py": (
         ("epsilon never falls", "progress = min(env_steps / config.epsilon_decay_steps, 1.0)", "progress = 0.0"),
         ("all rollouts explore alike", "config.epsilon_spread * index / (count - 1)", "0.0 * index / (count - 1)"),
+        ("epsilon counts once a vector step", "where=self._uniform[place] < exploration)", "where=True)"),
+        ("the worst action is greedy", 'action = outputs["q"].argmax(1)', 'action = outputs["q"].argmin(1)'),
+        (
+            "actions leave their bounds",
+            "action = np.clip(drawn, self._low, self._high).astype(self._dtype)",
+            "action = drawn.astype(self._dtype)",
+        ),
+        ("log-probability without its constant", "- log_std - 0.5 * LOG_TWO_PI", "- log_std"),
     ),
     "rollout/worker.py": (
         (
@@ -116,7 +124,7 @@ _NAMED = {
         ("no no-ops", "for _ in range(noops):", "for _ in range(0):"),
         ("a new episode keeps old frames", "frames[:-1] = frames[-1]", "pass"),
     ),
-    "envs/loop.py": (
+    "envs/vectors.py": (
         (
             "every reward is clipped",
             "(np.clip(raw, -1.0, 1.0) if self._reward_clip else raw)",
@@ -149,18 +157,6 @@ _NAMED = {
             "if self._vector is None or count != self._count:",
         ),
     ),
-    "acting/choosers/epsilon_greedy.py": (
-        ("epsilon counts once a vector step", "where=self._uniform[place] < exploration)", "where=True)"),
-        ("the worst action is greedy", 'action = outputs["q"].argmax(1)', 'action = outputs["q"].argmin(1)'),
-    ),
-    "acting/choosers/gaussian.py": (
-        (
-            "actions leave their bounds",
-            "action = np.clip(drawn, self._low, self._high).astype(self._dtype)",
-            "action = drawn.astype(self._dtype)",
-        ),
-        ("log-probability without its constant", "- log_std - 0.5 * LOG_TWO_PI", "- log_std"),
-    ),
     "channels/mailbox.py": (
         ("places of the dead stay taken", "if self.release_dead():", "if False:"),
         (
@@ -176,7 +172,7 @@ _NAMED = {
             "if False:",
         ),
     ),
-    "channels/counters.py": (
+    "channels/board.py": (
         (
             "fresh counters are zero",
             "array[offset:].view(np.float64)[:] = np.nan",
@@ -184,7 +180,7 @@ _NAMED = {
         ),
     ),
     "core/files.py": (("a failed write leaves its file", "temporary.unlink()", "pass"),),
-    "core/layouts.py": (("tensors are not aligned", "offset += -offset % ALIGNMENT", "offset += 0"),),
+    "core/rows.py": (("tensors are not aligned", "offset += -offset % ALIGNMENT", "offset += 0"),),
     "core/roles.py": (
         (
             "the evaluator stands on any host",
@@ -394,17 +390,6 @@ _NAMED = {
     "pool/policies/fair.py": (
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
-    ),
-    "plan/model.py": (
-        ("links between hosts are free", "case.row_nbytes * (1 - nearby) / case.rate", "0.0 / case.rate"),
-        (
-            "devices are switched for nothing",
-            "gradient[-1] += 2 * costs.switch",
-            "gradient[-1] += 0.0",
-        ),
-    ),
-    "plan/rounds.py": (
-        ("versions are never published", "publishes = unpublished >= learner.publish_period", "publishes = False"),
     ),
     "admix/mixer.py": (
         ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),

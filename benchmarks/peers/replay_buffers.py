@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - the cases are explained once, here:
 """Other libraries' replay buffers, for benchmarks.replay: run by the peer's own interpreter, `replay_buffers.py
 cpprb|sb3|tianshou|torchrl|reverb`.
 

@@ -134,7 +134,7 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
 def main() -> None:
     parser = arguments("pool", __doc__ or "")
     parser.add_argument("--part", choices=sorted(PARTS), default="simulated", help="which figures (%(default)s)")
-    parser.add_argument("--folder", type=Path, help="where pools stand, at any depth: those of benchmarks.plan, say")
+    parser.add_argument("--folder", type=Path, help="where the pools' directories are, at any depth")
     parser.add_argument("--tasks", default="8,10", help="tasks of the real pools, one after another (%(default)s)")
     parser.add_argument("--ray-python", default="", help="interpreter that has Ray: compare its fractional resources")
     parser.add_argument("--policies", default="fair,exclusive", help="policies to compare (%(default)s)")

@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from benchmarks.run.rollout import EPSILON, Rollout
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, print_table, save
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name
 from ddrl.core.errors import DdrlError
 from ddrl.core.metrics import COLUMNS

@@ -28,11 +28,9 @@ import onnxruntime
 from benchmarks import harness
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
-from ddrl.channels.board import Board
-from ddrl.channels.counters import Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.board import Board, Counters
+from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox, MailboxReader
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, RolloutConfig
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import VectorEnv

@@ -47,7 +47,7 @@ EVERY = 1000  # requests between two changes of the policy
 def bodies() -> list[bytes]:
     """1,000 display requests."""
     book = make_book(ENV)
-    return bodies_of(book.ids.tolist(), (book.regions, book.genders, book.ages), 1000, CANDIDATES)
+    return bodies_of(book.ids.tolist(), book.visitors, 1000, CANDIDATES)
 
 
 def inprocess(folder: Path, short: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Counters
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow

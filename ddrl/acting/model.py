@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddrl.core.algorithm import ActingInput
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 

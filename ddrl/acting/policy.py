@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from ddrl.acting.chooser import chooser_class
+from ddrl.acting.choosers import chooser_class
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError, first_line

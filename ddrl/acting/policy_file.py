@@ -26,9 +26,9 @@ from safetensors import SafetensorError
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
-from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.files import decode
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 FORMAT = "ddrl policy 2"

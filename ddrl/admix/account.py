@@ -25,9 +25,8 @@ from ddrl.admix.making import Morning, morning
 from ddrl.admix.market import Market
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
-from ddrl.core.decoding import read_json
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
-from ddrl.core.files import write_atomically
+from ddrl.core.files import read_json, write_atomically
 
 # -- account -----------------------------------------------------------------------------------------------------------
 
@@ -276,15 +275,10 @@ def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[D
 
 def _course(case: Case, outcome: Outcome, counts: NDArray[np.int64], due: Floats) -> Floats:
     """V of the first day [T] after `counts` [T] requests, of which `due` [T, C] impressions are due."""
-    days = case.days
     length = int(case.days.length[0])
-    slot = outcome.slots[0, :length]
-    place = np.arange(length)
-    wins = slot >= 0
-    contract = np.where(wins, slot, 0)
-    worth = np.where(wins, days.value[0, place, contract], days.bid[0, :length]).astype(np.float64)
-    billed = wins & (days.billing[0, :length] < days.billed_rate[0, days.window[0, :length], contract])
+    billed = np.flatnonzero(outcome.counted[0, :length])
     gained = np.zeros((length + 1, due.shape[1]), np.int32)
-    gained[place[billed] + 1, contract[billed]] = 1
+    gained[billed + 1, outcome.slots[0, billed]] = 1
     missing = np.maximum(due - gained.cumsum(0)[counts], 0)
+    worth = outcome.worth[0, :length].astype(np.float64)
     return np.concatenate([[0.0], worth.cumsum()])[counts] - missing @ case.contracts.penalty

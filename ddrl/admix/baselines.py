@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ddrl.admix.contracts import Pacing
 from ddrl.admix.days import Decision, Feedback, Outlook
 from ddrl.admix.optimum import Problem, descend
+from ddrl.core.config import setting
 from ddrl.core.errors import EnvError
-from ddrl.core.fields import setting
 
 # -- adaptive_pacing ---------------------------------------------------------------------------------------------------
 

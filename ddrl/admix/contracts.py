@@ -21,6 +21,21 @@ from ddrl.core.errors import EnvError
 # -- contracts ---------------------------------------------------------------------------------------------------------
 
 GENDERS = 2
+REQUEST_TYPES: dict[str, Any] = {  # of the arrays of `Requests`, as the kernel takes them
+    "request_id": np.int64,
+    "time": np.float64,
+    "window": np.int64,
+    "cell": np.int64,
+    "slot": np.int64,
+    "bid_ad": np.int64,
+    "ecpm": np.float32,
+    "bid_ctr": np.float32,
+    "ctr": np.float32,
+    "eligible": np.bool_,
+    "billing": np.float32,
+    "logged": np.int64,
+    "logged_billed": np.int8,
+}
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,16 @@ class Requests:
 # Supply nodes are cells of visitors, demand nodes are contracts, an edge joins a contract with each cell it targets.
 
 
+def interpolate(curve: NDArray[np.float64], time: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Play curves [n, W + 1, C] at `time` [n] (days) -> [n, C], as the kernel computes what is due."""
+    windows = curve.shape[1] - 1
+    place = np.clip(time * windows, 0, windows)
+    left = np.minimum(place.astype(np.int64), windows - 1)
+    rows = np.arange(len(time))
+    part = (place - left)[:, None]
+    return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part
+
+
 @dataclass(frozen=True)
 class Inventory:
     """Forecast supply of a day beside what contracts demand of it."""
@@ -147,11 +172,7 @@ class Inventory:
 
     def due(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
         """Share of each contract's demand that is due at `time` [n] (days) -> [n, C]: linear within a window."""
-        windows = len(self.curve) - 1
-        place = np.clip(np.asarray(time, np.float64) * windows, 0, windows)
-        left = np.minimum(place.astype(np.int64), windows - 1)
-        part = (place - left)[:, None]
-        return self.curve[left] * (1 - part) + self.curve[left + 1] * part
+        return interpolate(np.broadcast_to(self.curve, (len(time), *self.curve.shape)), time)
 
     def split(self) -> NDArray[np.float64]:
         """theta_j = d_j / S_j, at most 1 [C]: the share of its supply that contract j needs for itself.

@@ -1,8 +1,7 @@
 """Whole days played by rules that score a contract as lambda q_ij + bonus_j: many days at once, in blocks of requests.
 
-The same rules as `vector` in mode "contracts" (cap, ties, billing, delay), without states: about 50 times as fast. A
-baseline is asked for new bonuses once a block; within a block the exact order of requests still decides who reaches a
-cap. A test holds both to the same result.
+The rules are the environment's, by the same kernel, without states. A baseline is asked for new bonuses once a block;
+within a block the exact order of requests still decides who reaches a cap.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import Contracts, Inventory, Requests
-from ddrl.admix.environment import Day, estimate_rate
+from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Inventory, Requests, interpolate
+from ddrl.admix.environment import Day
 from ddrl.admix.optimum import Optimum, Problem, solve_dual
+from ddrl.admix.rules import Counts, make_queue
+from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
-from ddrl.core.fields import check_ranges
+from ddrl.core.config import check_ranges
+from ddrl.core.errors import EnvError
 
 # -- replay ------------------------------------------------------------------------------------------------------------
 
@@ -94,47 +96,39 @@ class Baseline(Protocol):
 
 @dataclass(frozen=True)
 class Days:
-    """n days as padded arrays, for replaying."""
+    """n days side by side, each padded to the longest, R requests."""
 
-    value: NDArray[np.float32]  # [n, R, C], lambda q_ij; -inf where contract j may not be shown
-    bid: NDArray[np.float32]  # [n, R], best bid [currency]
-    billing: NDArray[np.float32]  # [n, R]
-    time: Floats  # [n, R]; 1 beyond a day's end
-    window: NDArray[np.int64]  # [n, R]
+    requests: dict[str, NDArray[Any]]  # [n, R, ...], as in `Requests`, but for one bid, the best [currency]
     length: NDArray[np.int64]  # [n], requests
     billed_rate: Floats  # [n, W, C]
     curve: Floats  # [n, W + 1, C], forecast play curves
+    click_value: float
 
     @staticmethod
-    def of(days: Sequence[Any], requests: Sequence[Requests], click_value: float) -> Days:
-        """Stack `requests` of `days` (`feed.Day`)."""
-        n = len(days)
-        longest = max(len(each) for each in requests)
-        contracts = days[0].contracts.count
-        value = np.full((n, longest, contracts), -np.inf, np.float32)
-        bid = np.zeros((n, longest), np.float32)
-        billing = np.ones((n, longest), np.float32)
-        time = np.ones((n, longest))
-        window = np.full((n, longest), days[0].windows - 1)
-        for row, each in enumerate(requests):
-            k = len(each)
-            value[row, :k][each.eligible] = np.float32(click_value) * each.ctr[each.eligible]
-            bid[row, :k] = each.best_bid
-            billing[row, :k] = each.billing
-            time[row, :k] = each.time
-            window[row, :k] = each.window
+    def of(days: Sequence[Day], requests: Sequence[Requests], click_value: float) -> Days:
+        """Stack `requests` of `days`."""
         length = np.array([len(each) for each in requests])
+        stacked: dict[str, NDArray[Any]] = {}
+        for name, dtype in REQUEST_TYPES.items():
+            columns = [getattr(each, name) for each in requests]
+            if name == "ecpm":
+                columns = [each.best_bid[:, None] for each in requests]
+            elif name in ("bid_ad", "bid_ctr"):
+                columns = [np.zeros((len(each), 1)) for each in requests]
+            stacked[name] = np.full((len(days), length.max(), *columns[0].shape[1:]), name == "time", dtype)
+            for row, column in enumerate(columns):
+                stacked[name][row, : len(column)] = column
         rates = np.stack([day.billed_rate for day in days])
-        return Days(value, bid, billing, time, window, length, rates, np.stack([d.inventory.curve for d in days]))
+        return Days(stacked, length, rates, np.stack([day.inventory.curve for day in days]), click_value)
+
+    @property
+    def time(self) -> Floats:
+        """Of each request [n, R]; 1 beyond a day's end."""
+        return self.requests["time"]
 
     def due(self, time: Floats) -> Floats:
         """Share of the demand that is due at `time` [n] -> [n, C]."""
-        windows = self.curve.shape[1] - 1
-        place = np.clip(time * windows, 0, windows)
-        left = np.minimum(place.astype(np.int64), windows - 1)
-        rows = np.arange(len(time))
-        part = (place - left)[:, None]
-        return self.curve[rows, left] * (1 - part) + self.curve[rows, left + 1] * part
+        return interpolate(self.curve, time)
 
 
 @dataclass(frozen=True)
@@ -145,6 +139,8 @@ class Outcome:
     shown: Floats  # [n, C]
     billed: Floats  # [n, C]
     slots: NDArray[np.int16]  # [n, R], contract shown; -1: the best bid, or nothing
+    worth: NDArray[np.float32]  # [n, R], of showing it [currency]
+    counted: NDArray[np.bool_]  # [n, R], whether the impression was a contract's and billed
     trace: list[Feedback]  # of every block, where asked for
 
 
@@ -158,91 +154,65 @@ def replay(
     seed: int = 0,
     with_trace: bool = False,
 ) -> Outcome:
-    """Play `days`; billing is known `delay` requests later (rounded up to blocks), `period` requests are a block."""
-    n, longest, count = days.value.shape
-    blocks = -(-longest // period)
-    lag = -(-delay // period)
-    shown_at = np.zeros((blocks + 1, n, count), np.float32)
-    billed_at = np.zeros((blocks + 1, n, count), np.float32)
+    """Play `days`; billing is known `delay` requests later (rounded up to blocks), `period` requests are a block.
+
+    EnvError for a baseline whose bonus is not a number where its contract may be shown."""
+    n, longest, count = days.requests["ctr"].shape
+    counts = Counts(n, count)
+    cap = np.tile(contracts.cap, (n, 1))
+    theta = np.ones((n, count))
+    tables = {"cap": cap, "theta": theta, "rate": np.ones((n, count)), "curve": days.curve}
+    lag = -(-delay // period) * period
+    queue = make_queue(
+        counts,
+        contracts,
+        PlayConfig(mode="bonuses", own_counts=own_counts),
+        tables | {"billed_rate": days.billed_rate},
+        bids=1,
+        click_value=days.click_value,
+        per_currency=1.0,
+        delay=lag,
+    )
     slots = np.full((n, longest), -1, np.int16)
-    value = np.zeros(n)
-    trace = []
+    worth = np.zeros((n, longest), np.float32)
+    counted = np.zeros((n, longest), bool)
+    queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
+    trace: list[Feedback] = []
     rng = np.random.default_rng(seed)
-    rows = np.arange(n)[:, None]
-    for block in range(blocks):
-        begin = block * period
-        end = min((block + 1) * period, longest)
-        known = max(block - lag, 0)
-        feedback = _feedback(
-            days, contracts, begin, known * period, own_counts, shown_at[block], shown_at[known], billed_at[known]
+    for begin in range(0, longest, period):
+        end = min(begin + period, longest)
+        time = np.ascontiguousarray(days.time[:, begin])
+        queue.look(time)
+        feedback = Feedback(
+            requests=begin,
+            time=time,
+            due=days.due(time),
+            seen_due=days.due(days.time[:, max(begin - lag, 0)]),
+            shown=(counts.shown if own_counts else counts.seen_shown).copy(),
+            seen_shown=counts.seen_shown.copy(),
+            seen_billed=counts.seen_billed.copy(),
+            rate=counts.today_rate.copy(),
+            own_counts=own_counts,
         )
         if with_trace:
             trace.append(feedback)
         decision = baseline.decide(feedback)
-        draws = None if decision.theta is None else rng.random((n, end - begin, count))
-        chosen = _block(days, contracts.cap, decision, draws, shown_at[block], begin, end)
-        wins = chosen >= 0
-        contract = np.where(wins, chosen, 0)
-        columns = np.arange(begin, end)[None]
-        worth = np.where(wins, days.value[rows, columns, contract], days.bid[:, begin:end])
-        rate = days.billed_rate[rows, days.window[:, begin:end], contract]
-        billed = wins & (days.billing[:, begin:end] < rate)
-        place = rows * count + contract
-        shown_at[block + 1] = shown_at[block] + np.bincount(place[wins], minlength=n * count).reshape(n, count)
-        billed_at[block + 1] = billed_at[block] + np.bincount(place[billed], minlength=n * count).reshape(n, count)
-        value += worth.sum(1, dtype=np.float64)
-        slots[:, begin:end] = chosen
-    shown = shown_at[-1].astype(np.float64)
-    billed_counts = billed_at[-1].astype(np.float64)
-    value -= np.maximum(contracts.demand - billed_counts, 0) @ contracts.penalty
-    return Outcome(value, shown, billed_counts, slots, trace)
-
-
-def _feedback(
-    days: Days, contracts: Contracts, begin: int, known: int, own_counts: bool, shown: Any, seen_shown: Any, billed: Any
-) -> Feedback:
-    time = days.time[:, begin]
-    seen_shown = seen_shown.astype(np.float64)
-    billed = billed.astype(np.float64)
-    return Feedback(
-        requests=begin,
-        time=time,
-        due=days.due(time),
-        seen_due=days.due(days.time[:, known]),
-        shown=shown.astype(np.float64) if own_counts else seen_shown,
-        seen_shown=seen_shown,
-        seen_billed=billed,
-        rate=estimate_rate(billed, seen_shown, contracts.billed_rate),
-        own_counts=own_counts,
-    )
-
-
-def _block(
-    days: Days, cap: Floats, decision: Decision, draws: Any, shown: NDArray[np.float32], begin: int, end: int
-) -> NDArray[np.int64]:
-    """Contract shown at each request of a block [n, end - begin]; -1: the bid."""
-    n, _, count = days.value.shape
-    bonus = np.where(shown < cap, decision.bonus, -np.inf).astype(np.float32)
-    scores = days.value[:, begin:end] + bonus[:, None, :]
-    if draws is not None and decision.theta is not None:
-        scores[draws >= decision.theta[:, None, :]] = -np.inf
-    best = scores.argmax(2)
-    top = np.take_along_axis(scores, best[:, :, None], 2)[:, :, 0]
-    shows = (top >= days.bid[:, begin:end]) & (top > -np.inf)
-    chosen = np.where(shows, best, -1)
-    place = np.arange(n)[:, None] * count + best
-    after = shown + np.bincount(place[shows], minlength=n * count).reshape(n, count)
-    if end - begin == 1 or not (after > cap).any():
-        return chosen
-    counts = shown.copy()  # somebody reaches the cap within the block: one request after the other
-    parts = []
-    for request in range(begin, end):
-        draw = None if draws is None else draws[:, request - begin : request - begin + 1]
-        part = _block(days, cap, decision, draw, counts, request, request + 1)
-        rows = np.flatnonzero(part[:, 0] >= 0)
-        counts[rows, part[rows, 0]] += 1
-        parts.append(part)
-    return np.concatenate(parts, 1)
+        draws = None
+        theta[...] = 1.0
+        if decision.theta is not None:
+            draws = rng.random((n, end - begin, count))
+            theta[...] = decision.theta
+        closed = np.isneginf(decision.bonus)  # the contract is not shown
+        cap[...] = np.where(closed, 0.0, contracts.cap)
+        bonus = np.where(closed, 0.0, decision.bonus).astype(np.float32)
+        try:
+            queue.play(bonus, np.full(n, begin), np.clip(days.length - begin, 0, end - begin), draws)
+        except ValueError as error:
+            raise EnvError(f"admix: {error}") from None
+    value = worth.sum(1, dtype=np.float64)
+    value -= np.maximum(contracts.demand - counts.billed, 0) @ contracts.penalty
+    contract = np.where(slots < count, slots, np.int16(-1))
+    return Outcome(value, counts.shown, counts.billed, contract, worth, counted, trace)
 
 
 # -- scoring -----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
-from ddrl.core.decoding import read_json
 from ddrl.core.errors import EnvError, MissingExtraError, shortened
+from ddrl.core.files import read_json
 
 # -- schema ------------------------------------------------------------------------------------------------------------
 

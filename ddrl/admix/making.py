@@ -18,7 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ddrl.admix.contracts import Contracts, Inventory, Requests
-from ddrl.admix.environment import AdmixVectorEnv, Days, arrays_of
+from ddrl.admix.environment import AdmixVectorEnv, Days
 from ddrl.admix.logs import open_log
 from ddrl.admix.market import Market
 from ddrl.admix.optimum import Problem, descend
@@ -104,14 +104,14 @@ def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = Non
 class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     """One ad-mixing environment for Gymnasium: a Dict of named arrays, a Box of scores (eCPM units).
 
-    `info` of a step holds the columns of `joint.COLUMNS`. After a truncation `reset()` goes on in the same day."""
+    `info` of a step holds the columns of `environment.COLUMNS`. After a truncation `reset()` continues the same day."""
 
     def __init__(self, vector: AdmixVectorEnv) -> None:
         """Take over a vector of one environment."""
         assert vector.num_envs == 1
         self.vector = vector
         self._over = False
-        self._arrays = arrays_of(vector.spec)
+        self._arrays = vector.spec.observation.arrays
         self.observation_space = spaces.Dict(
             {name: _box(array.shape, array.dtype) for name, array in self._arrays.items()}
         )

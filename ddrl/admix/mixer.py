@@ -1,6 +1,9 @@
-"""What a mixer knows of its contracts before the day begins, and the names that a state's arrays have.
+"""The mixer: a display request in, the ad to show out, counted as shown.
 
-`ddrl.admix.serving` makes a book from a day of `ddrl.admix` and hands it in: stages do not import each other.
+One mixer holds the counters of one market; one thread. `decide` takes and gives JSON, `choose` structs. The rules of
+the queue, of ties and of play control are those of `kernel/ad_queue.hpp`. A request that is refused changes nothing;
+one that is answered was counted once. A `Book` is what a mixer knows of a day before it begins, a `ServedPolicy`
+chooses, `encode` and `restore` keep the counters on disk.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,10 +22,13 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from ddrl._kernel import AdQueue
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
+from ddrl.admix._kernel import AdQueue
+from ddrl.admix.contracts import Contracts, Pacing
+from ddrl.admix.environment import AdmixVectorEnv, alpha_of, prior_of
+from ddrl.admix.making import Morning
 from ddrl.admix.messages import (
     UNREADABLE,
     Billing,
@@ -34,96 +40,72 @@ from ddrl.admix.messages import (
     Explanation,
     PolicyInfo,
 )
-from ddrl.core.decoding import decode, read_json
+from ddrl.admix.rules import Counts, StateLayout, make_queue
+from ddrl.admix.settings import PlayConfig
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError, RunDirError, shortened
-from ddrl.core.files import write_atomically
+from ddrl.core.files import decode, read_json, write_atomically
 from ddrl.core.specs import EnvSpec
-
-# -- book --------------------------------------------------------------------------------------------------------------
-
-SUPPORT = ("off", "late", "fresh")  # the kernel's numbers
-
-
-@dataclass(frozen=True)
-class Play:
-    """How requests are played, as in the environment's settings of the same names."""
-
-    mode: str
-    repeat: int  # requests that one action decides
-    own_counts: bool
-    rate: float
-    support: str
-    support_gap: float
-    overall_fields: tuple[str, ...]
-    traffic_fields: tuple[str, ...]
-
-
-class Pacer(Protocol):
-    """A prior that follows delivery, for one day; `state` is all that it keeps from one decision to the next."""
-
-    state: NDArray[np.float64]  # [3, 1, C]
-
-    def decide(
-        self,
-        due: NDArray[np.float64],
-        estimate: NDArray[np.float64],
-        seen_billed: NDArray[np.float64],
-        seen_shown: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """The next prior [1, C] [currency], from what is due by now and billed as estimated [1, C], and known [C]."""
-        ...
 
 
 @dataclass(frozen=True)
 class Book:
-    """Contracts [C] of a day in W windows, for visitors of `regions` x `genders` x `ages` cells."""
+    """A day before it begins: what a mixer knows of its contracts, and what a policy must see and give to be served."""
 
-    spec: EnvSpec  # what a policy must see and give to be served
-    play: Play
-    ids: NDArray[np.int64]  # [C], ad ids
-    demand: NDArray[np.float64]  # [C], billed impressions due by the day's end
-    limit: NDArray[np.float64]  # [C], impressions after which the ad is not shown
-    penalty: NDArray[np.float64]  # [C], currency for each missing impression
-    billed_rate: NDArray[np.float64]  # [C], of the past
-    eligible: NDArray[np.bool_]  # [cells, C], targeting
+    spec: EnvSpec
+    play: PlayConfig
+    contracts: Contracts
     curve: NDArray[np.float64]  # [W + 1, C], share of a contract's supply that has come by a window's begin
     theta: NDArray[np.float64]  # [C], the first probabilities
     prior: NDArray[np.float32]  # [C], actions that a policy departs from
-    rows: NDArray[np.float32]  # [C, fields], what stays of a contract's row of "ad"
-    bid_row: NDArray[np.float32]  # [fields], what stays of a bid's row
-    fields: tuple[str, ...]  # of a row of "ad"
-    overall: tuple[str, ...]  # all that is known of the whole play, in the kernel's order
+    layout: StateLayout
+    rows: NDArray[np.float32]  # [C, fields], the constant values of a contract's row of "ad"
     bids: int  # slots for bids
-    regions: int
-    genders: int
-    ages: int
     click_value: float  # of a click on a contract ad [currency]
-    pacing: Pacer | None = None  # moves the prior at each decision; None: it stays
+    pacing: Pacing | None = None  # moves the prior at each decision; None: it stays
+
+    @staticmethod
+    def of(day: Morning) -> Book:
+        """The book of a day."""
+        contracts = day.contracts
+        play = day.play
+        required = day.inventory.split()
+        theta = np.ones(contracts.count)
+        if play.theta != "off":
+            theta = required if play.theta == "split" else day.inventory.water()
+        layout = StateLayout(contracts, day.bids, play)
+        pacing = None
+        if play.pace_step:
+            pacing = Pacing(contracts, play.pace_step, 1)
+            pacing.begin(0, alpha_of(play, day))
+        return Book(
+            spec=AdmixVectorEnv(lambda seed, episode: day, 1, play, day.click_value, day.bids).spec,
+            play=play,
+            contracts=contracts,
+            curve=day.inventory.curve,
+            theta=theta,
+            prior=prior_of(play, day).astype(np.float32),
+            layout=layout,
+            rows=layout.rows(required[None], theta[None])[0],
+            bids=day.bids,
+            click_value=day.click_value,
+            pacing=pacing,
+        )
 
     @property
-    def bonuses(self) -> bool:
-        """Whether an action is added to the value of a click, and a policy sees contracts alone."""
-        return self.play.mode == "bonuses"
+    def ids(self) -> NDArray[np.int64]:
+        """Ad ids [C]."""
+        return self.contracts.ad_id
 
-    def cell(self, region: int, gender: int, age: int) -> int:
-        """The visitor's cell; ValueError for an attribute value that does not exist."""
-        for name, value, count in (("region", region, self.regions), ("gender", gender, self.genders)):
-            if not 0 <= value < count:
-                raise ValueError(f"{name} = {value} is outside 0 .. {count - 1}")
-        if not 0 <= age < self.ages:
-            raise ValueError(f"age = {age} is outside 0 .. {self.ages - 1}")
-        return (region * self.genders + gender) * self.ages + age
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Of a row of "ad"."""
+        return self.layout.ad_fields
 
-    def traffic_rows(self) -> NDArray[np.float32]:
-        """The one-hot array "traffic" of each cell [cells, size]."""
-        cells = np.arange(len(self.eligible))
-        values = {
-            "region": (cells // (self.genders * self.ages), self.regions),
-            "gender": (cells // self.ages % self.genders, self.genders),
-            "age": (cells % self.ages, self.ages),
-        }
-        hot = [np.eye(count, dtype=np.float32)[place] for place, count in map(values.get, self.play.traffic_fields)]  # type: ignore[misc]
-        return np.ascontiguousarray(np.concatenate([np.zeros((len(cells), 0), np.float32), *hot], 1))
+    @property
+    def visitors(self) -> tuple[int, int, int]:
+        """Numbers of regions, genders and ages."""
+        contracts = self.contracts
+        return contracts.regions.shape[1], contracts.genders.shape[1], contracts.ages.shape[1]
 
     def require(self, spec: EnvSpec) -> None:
         """CheckpointError unless a policy trained in `spec` can be served: the same arrays in, the same scores out."""
@@ -131,8 +113,8 @@ class Book:
         given = spec.observation.arrays
         if wanted == given and spec.action == self.spec.action:
             return
-        wrong = [f"{name}: {_words(given.get(name))}, here {_words(wanted.get(name))}" for name in sorted(
-            {*wanted, *given}) if wanted.get(name) != given.get(name)]  # fmt: skip
+        names = [name for name in sorted({*wanted, *given}) if wanted.get(name) != given.get(name)]
+        wrong = [f"{name}: {_words(given.get(name))}, here {_words(wanted.get(name))}" for name in names]
         if spec.action != self.spec.action:
             wrong.append(f"scores: {_words(spec.action)}, here {_words(self.spec.action)}")
         raise CheckpointError(
@@ -253,19 +235,21 @@ class Mixer:
         self._clock = clock
         self.day_seconds = day_seconds
         self.began = clock()
-        count = len(book.ids)
+        count = book.contracts.count
         self.rate = np.full(count, book.play.rate)
         self.theta = book.theta.copy()
-        self.shown = np.zeros(count)
-        self.seen_shown = np.zeros(count)
-        self.seen_billed = np.zeros(count)
-        self.sums = np.zeros(5)
+        self.counts = Counts(1, count)
+        self.shown = self.counts.shown[0]
+        self.seen_shown = self.counts.seen_shown[0]
+        self.seen_billed = self.counts.seen_billed[0]
+        self.sums = self.counts.sums[0]
         self.requests = self.empty_queues = self.cut_bids = self.changes = 0
         self._rows = book.rows.copy()
         self._prior = book.prior.copy()
         self.pacing = copy.deepcopy(book.pacing)
-        self._overall = np.zeros(len(book.overall), np.float32)
         self._place = {int(ad): place for place, ad in enumerate(book.ids)}
+        self._visitors = book.visitors
+        self._value = 1000 * book.click_value
         self._queue = self._make_queue(seed)
         self._decoder = msgspec.json.Decoder(DisplayRequest)
         self._encoder = msgspec.json.Encoder()
@@ -295,19 +279,19 @@ class Mixer:
                 request.ecpm,
                 request.ctr,
                 request.filters,
-                self.book.cell(request.region, request.gender, request.age),
+                self._cell(request),
                 moment,
+                request.slot,
             )
         except ValueError as error:
             raise MessageError(str(error)) from None
-        if self._slot is not None:
-            self._slot[0] = request.slot
-        if self._further is not None:
-            self._further[...] = self._overall[self._further_places]
-        if self.pacing and self._held is None:
-            self._pace(self.pacing)
         policy = self._policy
-        scores = policy.scores() if self._held is None else self._held
+        scores = self._held
+        if scores is None:
+            if self.pacing:
+                self._pace(self.pacing)
+            queue.observe()
+            scores = policy.scores()
         try:
             slot, score = queue.choose(scores)
         except ValueError as error:
@@ -334,25 +318,36 @@ class Mixer:
             queue.show(slot)
         return decision
 
-    def _pace(self, pacing: Pacer) -> None:
+    def _cell(self, request: DisplayRequest) -> int:
+        """The visitor's cell; ValueError for an attribute value that does not exist."""
+        regions, genders, ages = self._visitors
+        region = request.region
+        gender = request.gender
+        age = request.age
+        if 0 <= region < regions and 0 <= gender < genders and 0 <= age < ages:
+            return (region * genders + gender) * ages + age
+        for name, count in zip(("region", "gender", "age"), self._visitors, strict=True):
+            value = getattr(request, name)
+            if not 0 <= value < count:
+                raise ValueError(f"{name} = {value} is outside 0 .. {count - 1}")
+        raise AssertionError
+
+    def _pace(self, pacing: Pacing) -> None:
         """The prior of a new decision, by what is due and known as of the present request."""
-        due = np.array([self._queue.due])
-        estimate = np.array([self._queue.estimate])
-        self._prior[:] = 1000 * pacing.decide(due, estimate, self.seen_billed, self.seen_shown)[0]
-        count = len(self._prior)
-        self._prior_seen[:count] = self._prior * self._mask_seen[:count]
+        counts = self.counts
+        self._prior[:] = 1000 * pacing.decide(counts.due, counts.estimate, counts.seen_billed, counts.seen_shown)[0]
 
     def _worth(self, request: DisplayRequest, place: int) -> float:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]
 
     def _explain(self, request: DisplayRequest, moment: float, scores: NDArray[Any], chosen: int) -> Explanation:
-        book = self.book
+        contracts = self.book.contracts
         queue = self._queue
         scores = scores.reshape(-1)
         origin: list[int] = queue.origin
         reasons: list[int] = queue.reasons
-        estimate: list[float] = queue.estimate
-        due: list[float] = queue.due
+        estimate: list[float] = self.counts.estimate[0].tolist()
+        due: list[float] = self.counts.due[0].tolist()
         slot_of = {place: slot for slot, place in enumerate(origin) if place >= 0}
         listed: list[Candidate] = []
         others: list[float] = []
@@ -365,9 +360,9 @@ class Mixer:
             candidate = Candidate(ad, kind, score, reason, worth)
             if kind != BID:
                 j = self._place[ad]
-                rate = max(float(estimate[j] / self.shown[j] if self.shown[j] else book.billed_rate[j]), 1e-6)
+                rate = max(float(estimate[j] / self.shown[j] if self.shown[j] else contracts.billed_rate[j]), 1e-6)
                 candidate.alpha = None if score is None else (score - worth) / 1000 / rate
-                candidate.penalty = float(book.penalty[j])
+                candidate.penalty = float(contracts.penalty[j])
                 candidate.due = due[j]
                 candidate.billed = estimate[j]
                 candidate.rate = float(self.rate[j])
@@ -383,9 +378,8 @@ class Mixer:
     def use(self, policy: ServedPolicy) -> None:
         """Choose by `policy` from the next request on. CheckpointError where it was trained for other features."""
         self.book.require(policy.spec)
-        state = self._state_arrays(policy.inputs)
-        self._queue.write_into(state)
-        self._slot = policy.inputs.get("slot_id")
+        inputs = {name: array.view(np.uint8).reshape(1, -1) for name, array in policy.inputs.items()}
+        self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
         self._policy = policy
         self.changes = self.changes + 1
         self._held: NDArray[np.float32] | None = None  # the action that stands for further requests
@@ -436,9 +430,10 @@ class Mixer:
 
     def contracts(self) -> list[ContractState]:
         """What is held of each contract, as of the last request."""
+        own = self.book.contracts
         columns = (
-            self.book.ids.tolist(), self.book.demand, self.book.limit, self.book.penalty, self.shown, self.seen_billed,
-            self._queue.estimate, self._queue.due, self.rate, self.theta,
+            own.ad_id.tolist(), own.demand, own.cap, own.penalty, self.shown, self.seen_billed,
+            self.counts.estimate[0], self.counts.due[0], self.rate, self.theta,
         )  # fmt: skip
         return [ContractState(ad, *map(float, values)) for ad, *values in zip(*columns, strict=True)]
 
@@ -452,49 +447,27 @@ class Mixer:
 
     def _make_queue(self, seed: int) -> AdQueue:
         book = self.book
-        tables: dict[str, Any] = {name: getattr(self, name) for name in ("shown", "seen_shown", "seen_billed", "sums")}
-        tables |= {name: np.ascontiguousarray(getattr(book, name)) for name in (
-            "ids", "demand", "limit", "billed_rate", "eligible", "curve", "bid_row",
-        )}  # fmt: skip
-        traffic = book.traffic_rows()
-        tables |= {"rate": self.rate, "theta": self.theta, "rows": self._rows, "traffic_rows": traffic}
-        tables["prior"] = self._prior
-        self._value = 1000 * book.click_value
-        sizes: dict[str, Any] = {
-            "contracts": len(book.ids),
-            "bids": book.bids,
-            "cells": len(book.eligible),
-            "windows": len(book.curve) - 1,
-            "fields": len(book.fields),
-            "traffic": traffic.shape[1],
-            "click_value": float(book.click_value),
-            "own_counts": book.play.own_counts,
-            "bonuses": book.bonuses,
-            "support": SUPPORT.index(book.play.support),
-            "support_gap": float(book.play.support_gap),
+        tables = {
+            "cap": book.contracts.cap[None],
+            "curve": np.ascontiguousarray(book.curve)[None],
+            "rate": self.rate[None],
+            "theta": self.theta[None],
+            "rows": self._rows[None],
+            "bid_row": book.layout.bid_row(),
+            "prior": self._prior[None],
+            "traffic_rows": book.layout.traffic_rows(),
+            "eligible": book.contracts.eligible,
         }
-        return AdQueue(tables, sizes | {name: place for place, name in enumerate(book.fields)}, seed)
-
-    def _state_arrays(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """The arrays that the kernel writes: the policy's own, and spare ones for what the policy does not read."""
-        book = self.book
-        slots = len(book.ids) + (0 if book.bonuses else book.bids)
-        spare = {
-            "queue_mask": np.zeros(slots, bool),
-            "ad": np.zeros((slots, len(book.fields)), np.float32),
-            "ad_id": np.zeros(slots, np.int32),
-            "prior": np.zeros(slots, np.float32),
-            "traffic": np.zeros(book.traffic_rows().shape[1], np.float32),
-        }
-        state = {name: inputs[name][0] if name in inputs else array for name, array in spare.items()}
-        self._mask_seen = state["queue_mask"]
-        self._prior_seen = state["prior"]
-        self._further = None
-        self._further_places = [book.overall.index(name) for name in book.play.overall_fields]
-        whole = self._further_places == list(range(len(book.overall)))
-        if "overall" in inputs and not whole:
-            self._further = inputs["overall"][0]
-        return state | {"overall": inputs["overall"][0] if "overall" in inputs and whole else self._overall}
+        return make_queue(
+            self.counts,
+            book.contracts,
+            book.play,
+            tables,
+            bids=book.bids,
+            click_value=book.click_value,
+            ad_fields=book.fields,
+            seed=seed,
+        )
 
 
 # -- snapshot ----------------------------------------------------------------------------------------------------------

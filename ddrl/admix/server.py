@@ -26,8 +26,8 @@ from ddrl.admix import mixer as snapshot
 from ddrl.admix.messages import UNREADABLE, Billing, Control, Error
 from ddrl.admix.mixer import Mixer, ServedPolicy, load_served, policy_of
 from ddrl.admix.settings import ServeConfig
-from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError
+from ddrl.core.files import decode
 
 # -- app ---------------------------------------------------------------------------------------------------------------
 

@@ -23,13 +23,12 @@ import numpy as np
 from ddrl import current_name
 from ddrl.acting.policy_file import SavedPolicy, load_policy
 from ddrl.admix import mixer as snapshot
-from ddrl.admix.contracts import GENDERS, Pacing, Requests
-from ddrl.admix.environment import AdmixVectorEnv, StateWriter, alpha_of, prior_of
+from ddrl.admix.contracts import GENDERS, Requests
 from ddrl.admix.logs import LogDay, arrow, open_log
-from ddrl.admix.making import Morning, morning
+from ddrl.admix.making import morning
 from ddrl.admix.messages import Billing, Decision, DisplayRequest
-from ddrl.admix.mixer import Book, Mixer, Play, ServedPolicy
-from ddrl.admix.settings import OVERALL_FIELDS, ServeConfig
+from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+from ddrl.admix.settings import ServeConfig
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, RunDirError
 from ddrl.core.files import replacement
@@ -53,41 +52,7 @@ def make_book(env: EnvConfig, contracts: Path | None = None) -> Book:
             f"the policy was trained in {env.id}, not in ad mixing: only policies of {_MODULE}:generated and :logged "
             "can be served"
         )
-    return book_of(morning(factory, env.kwargs, contracts))
-
-
-def book_of(day: Morning) -> Book:
-    """The book of a day before it begins."""
-    contracts = day.contracts
-    play = day.play
-    required = day.inventory.split()
-    theta = {"off": np.ones(contracts.count), "split": required, "water": None}[play.theta]
-    theta = day.inventory.water() if theta is None else theta
-
-    def always(seed: int, episode: int) -> Any:
-        return day
-
-    spec = AdmixVectorEnv(always, 1, play, day.click_value, day.bids).spec
-    prior = prior_of(play, day)
-    writer = StateWriter(1, contracts, 0 if play.mode == "bonuses" else day.bids, play)
-    rows = np.zeros((contracts.count, 0), np.float32)
-    bid_row = np.zeros(0, np.float32)
-    if writer.ad_fields:
-        writer.prepare(spec.observation.numpy, required[None], theta[None])
-        rows, bid_row = writer.constant_rows()
-    pacing = None
-    if play.pace_step:
-        pacing = Pacing(contracts, play.pace_step, 1)
-        pacing.begin(0, alpha_of(play, day))
-    shown = Play(**{item.name: getattr(play, item.name) for item in fields(Play)})
-    return Book(
-        spec=spec, play=shown, ids=contracts.ad_id, demand=contracts.demand, limit=contracts.cap,
-        penalty=contracts.penalty, billed_rate=contracts.billed_rate, eligible=contracts.eligible,
-        curve=day.inventory.curve, theta=theta, prior=prior.astype(np.float32), rows=rows, bid_row=bid_row,
-        fields=writer.ad_fields,
-        overall=OVERALL_FIELDS, bids=day.bids, regions=contracts.regions.shape[1], genders=GENDERS,
-        ages=contracts.ages.shape[1], click_value=day.click_value, pacing=pacing,
-    )  # fmt: skip
+    return Book.of(morning(factory, env.kwargs, contracts))
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddrl.core.config import check_ranges, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges, setting
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizes import Floats
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 DRIFTS = (0.003, 0.5)  # least and greatest drift of a node
 JITTERS = (0.01, 1.0)  # least and greatest jitter of a node

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddrl.core.config import Config
+from ddrl.core.config import Config, check_ranges, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges, setting
 
 
 @dataclass(frozen=True)

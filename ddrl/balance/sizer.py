@@ -15,8 +15,8 @@ from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.noise_scale import NoiseScale
 from ddrl.balance.sizes import Sizes
 from ddrl.core import plugins
+from ddrl.core.config import check_ranges
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import check_ranges
 
 PACKAGE = "ddrl.balance.sizers"
 DEFAULT = "affine"

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from ddrl.balance.node_state import CONTEXT_FEATURES, FIRST, FORMS, NODE_FEATURES
 from ddrl.balance.objectives import OBJECTIVES
-from ddrl.core.decoding import decode
 from ddrl.core.errors import CheckpointError, shortened
+from ddrl.core.files import decode
 
 SHIPPED = Path(__file__).parent / "ddqn.safetensors"
 SHIPPED_TIMES = SHIPPED.with_name("ddqn_times.safetensors")  # trained without the gradients' statistics

@@ -1,13 +1,15 @@
-"""A lane: rows from one producer to one consumer of a host, in order, each exactly once.
+"""Lanes: rows from one producer to one consumer of a host, in order, each exactly once; and what is sent over them.
 
 The producer (a rollout, or the root relay for one remote relay) pushes; the consumer (the trainer or a relay) pops,
 usually many lanes at once through a `LaneSet`. A full lane makes the producer wait or drops the new rows; both are
-counted. The ring is ddrl/kernel/ring.hpp."""
+counted. The ring is ddrl/kernel/ring.hpp. A `StepWriter` makes rows of vector steps; a `MessageLane` carries byte
+strings in rows of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from ddrl import _kernel
 from ddrl.channels.segment import Segment
 from ddrl.core.errors import ChannelError
+from ddrl.core.rows import RowSchema, buffer_format
 
 KIND = "lane"
 _DIGEST_NBYTES = 64  # the row's digest stands in the first of the payload's cache lines, the ring follows
@@ -168,3 +171,123 @@ class LaneSet:
         """Close every lane."""
         for lane in self.lanes:
             lane.close()
+
+
+# ---- What rollouts write with ----
+
+
+class StepWriter(_kernel.StepWriter):
+    """Records the environments `first_stream`, `first_stream` + 1, ... of one rollout; their number N is that of the
+    first write.
+
+    `write(state, action, reward, terminated, truncated, next_state, policy_version, columns=None, timeout=None) ->
+    int`: one vector step, arrays [N, ...] of the schema's shapes and dtypes (observations stacked, reward float32,
+    flags bool); returns the rows made. `columns` holds the schema's further columns by name; one of role STATE also
+    comes as name_next, for the next state. Waits at a full lane until there is room, the lane is closed, or `timeout`
+    [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` goes on (True: none is left); writing
+    again before that is a ValueError. TypeError where an array does not fit. A lane that drops leaves a gap in `step`.
+    `cut()`: the environments were reset, the running episodes are over; the next write is step 0 of new ones.
+
+    A reward or state that is NaN or infinite raises EnvError with `env_id`, the environment and the step, nothing
+    written; with
+    nonfinite="drop" the row is dropped instead, which leaves a gap in `step` too, and counted (`nonfinite`)."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        schema: RowSchema,
+        first_stream: int,
+        *,
+        nonfinite: Literal["refuse", "drop"] = "refuse",
+        env_id: str = "",
+    ) -> None:
+        if lane.dtype != schema.dtype:
+            raise ChannelError(
+                f"lane {lane.segment.name} carries {lane.dtype}, but {env_id or 'the schema'} makes rows {schema.dtype}"
+            )
+        if nonfinite not in ("refuse", "drop"):
+            raise ValueError(f"nonfinite ({nonfinite!r}) must be 'refuse' or 'drop'")
+        frame = schema.frame
+        stack = [schema.frame_stack] if schema.frame_stack > 1 else []
+        super().__init__(
+            ring=lane.ring,
+            row_nbytes=schema.dtype.itemsize,
+            table=schema.table,
+            observation=(buffer_format(frame.numpy), [*stack, *frame.shape]),
+            stack=schema.frame_stack,
+            first_stream=first_stream,
+            env_id=env_id,
+            drop_nonfinite=nonfinite == "drop",
+        )
+        self.lane = lane
+        self.schema = schema
+
+
+# ---- Messages ----
+
+PIECE = 1020  # bytes of a message that a row holds
+ROWS = 1024
+_ROW = np.dtype([("left", "<u4"), ("data", "u1", (PIECE,))])  # left: bytes of the message from this row on
+
+
+class MessageLane:
+    """One end of it. `create` for the run, `attach` for the other process; each end has one thread."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._row = np.zeros(1, _ROW)
+        self._begun = b""
+
+    @classmethod
+    def create(cls, name: str | None) -> MessageLane:
+        """Room for a MiB. name None: private memory."""
+        return cls(Lane.create(name, _ROW, ROWS))
+
+    @classmethod
+    def attach(cls, name: str) -> MessageLane:
+        """Map an existing one."""
+        return cls(Lane.attach(name, _ROW))
+
+    def push(self, message: bytes, timeout: float) -> None:
+        """Append a message of at least one byte; ChannelError where there is no room for it within `timeout` [s]."""
+        rows = np.zeros(_rows(message), _ROW)
+        rows["left"] = len(message) - PIECE * np.arange(len(rows))
+        rows["data"] = np.frombuffer(message.ljust(PIECE * len(rows), b"\0"), np.uint8).reshape(-1, PIECE)
+        if self._lane.push(rows, timeout) < len(rows):
+            raise ChannelError(f"nobody takes messages from {self._lane.segment.name} for {timeout:.0f} s")
+
+    def has_room(self, message: bytes) -> bool:
+        """Whether `push` would not wait."""
+        return self._lane.capacity - len(self._lane) >= _rows(message)
+
+    def pop(self) -> Iterator[bytes]:
+        """The messages that are there, oldest first; never waits."""
+        while self._lane.pop(self._row):
+            left = int(self._row["left"][0])
+            self._begun += self._row["data"][0, : min(left, PIECE)].tobytes()
+            if left <= PIECE:
+                message = self._begun
+                self._begun = b""
+                yield message
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is there."""
+        return len(self._lane) > 0
+
+    @property
+    def bell(self) -> _kernel.Doorbell | None:
+        """Rung by this end after each push; None: nobody."""
+        return self._lane.bell
+
+    @bell.setter
+    def bell(self, bell: _kernel.Doorbell | None) -> None:
+        self._lane.bell = bell
+
+    def unlink(self) -> None:
+        """Remove its name."""
+        self._lane.unlink()
+
+
+def _rows(message: bytes) -> int:
+    return -(-len(message) // PIECE)

@@ -1,4 +1,8 @@
-"""Writing a file whole: a reader sees the old one or the new one, a full disk or a kill leaves the old one."""
+"""Files written whole, and bytes from outside read strictly.
+
+A reader of a file sees the old one or the new one; a full disk or a kill leaves the old one. Bytes of a message or a
+file become values by `decode`: whatever they hold, they can at most be refused, in one line of bounded length.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,11 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ddrl.core.errors import DdrlError, shortened
 
 
 @contextmanager
@@ -34,3 +43,33 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
     """Replace the file by `data`; otherwise as `replacement`."""
     with replacement(path, mode=mode, sync=sync) as temporary:
         temporary.write_bytes(data)
+
+
+# ---- Bytes from outside ----
+
+T = TypeVar("T")
+
+# What a parser raises for damaged data. Invalid UTF-8 and numbers out of range are ValueErrors, deep nesting is a
+# RecursionError.
+DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def decode(
+    data: bytes, kind: type[T] | msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], error: type[DdrlError], what: str
+) -> T:
+    """`data` as a value of `kind`, in JSON where that is a type; `error`, whose words begin with `what`, for anything
+    else."""
+    try:
+        decodes = isinstance(kind, (msgspec.json.Decoder, msgspec.msgpack.Decoder))
+        return kind.decode(data) if decodes else msgspec.json.decode(data, type=kind)
+    except DAMAGE as damage:
+        raise error(f"{what} ({shortened(damage)})") from None
+
+
+def read_json(path: Path, kind: type[T], error: type[DdrlError], what: str) -> T:
+    """The value that the file `path` holds; `error`, whose words begin with `what`, also where it cannot be read."""
+    try:
+        data = path.read_bytes()
+    except OSError as trouble:
+        raise error(f"{what} ({trouble.strerror or trouble})") from None
+    return decode(data, kind, error, what)

@@ -1,4 +1,4 @@
-"""Rows of experience: named columns, and where each of them stands.
+"""Rows of experience and vectors of parameters: where each named array lies; and n-step transitions made of rows.
 
 A row is one step of one episode (written by rollouts, moved by lanes and relays as bytes, read by replay). Its columns
 are data: from a `RowSchema` follow the numpy dtype, the byte offsets, and the table that the C++ kernel takes. A new
@@ -11,15 +11,18 @@ other message.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
 
 HEADER = (
@@ -179,3 +182,147 @@ def buffer_format(dtype: np.dtype[Any]) -> str:
 
 def _is_observation(name: str) -> bool:
     return name == STATE or name.startswith(f"{STATE}.")
+
+
+# ---- Vectors of parameters ----
+
+ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a parameter vector; `offset` in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor, without padding."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Manifest of a flat vector of parameters: every tensor begins at a 64-byte boundary. `nbytes` is the whole vector,
+    padding included. Written by the learner, mapped by rollouts without a copy."""
+
+    entries: tuple[TensorEntry, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensors: dict[str, tuple[tuple[int, ...], str]]) -> ParameterLayout:
+        """Lay out {name: (shape, dtype)} in the order given."""
+        entries: list[TensorEntry] = []
+        offset = 0
+        for name, (shape, dtype) in tensors.items():
+            entry = TensorEntry(name, tuple(shape), np.dtype(dtype).name, offset)
+            entries.append(entry)
+            offset += entry.nbytes
+            offset += -offset % ALIGNMENT
+        return cls(tuple(entries), offset)
+
+    def views(self, vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """Every tensor as a view into `vector` (uint8, [nbytes]), without a copy."""
+        if vector.nbytes != self.nbytes:
+            raise CheckpointError(
+                f"a parameter vector of {vector.nbytes} bytes does not fit the network's manifest of {self.nbytes} "
+                "bytes: it was written for another network"
+            )
+        return {
+            entry.name: vector[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).reshape(entry.shape)
+            for entry in self.entries
+        }
+
+    def to_json(self) -> bytes:
+        """The manifest as JSON; `from_json` reads it back."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ParameterLayout:
+        """Read a manifest; anything else is refused."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise CheckpointError(
+                f"the parameter manifest cannot be read ({error}): it is corrupt or was not written by ddrl"
+            ) from None
+
+    @property
+    def digest(self) -> str:
+        """Short hash of the manifest: equal digests mean interchangeable vectors."""
+        return hashlib.blake2b(self.to_json(), digest_size=8).hexdigest()
+
+
+# ---- n-step transitions ----
+
+Arrays = dict[str, NDArray[Any]]  # by the name of a column [m, *shape]
+
+
+def transition_columns(schema: RowSchema) -> tuple[Column, ...]:
+    """The columns of a transition: those that replay stores, `discount_t`, and the state after it as `<name>_next`."""
+    if schema.frame_stack > 1:
+        raise ConfigError(
+            f"stacked frames (frame_stack {schema.frame_stack}) need replay.source = replay: it alone puts stacks "
+            "together from frames"
+        )
+    after = [Column(f"{one.name}_next", one.shape, one.dtype) for one in schema.of(ColumnRole.STATE)]
+    return (*schema.stored, Column("discount_t"), *after)
+
+
+class TransitionBuilder:
+    """Takes the rows of any number of streams, in order, and gives each transition once, when it is complete.
+
+    r_t = sum over j < k of discount^j r_{t+j}, discount_t = discount^k, or 0 where s_t is terminal; k = n_step, less
+    where the episode ends sooner. Transitions that are not complete at a gap in `step`, or at `cut`, are lost. Used
+    where no replay lies between rollout and learner (sample areas)."""
+
+    def __init__(self, schema: RowSchema, n_step: int, discount: float) -> None:
+        self.columns = transition_columns(schema)
+        self._schema = schema
+        self._n_step = n_step
+        self._discount = discount
+        self._powers = discount ** np.arange(n_step + 1)
+        self.cut()
+
+    def cut(self) -> None:
+        """The running episodes are over; their last states are unknown."""
+        self._rest = np.zeros(0, self._schema.dtype)
+
+    def add(self, rows: NDArray[Any]) -> Arrays:
+        """The transitions that `rows` of the schema's dtype complete. O(rows)."""
+        rows = np.concatenate([self._rest, rows])
+        rows = rows[np.argsort(rows["stream"], kind="stable")]
+        count = len(rows)
+        stream = rows["stream"]
+        step = rows["step"]
+        goes_on = rows["kind"] == RowKind.STEP
+        same = stream[1:] == stream[:-1]
+        joined = same & (step[1:] == step[:-1] + 1) & goes_on[:-1]
+        breaks = np.append(np.flatnonzero(~joined), count - 1)
+        place = np.arange(count)
+        last = breaks[np.searchsorted(breaks, place)]  # of the unbroken run that a row stands in
+        reach = last - place
+        ended = ~goes_on[last]
+        complete = (reach >= self._n_step) | (ended & (reach > 0))
+        newest = np.append(~same, True)[last]  # the run is its stream's newest
+        self._rest = rows[~ended & newest & (reach < self._n_step)]
+        return self._transitions(rows, np.flatnonzero(complete), np.minimum(reach, self._n_step)[complete])
+
+    def _transitions(self, rows: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> Arrays:
+        final = start + length
+        sums = {column.name for column in self._schema.of(ColumnRole.REWARD)}
+        given = {name: rows[name][start] for name in (one.name for one in self._schema.stored) if name not in sums}
+        for name in sums:
+            total = np.zeros((len(start), *rows[name].shape[1:]), np.float64)
+            for ahead in range(self._n_step):
+                inside = length > ahead
+                total[inside] += self._powers[ahead] * rows[name][start[inside] + ahead]
+            given[name] = total.astype(rows[name].dtype)
+        terminal = rows["kind"][final] == RowKind.TERMINATED
+        given["discount_t"] = np.where(terminal, 0.0, self._powers[length]).astype(np.float32)
+        for column in self._schema.of(ColumnRole.STATE):
+            given[f"{column.name}_next"] = rows[column.name][final]
+        return given

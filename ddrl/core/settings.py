@@ -1,5 +1,5 @@
 """Settings in and out: a TOML file, `--set section.name=value` overrides, the effective TOML, and the table behind
---help.
+--help all.
 
 Strict: an unknown name is refused with the nearest known one, a mistyped value with the type wanted. The table of a
 plug-in (`[learner.c51]`, `--set learner.c51.atoms=51`) is checked when the plug-in is loaded (`plugin_settings`): no
@@ -19,15 +19,14 @@ from typing import Any, cast, get_type_hints
 import tomli_w
 
 from ddrl.core import plugins
-from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config
-from ddrl.core.decoding import DAMAGE
+from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert, installed_slices, slice_component
 from ddrl.core.errors import ConfigError, shortened
-from ddrl.core.fields import check_ranges, convert, installed_slices, slice_component
+from ddrl.core.files import DAMAGE
 
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """One setting as --help shows it."""
+    """One setting as --help all shows it."""
 
     name: str
     type: str
@@ -35,6 +34,65 @@ class SettingInfo:
     unit: str
     doc: str
     choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting of earlier versions: the value in force now, and what to do where another one is wanted."""
+
+    value: Any
+    instead: str
+
+
+REMOVED = {
+    "run.keep_checkpoints": Removed(3, "the three newest checkpoints are kept; copy those that are to stay"),
+    "cluster.uplink_block_bytes": Removed(1 << 18, "one message holds at most 256 KiB of experience"),
+    "learner.r2d2.eta": Removed(0.9, "derive a class of your own from R2D2"),
+}
+
+# Values that named a plug-in of the library in earlier versions, and the name by which it is found now.
+RENAMED_VALUES = {
+    ("cluster.scheme", "two_tree"): "benchmarks.distribution.schemes:TwoTree",
+    ("cluster.scheme", "binomial"): "benchmarks.distribution.schemes:Binomial",
+    ("cluster.scheme", "scatter_ring"): "benchmarks.distribution.schemes:ScatterRing",
+}
+
+
+def present_settings(tree: Mapping[str, Any], source: str, *, reading: bool = False) -> dict[str, Any]:
+    """A tree of an earlier version without the settings that were removed since (`REMOVED`).
+
+    Where such a setting has another value than the one in force now, or a value names a plug-in that has left the
+    library, ConfigError names the replacement. With `reading` the setting is left out, and the value replaced: a run is
+    looked at, not gone on with."""
+    present = dict(tree)
+    for name, removed in REMOVED.items():
+        table, key = _place(present, name)
+        if key not in table:
+            continue
+        value = table.pop(key)
+        if value != removed.value and not reading:
+            raise ConfigError(f"{source}: {name} = {value} was removed, {removed.value} is in force: {removed.instead}")
+    for (name, value), new in RENAMED_VALUES.items():
+        table, key = _place(present, name)
+        if table.get(key) != value:
+            continue
+        if not reading:
+            raise ConfigError(f"{source}: {name} = {value} is no name of the library any more: set {name} = {new}")
+        table[key] = new
+    return present
+
+
+def _place(tree: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """The table of a tree that may hold the setting `name`, a copy of the given one, and its key there."""
+    *tables, key = name.split(".")
+    place = tree
+    for table in tables:
+        inner = place.get(table)
+        if not isinstance(inner, Mapping):
+            return {}, key
+        place[table] = dict(cast("Mapping[str, Any]", inner))
+        place = place[table]
+    return place, key
 
 
 def describe_settings(slices: Iterable[str] = ()) -> list[SettingInfo]:
@@ -68,6 +126,8 @@ def plugin_settings(config: Config, section: str, plugin: Any) -> Any:
     component = getattr(plugin, "Settings", None)
     known = {} if component is None else get_type_hints(component)
     for name in table:
+        if f"{place}.{name}" in REMOVED:
+            raise ConfigError(f"the setting '{place}.{name}' was removed: {REMOVED[f'{place}.{name}'].instead}")
         if name not in known:
             raise ConfigError(f"there is no setting '{place}.{name}'{_nearest(name, known)}")
     if component is None:
@@ -88,7 +148,7 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
     """
     tree: dict[str, Any] = {}
     if path is not None:
-        tree = _read_toml(path)
+        tree = present_settings(_read_toml(path), str(path))
         _check_names(tree, str(path))
         _checked(
             _to_config(tree, str(path)), set(tree), str(path)
@@ -101,10 +161,12 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     return _lay_over(config_tree(config), overrides, "--set", set())
 
 
-def config_from_toml(text: str, source: str) -> Config:
-    """Read a config that `config_to_toml` wrote; `source` names it in errors. Sections of slices are kept as read."""
+def config_from_toml(text: str, source: str, *, reading: bool = False) -> Config:
+    """Read a config that `config_to_toml` wrote; `source` names it in errors. Sections of slices are kept as read.
+
+    `reading`: that of a run that is only looked at (`present_settings`)."""
     try:
-        tree = tomllib.loads(text)
+        tree = present_settings(tomllib.loads(text), source, reading=reading)
         _check_names({section: values for section, values in tree.items() if section in CORE_SECTIONS}, source)
         return _to_config(tree, source)
     except ConfigError as error:
@@ -238,6 +300,8 @@ def _check_names(tree: Mapping[str, Any], source: str) -> None:
         known = [info.name for info in describe_settings([section])]
         for key, value in cast(Mapping[str, Any], values).items():
             name = f"{section}.{key}"
+            if name in REMOVED:
+                raise ConfigError(f"{source}: the setting '{name}' was removed: {REMOVED[name].instead}")
             if name not in known and not (isinstance(value, Mapping) and _may_be_table(section, key, tree)):
                 raise ConfigError(f"{source}: there is no setting '{name}'{_nearest(name, known)}")
 
@@ -251,4 +315,4 @@ def _may_be_table(section: str, key: str, tree: Mapping[str, Any]) -> bool:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{matches[0]}'?" if matches else "; --help lists all settings"
+    return f"; did you mean '{matches[0]}'?" if matches else "; --help all lists the settings"

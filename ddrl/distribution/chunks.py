@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 
 from ddrl._kernel import seal_chunks, sound_chunks
 from ddrl.core.errors import DdrlError
-from ddrl.core.layouts import ALIGNMENT
-from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
+from ddrl.core.rows import ALIGNMENT
+from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
 
 if TYPE_CHECKING:
+    from ddrl.distribution.codecs import Codec
     from ddrl.distribution.executor import Held
-    from ddrl.distribution.transport.codec import Codec
 
 # -- shards ------------------------------------------------------------------------------------------------------------
 
-Bytes = NDArray[np.uint8]
 Checksum = Callable[[Any], int]
 
 MAGIC = 0x6C726464  # "ddrl"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.distribution.requests import Posted
 

@@ -26,8 +26,8 @@ from ddrl.channels.mailbox import checksum
 from ddrl.distribution.chunks import Bytes
 from ddrl.distribution.executor import Executor, Terms
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.plans.scheme import make_plan
 from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard, Unguarded
+from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network
 from ddrl.distribution.waits import rest
 

@@ -22,14 +22,13 @@ from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin, chec
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.distribution.chunks import Bytes, Coding, SentVersions
+from ddrl.distribution.codecs import Codec, load_codec
 from ddrl.distribution.executor import WINDOW, Executor, Report, Terms, Traffic
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.plans.planner import choose
-from ddrl.distribution.plans.scheme import Choice, load_scheme, make_plan
 from ddrl.distribution.requests import withdraw
-from ddrl.distribution.transport.codec import Codec, load_codec
+from ddrl.distribution.schemes import Choice, choose, load_scheme, make_plan
 
 # -- inbox -------------------------------------------------------------------------------------------------------------
 # The mailbox as the executor uses it: memory for versions on their way, and versions pinned while they are sent on.

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import PlanError
-from ddrl.core.layouts import ALIGNMENT
+from ddrl.core.rows import ALIGNMENT
 
 # -- plan --------------------------------------------------------------------------------------------------------------
+
+Bytes = NDArray[np.uint8]
 
 HEADER_BYTES = 24  # travels before the payload of each chunk; the record is `shards.HEADER`
 MODEL_HEADER_BYTES = 96  # once a model, before the header of its first chunk; the record is `shards.MODEL_HEADER`
@@ -178,10 +180,7 @@ class Plan:
         return self.messages - sent
 
 
-# -- cuts --------------------------------------------------------------------------------------------------------------
-# Where a model is cut: boundaries of shards and chunks, in bytes.
-#
-# Pure. Every cut falls on a 64-byte boundary (`core.layouts.ALIGNMENT`); the model's end may fall anywhere.
+# -- boundaries of shards and chunks, in bytes: each at a multiple of ALIGNMENT, but for the model's end
 
 
 def cut_evenly(nbytes: int, parts: int) -> list[int]:
@@ -225,3 +224,8 @@ def cut_chunks(start: int, stop: int, chunk_bytes: int) -> list[int]:
         return []
     pieces = 1 if chunk_bytes <= 0 else -(-(stop - start) // max(ALIGNMENT, chunk_bytes - chunk_bytes % ALIGNMENT))
     return [start + end for end in cut_evenly(stop - start, pieces)[1:]]
+
+
+def chunk_bounds(nbytes: int, chunk_bytes: int) -> list[int]:
+    """Chunk boundaries of an uncut model; an empty model is one empty chunk, so that its header still travels."""
+    return [0, *cut_chunks(0, nbytes, chunk_bytes)] if nbytes else [0, 0]

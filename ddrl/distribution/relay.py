@@ -18,14 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import CounterRow, Counters
-from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.board import Board, Command, CounterRow, Counters
+from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.channels.mailbox import Mailbox, MailboxReader
-from ddrl.channels.message_lane import MessageLane
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.codecs import make_codec
 from ddrl.distribution.flows import TableReceiver, TableSender, UplinkReceiver, UplinkSender
 from ddrl.distribution.links import Links
 from ddrl.distribution.membership import (
@@ -50,11 +49,11 @@ from ddrl.distribution.membership import (
 )
 from ddrl.distribution.models import MailboxInbox, ModelReceiver, Models, ModelSender, bases_kept
 from ddrl.distribution.requests import Part
-from ddrl.distribution.transport.codec import make_codec
 from ddrl.distribution.waits import Events, rest_seconds
 
 # -- core --------------------------------------------------------------------------------------------------------------
 
+UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
 COUNT_PERIOD = 0.25  # s, between updates of the relay's own counters
 IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
 RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts models
@@ -316,9 +315,10 @@ class HostRelay(Relay):
         self._starter = starter
         self._blocks: UplinkSender | None = None
         if lanes is not None:
-            block = config.cluster.uplink_block_bytes
             period = max(2e-3, 5e-5 * self.hosts)
-            self._blocks = UplinkSender(membership.control, TAG_BLOCK, lanes, local.row_dtype, block, period=period)
+            self._blocks = UplinkSender(
+                membership.control, TAG_BLOCK, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period=period
+            )
             self._keep(self._blocks)
         self._tables: TableSender | None = None
         if table is not None:
@@ -451,9 +451,7 @@ class RootRelay(Relay):
         self._orders = orders
         self._reports = reports
         self._unread: deque[bytes] = deque()  # reports for which there is no room yet
-        self._blocks = UplinkReceiver(
-            membership.control, TAG_BLOCK, lanes, local.row_dtype, config.cluster.uplink_block_bytes
-        )
+        self._blocks = UplinkReceiver(membership.control, TAG_BLOCK, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
         self._keep(self._blocks)
         self._tables = TableReceiver(membership.control, TAG_TABLE, mirrors)
         self._keep(self._tables)

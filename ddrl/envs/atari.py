@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
-from ddrl.envs.seeds import environment_seeds
+from ddrl.envs.vectors import environment_seeds
 
 ale_py.ALEInterface.setLoggerMode(cast(Any, ale_py).LoggerMode.Error)  # no banner from each of hundreds of processes
 cv2.setNumThreads(1)  # a screen is small, and a host runs one rollout for each core already

@@ -22,9 +22,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.specs import EnvSpec, VectorEnv
-from ddrl.envs.checked import CheckedVectorEnv
-from ddrl.envs.loop import LoopVectorEnv
-from ddrl.envs.native import NativeVectorEnv, speaks_our_protocol
+from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
 
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"ALE/|.+NoFrameskip-v[04]$")

@@ -3,7 +3,6 @@
 
 namespace nb = nanobind;
 
-void bind_ad_queue(nb::module_& module);
 void bind_channels(nb::module_& module);
 void bind_chunks(nb::module_& module);
 void bind_codecs(nb::module_& module);
@@ -17,7 +16,6 @@ NB_MODULE(_kernel, module) {
     module.doc() =
         "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, the learner's inner loops, and the "
         "queue of ad mixing.";
-    bind_ad_queue(module);
     bind_channels(module);
     bind_chunks(module);
     bind_codecs(module);

@@ -63,7 +63,7 @@ void bind_transfers(nb::module_& module) {
 
     nb::class_<TransfersBase>(module, "Transfers",
                               "Moves the messages of one plan on one host; "
-                              "ddrl.distribution.transport.executor is its face.")
+                              "ddrl.distribution.executor is its face.")
         .def_static(
             "make",
             [](const std::vector<uint64_t>& calls, int handle_bytes, uint64_t comm, std::vector<int> source,

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ddrl.acting.chooser import Chooser, chooser_class
+from ddrl.acting.choosers import Chooser, chooser_class
 from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config

@@ -15,7 +15,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    other = torch.accelerator.current_accelerator()  # mps, xpu, or that of ddrl.testing
+    other = torch.accelerator.current_accelerator()  # mps, xpu, or the fake one of the tests
     if device.type not in ("cpu", "cuda") and (other is None or device.type != other.type):
         raise ConfigError(f"learner.device = {name} is not a device: choose auto, cpu, cuda or cuda:N")
     count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()

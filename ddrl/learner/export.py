@@ -22,7 +22,7 @@ from torch import nn
 from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import MissingExtraError, NetworkError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Acting
 from ddrl.learner.flat import layout_of, named_tensors

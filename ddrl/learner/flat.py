@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.core.errors import CheckpointError, NetworkError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.learner.transfers import host_memory, wait_for
 
 

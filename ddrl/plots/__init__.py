@@ -39,12 +39,10 @@ from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
 from ddrl.plots.pool import (
     busy_against_tasks,
-    makespan_against_tasks,
     pool_bounds,
     pool_gantt,
     pool_table,
     pool_waits,
-    predicted_beside_measured,
 )
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
@@ -80,7 +78,6 @@ __all__ = [
     "fit_legend",
     "iteration_times",
     "learning_curve",
-    "makespan_against_tasks",
     "measured_front",
     "measured_gantt",
     "measured_regrets",
@@ -93,7 +90,6 @@ __all__ = [
     "pool_gantt",
     "pool_table",
     "pool_waits",
-    "predicted_beside_measured",
     "predicted_returns",
     "priority_law",
     "rank_table",

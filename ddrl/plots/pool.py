@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, say_nothing_yet
 from ddrl.pool.reading import PoolRecord, figures_beside_bounds, waits_for
@@ -154,49 +153,4 @@ def busy_against_tasks(
         marker = {"size": 11, "symbol": "diamond", "color": COLORS[(5 + index) % len(COLORS)]}
         figure.add_scatter(x=[x], y=[y], mode="markers", name=name, marker=marker)
     figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
-    return figure
-
-
-def makespan_against_tasks(
-    tasks: Sequence[int],
-    seconds: Mapping[str, Sequence[float]],
-    points: Mapping[str, tuple[float, float]] | None = None,
-) -> go.Figure:
-    """Predicted makespan against the number of tasks: {name: [tasks]}; points: name -> (tasks, seconds) of real
-    pools."""
-    figure = new_figure("Until the last task has ended", "tasks", "s", height=340)
-    for index, (name, values) in enumerate(seconds.items()):
-        add_line(figure, np.asarray(tasks, float), np.asarray(values), name, index)
-    for name, (x, y) in (points or {}).items():
-        marker = {"size": 11, "symbol": "diamond", "color": COLORS[5]}
-        figure.add_scatter(x=[x], y=[y], mode="markers", name=name, marker=marker)
-    figure.update_xaxes(dtick=1)
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
-def predicted_beside_measured(document: Mapping[str, Any], *, height: int = 380) -> go.Figure:
-    """Error of each prediction of benchmarks/results/plan.json beside the spread of its repeats."""
-    rows = [row for row in document.get("cases", []) if isinstance(row, Mapping)]
-    figure = new_figure("Predicted over measured", "case", "error", height=height)
-    if not rows:
-        return say_nothing_yet(figure, "not measured yet: python -m benchmarks.plan")
-    for index, kind in enumerate(dict.fromkeys(str(row["figure"]) for row in rows)):
-        places = [place for place, row in enumerate(rows) if row["figure"] == kind]
-        errors: NDArray[np.float64] = np.array([rows[place]["error"] for place in places])
-        spreads = [(rows[place]["spread"] or 0.0) / 2 for place in places]
-        figure.add_scatter(
-            x=places,
-            y=errors,
-            error_y={"type": "data", "array": spreads, "thickness": 1.5},
-            mode="markers",
-            name=f"{kind}; bar: spread of repeats",
-            marker={"size": 8, "color": COLORS[index], "symbol": ("circle", "diamond")[index % 2]},
-            text=[rows[place]["case"] for place in places],
-            hovertemplate="%{text}: %{y:.1%}<extra></extra>",
-        )
-    figure.add_hrect(y0=-0.1, y1=0.1, fillcolor=_GRAY, opacity=0.15, line_width=0)
-    figure.update_xaxes(showticklabels=False, showgrid=False)
-    figure.update_yaxes(tickformat=".0%")
-    figure.update_layout(hovermode="closest")
     return figure

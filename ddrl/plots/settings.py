@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.settings import describe_settings
+from ddrl.core.settings import REMOVED, describe_settings
 
 _ABSENT = "-"
 
@@ -25,6 +25,10 @@ def settings_table(
     meanings = {info.name: info for info in describe_settings(sorted(sections))}
     default = _flat({name: info.default for name, info in meanings.items()})
     values = {name: _flat(tree) for name, tree in runs.items()}
+    for tree in values.values():
+        for name, removed in REMOVED.items():
+            if tree.get(name) == _text(removed.value):
+                del tree[name]
     foreign = sorted({setting for tree in values.values() for setting in tree} - set(default))
     rows: list[dict[str, str]] = []
     for setting in [*default, *foreign]:

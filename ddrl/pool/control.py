@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ddrl.core.decoding import decode
 from ddrl.core.errors import PoolError
+from ddrl.core.files import decode
 
 MAX_BYTES = 1 << 20
 TIMEOUT = 10.0  # [s] for a command and its answer

@@ -41,7 +41,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.pool.quantiles import quantiles
 
 _CLEAR = 1.0  # standard errors of the mean by which a start must be cheaper than staying alive

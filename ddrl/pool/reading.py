@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ddrl.core.decoding import decode, read_json
 from ddrl.core.errors import PoolError
+from ddrl.core.files import decode, read_json
 from ddrl.pool.offline import lower_bound
 from ddrl.pool.traces import Lease, TaskTrace
 

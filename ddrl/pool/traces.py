@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.decoding import read_json
 from ddrl.core.errors import PoolError
+from ddrl.core.files import read_json
 
 
 @dataclass(frozen=True)

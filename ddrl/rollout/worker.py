@@ -14,16 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.acting.chooser import Columns, chooser_class
+from ddrl.acting.choosers import Columns, chooser_class, chooser_settings, epsilon_of
 from ddrl.acting.policy import ActingPolicy, forbid_torch
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import Board, Command, CounterRow
+from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Pin
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import EnvStep, VectorEnv
-from ddrl.rollout.exploration import chooser_settings, epsilon_of
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused

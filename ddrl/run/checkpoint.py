@@ -82,6 +82,9 @@ class Checkpoint:
         return int(self.state["training"]["env_steps"])
 
 
+KEPT_CHECKPOINTS = 3  # the newest of a run
+
+
 @dataclass(frozen=True)
 class TaskRecords:
     """Where a task's records are kept, and what it goes on from."""
@@ -91,7 +94,11 @@ class TaskRecords:
 
 
 def write_checkpoint(
-    folder: Path, env_steps: int, state: dict[str, Any], write: Callable[[Path], object], keep: int
+    folder: Path,
+    env_steps: int,
+    state: dict[str, Any],
+    write: Callable[[Path], object],
+    keep: int = KEPT_CHECKPOINTS,
 ) -> Path:
     """Write a checkpoint and drop all but the `keep` newest.
 

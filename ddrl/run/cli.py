@@ -6,6 +6,7 @@ Imports nothing heavy, so that --help and a mistyped setting answer at once.
 from __future__ import annotations
 
 import argparse
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ddrl import current_name
-from ddrl.core.config import Config
+from ddrl.core.config import Config, installed_slices
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import installed_slices
 from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
 
-TASKS = Path(__file__).parents[1] / "tasks"
+PACKAGE = Path(__file__).parents[1]
 DEFAULT_TASK = "cartpole"
 EXAMPLES = """\
 examples:
@@ -53,8 +53,9 @@ class Command:
 
 
 def tasks() -> dict[str, Path]:
-    """Tasks that ship with ddrl, by name."""
-    return {path.stem: path for path in sorted(TASKS.glob("*.toml"))}
+    """Tasks that ship with ddrl and its slices, by name."""
+    found = [*PACKAGE.glob("tasks/*.toml"), *PACKAGE.glob("*/tasks/*.toml")]
+    return {path.stem: path for path in sorted(found, key=lambda path: path.stem)}
 
 
 def task_for(overrides: Sequence[str]) -> Path | None:
@@ -67,14 +68,21 @@ def task_for(overrides: Sequence[str]) -> Path | None:
 
 
 def parse(arguments: list[str]) -> Command:
-    """Read the command line; --help prints every setting with what it is in the task named, and exits."""
+    """Read the command line; --help prints settings with their values in the task named, and exits."""
     parser = argparse.ArgumentParser(
         prog="python -m ddrl.run",
         description="Train a policy with one trainer and many rollouts.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action="store_true", help="show this and every setting, and exit")
+    parser.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        const="",
+        metavar="all",
+        help="show this and the settings that are set most, and exit; --help all: every setting",
+    )
     parser.add_argument(
         "task",
         nargs="?",
@@ -109,10 +117,13 @@ def parse(arguments: list[str]) -> Command:
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error as well")
     known = parser.parse_args(arguments)
+    if known.help not in (None, "", "all"):  # --help pong
+        known.task = known.help
     named = _task_path(known.task) if known.task is not None else None
-    if known.help:
+    if known.help is not None:
         config = load_config(named or task_for(known.overrides), known.overrides)
-        parser.epilog = f"{_settings_table(config)}\n{EXAMPLES}".replace("%", "%%")
+        table = _settings_table(config) if known.help == "all" else _main_settings(config)
+        parser.epilog = f"{table}\n{EXAMPLES}".replace("%", "%%")
         parser.print_help()
         parser.exit()
     if known.resume is not None and known.task is not None:
@@ -145,6 +156,44 @@ def _task_path(name: str) -> Path:
             raise ConfigError(f"there is no task '{name}': name a settings file, or one of {', '.join(shipped)}")
         return shipped[name]
     return path
+
+
+# The settings that users set most, in the order of `--help`.
+MAIN_SETTINGS = (
+    "run.seed",
+    "run.dir",
+    "run.max_env_steps",
+    "run.max_seconds",
+    "run.target_return",
+    "run.processes",
+    "env.id",
+    "env.num_envs",
+    "env.kwargs",
+    "rollout.epsilon_end",
+    "rollout.warmup_steps",
+    "replay.capacity",
+    "replay.n_step",
+    "replay.samples_per_insert",
+    "learner.algorithm",
+    "learner.network",
+    "learner.hidden",
+    "learner.lr",
+    "learner.batch_size",
+    "evaluation.period",
+)
+LINE = 100  # letters of a setting's meaning on `--help`
+
+
+def _main_settings(config: Config) -> str:
+    described = {info.name: info for info in describe_settings()}
+    lines = [f"settings that are set most (section.name  value in {config.env.id}'s task  [unit]  meaning):"]
+    for name in MAIN_SETTINGS:
+        info = described[name]
+        section, _, key = name.partition(".")
+        unit = f"[{info.unit}] " if info.unit else ""
+        meaning = textwrap.shorten(f"{unit}{info.doc}", LINE, placeholder=" ...")
+        lines.append(f"  {name:<27} {_shown(getattr(config.section(section), key)):<12} {meaning}")
+    return "\n".join([*lines, "", "all settings: --help all", ""])
 
 
 def _settings_table(config: Config) -> str:

@@ -15,18 +15,16 @@ import numpy as np
 
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
-from ddrl.channels.area_writer import AreaWriter
-from ddrl.channels.board import Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.area import AreaWriter
+from ddrl.channels.board import Command, CounterRow
+from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
-from ddrl.rollout.evaluation import play_episodes
-from ddrl.rollout.met_states import MetStates, meet_states
+from ddrl.rollout.evaluation import MetStates, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.topology import HostChannels, describe, report_failure
 

@@ -202,7 +202,7 @@ class Preparation:
 
     def topology(self, ranks: tuple[Assignment, ...]) -> Topology:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
-        from ddrl.distribution.checks import check_cluster
+        from ddrl.distribution.schemes import check_cluster
 
         if self.config.uses("pool"):
             self._check_rounds()

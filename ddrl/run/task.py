@@ -26,8 +26,7 @@ from ddrl.core.metrics import Phase
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.membership import SchemeWish, decode_plan, encode
-from ddrl.distribution.plans.planner import usual_network
-from ddrl.distribution.plans.scheme import Situation, load_scheme
+from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
 from ddrl.run.directory import Disk, RunDirectory, write_json
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
     from ddrl.learner.learner import Learner
     from ddrl.replay.sources import Source
-    from ddrl.rollout.met_states import MetStates
+    from ddrl.rollout.evaluation import MetStates
     from ddrl.run.members import Evaluator
 
 
@@ -574,7 +573,7 @@ class Task:
             training.source.save(folder)
 
         try:
-            path = write_checkpoint(self.directory.checkpoints, steps, state, write, self.config.run.keep_checkpoints)
+            path = write_checkpoint(self.directory.checkpoints, steps, state, write)
         finally:
             self._counters["phase"].set(Phase.RUNNING)
             self.beat()

@@ -18,21 +18,18 @@ import msgspec
 from ddrl.acting.model import ActingModel
 from ddrl.channels import Doorbell
 from ddrl.channels.area import SampleArea
-from ddrl.channels.board import Blob, Board, Command
-from ddrl.channels.counters import CounterRow, Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.board import Blob, Board, Command, CounterRow, Counters
+from ddrl.channels.lane import Lane, MessageLane
 from ddrl.channels.mailbox import Mailbox
-from ddrl.channels.message_lane import MessageLane
 from ddrl.channels.segment import Segment, segment_name
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, DdrlError
 from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.rows import RowSchema, row_schema
+from ddrl.core.rows import RowSchema, row_schema, transition_columns
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import Column, EnvSpec
-from ddrl.core.transitions import transition_columns
 
 # -- topology ----------------------------------------------------------------------------------------------------------
 

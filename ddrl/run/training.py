@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Board
-from ddrl.channels.counters import CounterRow
+from ddrl.acting.choosers import epsilon_at
+from ddrl.channels.board import Board, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import Phase
 from ddrl.core.rows import RowKind
-from ddrl.rollout.exploration import epsilon_at
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner

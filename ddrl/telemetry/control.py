@@ -18,8 +18,8 @@ import msgspec
 import zmq
 
 from ddrl.core.config import Config
-from ddrl.core.decoding import decode
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
+from ddrl.core.files import decode
 from ddrl.telemetry import keys, wire
 from ddrl.telemetry.directory import find_runs
 from ddrl.telemetry.live import LiveReader, announce, bind, is_alive, read_live_file

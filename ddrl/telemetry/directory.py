@@ -48,7 +48,7 @@ def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dic
         if isinstance(values, dict)
     }
     try:
-        return settings, config_from_toml(tomli_w.dumps(tree), str(path))
+        return settings, config_from_toml(tomli_w.dumps(tree), str(path), reading=True)
     except ConfigError as error:
         return settings, str(error)
 

@@ -19,8 +19,8 @@ import zmq
 
 from ddrl.channels.segment import start_time
 from ddrl.core.config import TelemetryConfig
-from ddrl.core.decoding import decode as decode_message
 from ddrl.core.errors import MessageError, RunDirError
+from ddrl.core.files import decode as decode_message
 from ddrl.core.files import write_atomically
 from ddrl.telemetry import keys, wire
 from ddrl.telemetry.record import Evaluation, Event, Record, plain

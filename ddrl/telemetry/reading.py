@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config
-from ddrl.core.decoding import DAMAGE
 from ddrl.core.errors import MissingExtraError, RunDirError
+from ddrl.core.files import DAMAGE
 from ddrl.telemetry.directory import read_config
 from ddrl.telemetry.opening import APPLICATION_ID, SCHEMA_VERSION, quoted
 from ddrl.telemetry.series import SERIES, Series

@@ -18,9 +18,8 @@ from typing import Literal
 import msgspec
 
 from ddrl.channels.segment import start_time
-from ddrl.core.decoding import decode
 from ddrl.core.errors import MessageError, RunDirError
-from ddrl.core.files import write_atomically
+from ddrl.core.files import decode, write_atomically
 from ddrl.telemetry.live import is_alive, read_live_file
 from ddrl.telemetry.record import Event
 

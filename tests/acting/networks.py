@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ddrl.acting.model import ActingModel
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 

@@ -8,12 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ddrl.acting.chooser import chooser_class
-from ddrl.acting.choosers.boltzmann import Boltzmann
-from ddrl.acting.choosers.categorical import Categorical
-from ddrl.acting.choosers.epsilon_greedy import BLOCK, EpsilonGreedy
-from ddrl.acting.choosers.ez_greedy import EzGreedy
-from ddrl.acting.choosers.gaussian import Gaussian
+from ddrl.acting.choosers import BLOCK, Boltzmann, Categorical, EpsilonGreedy, EzGreedy, Gaussian, chooser_class
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import ArraySpec, EnvSpec
 

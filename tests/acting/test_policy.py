@@ -14,7 +14,7 @@ from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import ConfigError, NetworkError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from tests.acting.networks import make_mlp, mlp_values, random_vector
 

@@ -14,7 +14,7 @@ from ddrl.acting.policy_file import save_policy
 from ddrl.admix import Book, DisplayRequest, Mixer, ServedPolicy
 from ddrl.admix.serving import make_book
 from ddrl.core.config import EnvConfig
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 SMALL = {"requests": 400, "contracts": 6, "bids": 3, "extra_bids": 2, "regions": 3, "ages": 2, "windows": 4}
@@ -83,13 +83,14 @@ def request_of(
 ) -> DisplayRequest:
     """A request of a visitor whom contract 0 targets, with the first `contracts` contracts and `bids` bids of eCPM 1,
     2, ..."""
-    cell = int(np.flatnonzero(book.eligible[:, 0])[0])
+    cell = int(np.flatnonzero(book.contracts.eligible[:, 0])[0])
+    _, genders, ages = book.visitors
     ads = [int(ad) for ad in book.ids[:contracts]]
     values: dict[str, Any] = {
         "request_id": request_id,
-        "region": cell // (book.genders * book.ages),
-        "gender": cell // book.ages % book.genders,
-        "age": cell % book.ages,
+        "region": cell // (genders * ages),
+        "gender": cell // ages % genders,
+        "age": cell % ages,
         "ad": ads + [10_000 + place for place in range(bids)],
         "kind": [0] * len(ads) + [1] * bids,
         "ecpm": [0.0] * len(ads) + [1.0 + place for place in range(bids)],

@@ -58,7 +58,7 @@ def test_a_replay_and_the_environment_come_to_the_same_day(one_uncertain, period
     for row in range(int(one.days.length[0])):
         if row % period == 0:
             bonus = player.decide(outcome.trace[row // period]).bonus
-        step = env.step(1000 * (env.click_value * env._request["ctr"] + bonus))
+        step = env.step(1000 * (env.click_value * env._feed.present("ctr") + bonus))
         value += step.raw_reward[0]
         shown = step.columns["chosen"][0]
         assert outcome.slots[0, row] == (shown if shown < 6 else -1)
@@ -110,7 +110,7 @@ def test_feedback_is_what_the_environment_knows():
             assert feedback.seen_shown[0, 0] == env.delivery.seen_shown[0, 0]
             assert feedback.seen_billed[0, 0] == env.delivery.seen_billed[0, 0]
             assert feedback.estimate[0, 0] == pytest.approx(env.delivery.estimate[0, 0])
-            assert feedback.due[0, 0] * 10 == pytest.approx(env._due[0, 0])
+            assert feedback.due[0, 0] * 10 == pytest.approx(env.delivery.due[0, 0])
             env.step(np.full((1, 1), 1e3))
 
 

@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 def url_and_bodies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[bytes]]]:
     run = tmp_path_factory.mktemp("load") / "run"
     book = save_run(run, env_config(mode="all"), value=1.0)
-    shape = (book.regions, book.genders, book.ages)
+    shape = book.visitors
     with serving(run, "--reload-period", "0") as server:
         yield f"http://127.0.0.1:{server.port}", load.bodies_of(book.ids.tolist(), shape, 20, 11)
 

@@ -14,6 +14,7 @@ from ddrl.admix import Billing, Control, DisplayRequest, Market, MarketConfig, M
 from ddrl.admix import mixer as snapshot
 from ddrl.admix.environment import alpha_of
 from ddrl.admix.mixer import REASONS
+from ddrl.admix.rules import outputs_of
 from ddrl.admix.serving import make_book, requests_of
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError
 from tests.admix.material import SMALL, env_config, linear_policy, request_of, small_mixer
@@ -21,7 +22,7 @@ from tests.admix.material import SMALL, env_config, linear_policy, request_of, s
 
 def _as_request(env: Any, request_id: int) -> DisplayRequest:
     """The environment's present request as a server is asked it."""
-    now, book = {name: values[0] for name, values in env._request.items()}, env.contracts
+    now, book = {name: env._feed.present(name)[0] for name in env._feed.requests}, env.contracts
     listed, bids = np.flatnonzero(now["eligible"]), np.flatnonzero(now["ecpm"] > 0)
     ages = book.ages.shape[1]
     return DisplayRequest(
@@ -58,11 +59,12 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
     state = env.reset(3)
     mixer._queue = _with_curve(mixer, env)  # the environment plays another day than the server's first
     mixer.use(policy)
-    state_arrays = mixer._state_arrays({})
+    record = np.zeros(1, env.spec.observation.numpy)
+    state_arrays = record[0]
     if mixer.pacing:
         mixer.pacing.begin(0, alpha_of(env.play, env._days(env._seeds[0], 0)))  # type: ignore[attr-defined]
     first = env._prior[0].copy()
-    mixer._queue.write_into(state_arrays)
+    mixer._queue.write_into(outputs_of(record))
     over, choices = False, 0
     while not over:
         request = _as_request(env, choices)
@@ -75,10 +77,10 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
         if bonuses:
             np.testing.assert_allclose(state_arrays["prior"], state["prior"][0], rtol=1e-5)
         np.testing.assert_array_equal(state_arrays["traffic"], state["traffic"][0])
-        np.testing.assert_allclose(mixer._overall, state["overall"][0], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(state_arrays["overall"], state["overall"][0], rtol=1e-5, atol=1e-7)
         scores = policy.scores()
         slots = {ad: slot for slot, ad in enumerate(env.contracts.ad_id.tolist())}
-        slots |= {ad: len(slots) + slot for slot, ad in enumerate(env._request["bid_ad"][0].tolist())}
+        slots |= {ad: len(slots) + slot for slot, ad in enumerate(env._feed.present("bid_ad")[0].tolist())}
         step = env.step(scores)
         chosen = int(step.columns["chosen"][0])
         assert (decision.ad is None) == (chosen < 0)
@@ -158,8 +160,7 @@ def test_bytes_in_give_bytes_out_that_name_request_and_version() -> None:
 def test_of_equal_scores_contracts_go_before_bids_and_lower_ones_first() -> None:
     mixer = small_mixer({"ctr": 1.0})
     request = request_of(mixer.book)
-    cell = mixer.book.cell(request.region, request.gender, request.age)
-    targeted = mixer.book.ids[mixer.book.eligible[cell]].tolist()
+    targeted = mixer.book.ids[mixer.book.contracts.eligible[mixer._cell(request)]].tolist()
     assert mixer.choose(request).ad == targeted[0]
     backwards = [getattr(request, name)[::-1] for name in ("ad", "kind", "ecpm", "ctr")]
     turned = msgspec.structs.replace(request, **dict(zip(("ad", "kind", "ecpm", "ctr"), backwards, strict=True)))
@@ -180,7 +181,7 @@ def test_an_empty_queue_shows_nothing_and_is_counted() -> None:
 def test_contracts_at_their_cap_are_shown_no_more() -> None:
     mixer = small_mixer({"kind": 1.0})
     request = request_of(mixer.book, contracts=1, explain=True)
-    mixer.book.limit[0] = 3
+    mixer.book.contracts.cap[0] = 3
     ads = [mixer.choose(request).ad for _ in range(5)]
     assert ads == [int(mixer.book.ids[0])] * 3 + [10_000] * 2
     explanation = mixer.choose(request).explanation
@@ -191,9 +192,9 @@ def test_contracts_at_their_cap_are_shown_no_more() -> None:
 
 def test_contracts_that_do_not_target_the_visitor_or_are_filtered_do_not_play() -> None:
     mixer = small_mixer({"kind": 1.0})
-    column = mixer.book.eligible[:, 0]
+    column = mixer.book.contracts.eligible[:, 0]
     cell = int(np.flatnonzero(~column)[0])
-    ages = mixer.book.ages
+    ages = mixer.book.visitors[2]
     other = request_of(mixer.book, contracts=1, region=cell // (2 * ages), gender=cell // ages % 2, age=cell % ages)
     assert mixer.choose(other).kind == 1
     assert mixer.choose(request_of(mixer.book, contracts=1, filters=[1, 0, 0, 0])).kind == 1
@@ -214,7 +215,7 @@ def test_of_more_bids_than_slots_the_highest_stay() -> None:
 @pytest.mark.parametrize(("rate", "theta"), [(0.3, 1.0), (1.0, 0.6), (0.5, 0.4), (0.0, 1.0)])
 def test_rate_and_theta_are_probabilities(rate: float, theta: float) -> None:
     mixer = small_mixer({"kind": 1.0}, seed=11)
-    mixer.book.limit[0] = 1e9
+    mixer.book.contracts.cap[0] = 1e9
     ad = int(mixer.book.ids[0])
     mixer.control(Control([ad], [rate], [theta]))
     request, count = request_of(mixer.book, contracts=1), 4000

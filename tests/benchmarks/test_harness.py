@@ -19,11 +19,11 @@ def test_a_command_is_recorded_without_places_of_the_machine(
     file = tmp_path / "figures.json"
     for json_words in (["--json", str(file)], [f"--json={file}"]):
         words = ["program", "--seeds", "3", *json_words, "--peer-python", "/usr/bin/python3", "--peer", "sb3=/a/python"]
-        monkeypatch.setattr(harness, "module", lambda: "benchmarks.plan")
+        monkeypatch.setattr(harness, "module", lambda: "benchmarks.pool")
         monkeypatch.setattr(harness.sys, "argv", words)
         harness.save(file, {"figure": 1})
         assert json.loads(file.read_text())["command"] == (
-            "python -m benchmarks.plan --seeds 3 --peer-python PYTHON_OF_THE_PEER --peer sb3=PYTHON_OF_THE_PEER"
+            "python -m benchmarks.pool --seeds 3 --peer-python PYTHON_OF_THE_PEER --peer sb3=PYTHON_OF_THE_PEER"
         )
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ddrl.channels import MessageLane
-from ddrl.channels.message_lane import PIECE, ROWS
+from ddrl.channels.lane import PIECE, ROWS
 from ddrl.core.errors import ChannelError
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddrl.core.errors import CheckpointError
-from ddrl.core.layouts import ALIGNMENT, ParameterLayout
-from ddrl.core.rows import row_schema
+from ddrl.core.rows import ALIGNMENT, ParameterLayout, row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)

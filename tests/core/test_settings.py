@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.settings import (
     apply_overrides,
     config_from_toml,
@@ -81,6 +80,10 @@ class CountingSettings:
     number: int = setting(7, "things", "How many.", ge=1)
 
 
+class R2D2:
+    name = "r2d2"
+
+
 class Counting:
     name = "counting"
     Settings = CountingSettings
@@ -133,3 +136,34 @@ def test_the_config_of_an_earlier_run_is_read_without_the_slices_it_names():
         config.section("absent")
     with pytest.raises(ConfigError, match=r"there is no section 'absent' \(nor a package ddrl\.absent"):
         load_config(None, ["absent.size=3"])
+
+
+def test_removed_settings_of_an_earlier_run_are_dropped_where_nothing_changes():
+    text = "[run]\nseed = 3\nkeep_checkpoints = 3\n[learner.r2d2]\neta = 0.9\nunits = 8\n"
+    config = config_from_toml(text, "an earlier run")
+    assert config.run.seed == 3
+    assert config.tables == {"learner.r2d2": {"units": 8}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[run]\nkeep_checkpoints = 9\n", r"run.keep_checkpoints = 9 was removed, 3 is in force: .* copy those"),
+        ("[learner.r2d2]\neta = 0.5\n", r"learner.r2d2.eta = 0.5 was removed, 0.9 is in force: derive a class"),
+        ("[cluster]\nscheme = 'two_tree'\n", "set cluster.scheme = benchmarks.distribution.schemes:TwoTree"),
+    ],
+)
+def test_a_run_whose_removed_setting_mattered_is_read_but_not_resumed(text, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        config_from_toml(text, "an earlier run")
+    assert config_from_toml(text, "an earlier run", reading=True).run == Config().run
+    (tmp_path / "task.toml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_config(tmp_path / "task.toml")
+
+
+def test_a_removed_setting_cannot_be_set():
+    with pytest.raises(ConfigError, match=r"--set run\.keep_checkpoints=3: the setting 'run\.keep_checkpoints' was"):
+        load_config(None, ["run.keep_checkpoints=3"])
+    with pytest.raises(ConfigError, match=r"'learner\.r2d2\.eta' was removed: derive"):
+        plugin_settings(load_config(None, ["learner.r2d2.eta=0.9"]), "learner", R2D2)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddrl.core.errors import ConfigError
-from ddrl.core.rows import RowKind, RowSchema, row_schema
+from ddrl.core.rows import RowKind, RowSchema, TransitionBuilder, row_schema, transition_columns
 from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
-from ddrl.core.transitions import TransitionBuilder, transition_columns
 
 COST, HIDDEN = Column("cost", (2,), "float32", ColumnRole.REWARD), Column("hidden", (2,), "float32", ColumnRole.STATE)
 SCHEMA = row_schema(EnvSpec("x", ArraySpec((2,), "float32"), 2), [Column("logp"), COST, HIDDEN])

@@ -9,8 +9,8 @@ from ranks import RANK, SIZE, Host, report
 
 from ddrl.channels.mailbox import checksum
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.layouts import ParameterLayout
-from ddrl.distribution.transport.codec import make_codec
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution.codecs import make_codec
 
 LAYOUT = ParameterLayout.of(
     {

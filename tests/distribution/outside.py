@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddrl.core.fields import setting
-from ddrl.distribution.plans.building import whole_models
-from ddrl.distribution.plans.scheme import Scheme
+from ddrl.core.config import setting
+from ddrl.distribution.schemes import Scheme, whole_models
 
 
 class Hops(Scheme):

@@ -8,8 +8,7 @@ import sys
 import numpy as np
 from mpi4py import MPI
 
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
@@ -298,7 +297,7 @@ def closed():
     using, sealed, used, early, sent, turn, waits, published = {"version": -1}, [], [], 0, -1, 0, 0, -1
     host = Host(
         1000,
-        ClusterConfig(scheme="binomial", versions_in_flight=3, closed_loop=True),
+        ClusterConfig(scheme="postal", versions_in_flight=3, closed_loop=True),
         local={"in_use": lambda version: using["version"] >= version},
     )
     while not host.relay.finished:

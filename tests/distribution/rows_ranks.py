@@ -9,12 +9,15 @@ from ranks import RANK, ROW, Host, report
 
 from ddrl.channels.board import Command
 from ddrl.core.config import ClusterConfig
+from ddrl.distribution import relay as relay_module
+
+relay_module.UPLINK_BLOCK_BYTES = 4096  # many messages from few rows
 
 
 def rows():
     """Rows from every lane of every host while models travel, through lanes far smaller than what passes."""
     count = int(sys.argv[2])
-    config = ClusterConfig(scheme="direct", uplink_block_bytes=4096)
+    config = ClusterConfig(scheme="direct")
     pushed = {"done": False}
     host = Host(1000, config, lanes=3, local={"quiet": lambda: pushed["done"]})
     digest, left, last, broken = 0, {}, {}, 0
@@ -71,10 +74,8 @@ def row_digest(batch):
 
 def stalled():
     """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
-    import ddrl.distribution.relay as relay_module
-
     relay_module.DRAIN_SECONDS = 0.2
-    host = Host(1000, ClusterConfig(scheme="direct", uplink_block_bytes=4096))
+    host = Host(1000, ClusterConfig(scheme="direct"))
     pushed = refused = 0
     batch = np.zeros(16, ROW)
     while not host.relay.finished:

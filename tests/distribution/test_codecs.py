@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ddrl.channels.mailbox import checksum
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
-from ddrl.core.layouts import ParameterLayout
+from ddrl.core.rows import ParameterLayout
+from ddrl.distribution import codecs
 from ddrl.distribution.chunks import Bases, CodedAssembly, Coding, Encoder, Headers, SentVersions, fill_headers
 from ddrl.distribution.plan import cut_chunks
-from ddrl.distribution.transport import codec as codecs
 
 pytest.importorskip("zstandard", reason="needs the extra [codecs]")
 LAYOUT = ParameterLayout.of(

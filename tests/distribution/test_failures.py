@@ -8,7 +8,7 @@ import pytest
 
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.distribution.checks import check_cluster
+from ddrl.distribution.schemes import check_cluster
 from tests.distribution.failing_run import PLACES
 from tests.run.launch import MPI_ENVIRONMENT, TINY, ddrl, mpirun, segments_of
 from tests.sources import environment
@@ -29,7 +29,7 @@ def check(hosts, tables=None, **cluster):
         (3, {"scheme": "sharded", "shards": 4}, r"cluster\.shards \(4\) exceeds the 3 relays"),
         (3, {"scheme": "auto", "shards": 4}, r"cluster\.shards \(4\) exceeds the 3 relays"),
         (3, {"scheme": "tree", "shards": 2}, r"cluster\.shards \(2\) has no meaning for cluster\.scheme = tree"),
-        (3, {"scheme": "binomial", "chunk_bytes": 64}, r"cluster\.chunk_bytes \(64\) has no meaning"),
+        (3, {"scheme": "postal", "chunk_bytes": 64}, r"cluster\.chunk_bytes \(64\) has no meaning"),
         (3, {"scheme": "sharded", "shards": 2, "tables": {"cluster.sharded": {"relays": "preset"}}}, "both say"),
         (3, {"scheme": "tree", "tables": {"cluster.tree": {"fanout": 0}}}, "at least 1"),
         (3, {"tables": {"cluster.tree": {"width": 3}}}, r"no setting 'cluster\.tree\.width'"),

@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from ddrl._kernel import Outbox
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PlanError
 from ddrl.distribution.executor import POSTED
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.plans.scheme import PACKAGE, load_scheme, make_plan, preset_relays
+from ddrl.distribution.schemes import PACKAGE, load_scheme, make_plan, preset_relays
 from tests.waiting import PATIENCE
 
 SCHEMES = [name for name in plugins.names(PACKAGE) if hasattr(load_scheme(name), "plan")]
+SCHEMES += [BINOMIAL, TWO_TREE, SCATTER_RING]
 
 
 @st.composite
@@ -40,7 +42,7 @@ def requests(draw):
             "budgets": draw(st.one_of(st.none(), st.just([rate / 5 for rate in rates[1:]]))),
         },
         "postal": lambda: {"up": rates, "down": rates[::-1], "message_seconds": 1e-3, "latency": 1e-2},
-    }.get(scheme, lambda: {"chunk_bytes": chunk} if scheme in ("direct", "chain", "two_tree") else {})()
+    }.get(scheme, lambda: {"chunk_bytes": chunk} if scheme in ("direct", "chain", TWO_TREE) else {})()
     return scheme, hosts, nbytes, parameters
 
 
@@ -194,12 +196,12 @@ def test_relays_beyond_the_hosts_and_unknown_schemes_are_refused():
         make_plan("sharded", 3, 1000, relays=4)
     with pytest.raises(PlanError, match="cannot go through 0 relays"):
         make_plan("sharded", 3, 1000, relays=0)
-    with pytest.raises(ConfigError, match=r"cluster\.scheme \('gossip'\): known are auto, binomial"):
+    with pytest.raises(ConfigError, match=r"cluster\.scheme \('gossip'\): known are auto, chain"):
         make_plan("gossip", 3, 1000)
     with pytest.raises(PlanError, match="makes no plans of its own"):
         make_plan("auto", 3, 1000)
     with pytest.raises(PlanError, match="fanout"):
-        make_plan("binomial", 3, 1000, fanout=3)
+        make_plan("direct", 3, 1000, fanout=3)
 
 
 def test_plans_need_no_mpi():
@@ -208,8 +210,8 @@ def test_plans_need_no_mpi():
 
     code = (
         "import sys; sys.modules['mpi4py'] = None; from ddrl.core import plugins; import ddrl.distribution.relay\n"
-        "from ddrl.distribution.plans import planner, scheme\nfrom ddrl.distribution import simulator\n"
-        "for name in plugins.names(scheme.PACKAGE): scheme.load_scheme(name)\n"
+        "from ddrl.distribution import schemes\n"
+        "for name in plugins.names(schemes.PACKAGE): schemes.load_scheme(name)\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -48,9 +49,9 @@ def run(ranks, *arguments, program="ranks.py"):
     [
         ("sharded", 4, 200_000),
         ("stripes", 5, 100_001),
-        ("scatter_ring", 4, 3001),
-        ("two_tree", 5, 65_536),
-        ("binomial", 3, 64),
+        (SCATTER_RING, 4, 3001),
+        ("stripes", 5, 65_536),
+        ("postal", 3, 64),
         ("direct", 2, 1),
     ],
 )
@@ -79,7 +80,7 @@ def test_the_trainers_host_sends_one_model_and_each_host_receives_one():
         ("direct", 0, [3, 0, 0, 0]),
         ("sharded", 2, [1, 1, 1, 0]),
         ("sharded", 1, [1, 2, 0, 0]),
-        ("binomial", 0, [2, 1, 0, 0]),
+        (BINOMIAL, 0, [2, 1, 0, 0]),
     ],
 )
 def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies):
@@ -158,7 +159,7 @@ def test_in_a_closed_loop_no_version_leaves_before_all_rollouts_use_the_last():
 
 @pytest.mark.parametrize(
     ("codec", "scheme"),
-    [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", "scatter_ring")],
+    [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", SCATTER_RING)],
 )
 def test_coded_models_arrive_as_they_should_and_as_fewer_bytes(codec, scheme):
     pytest.importorskip("zstandard", reason="needs the extra [codecs]")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import PlanError
-from ddrl.core.layouts import ALIGNMENT
+from ddrl.core.rows import ALIGNMENT
 from ddrl.distribution.chunks import Assembly, Headers, write_headers
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, cut_by_weight, cut_chunks, cut_evenly
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from ddrl.distribution import simulator as costs
-from ddrl.distribution.plans.planner import choose_best
-from ddrl.distribution.plans.scheme import Situation, make_plan
+from ddrl.distribution.schemes import Situation, choose_best, make_plan
 from ddrl.distribution.simulator import Network, simulate
 
 RATE, MODEL = 1e6, 64 * 4000
@@ -25,11 +25,11 @@ def seconds(scheme, hosts, a=0.0, **parameters):
 def test_schemes_with_a_closed_form_take_that_long(a):
     at = (15, MODEL, RATE, a)
     assert seconds("direct", 15, a) == pytest.approx(costs.direct_seconds(*at))
-    assert seconds("binomial", 15, a) == pytest.approx(costs.binomial_seconds(*at))
+    assert seconds(BINOMIAL, 15, a) == pytest.approx(costs.binomial_seconds(*at))
     assert seconds("tree", 15, a, fanout=3, depth=2) == pytest.approx(costs.tree_seconds(*at, 3, 2))
     assert seconds("chain", 15, a, chunk_bytes=6400) == pytest.approx(costs.chain_seconds(*at, 40))
     assert seconds("sharded", 15, a, relays=5) == pytest.approx(costs.sharded_seconds(*at, 5), rel=0.15)
-    assert seconds("scatter_ring", 15, a) == pytest.approx(costs.ring_seconds(*at), rel=0.15)
+    assert seconds(SCATTER_RING, 15, a) == pytest.approx(costs.ring_seconds(*at), rel=0.15)
 
 
 def test_pipelined_schemes_come_near_the_bound_as_chunks_shrink():
@@ -65,7 +65,7 @@ def test_streaming_overlaps_models_and_closed_loop_does_not():
 @settings(max_examples=60)
 @given(
     st.integers(1, 12),
-    st.sampled_from(["direct", "binomial", "chain", "scatter_ring", "two_tree", "sharded", "stripes"]),
+    st.sampled_from(["direct", BINOMIAL, "chain", SCATTER_RING, TWO_TREE, "sharded", "stripes"]),
     st.data(),
 )
 def test_no_plan_beats_the_bound_and_every_message_is_sent_once_a_model(hosts, scheme, data):

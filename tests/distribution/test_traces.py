@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.distribution.traces import merge_traces
-from ddrl.distribution.plans.scheme import make_plan
+from ddrl.distribution.schemes import make_plan
 
 
 def test_notes_of_all_hosts_become_sends_in_seconds_from_the_first():

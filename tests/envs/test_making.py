@@ -17,8 +17,7 @@ from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env, probe_spec
 from ddrl.envs.atari import AtariVectorEnv
-from ddrl.envs.loop import LoopVectorEnv
-from ddrl.envs.native import NativeVectorEnv
+from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv
 
 HERE = __name__
 FIRST_MISSING = "flax" if importlib.util.find_spec("jax") else "jax"  # of what gymnasium's phys2d imports

@@ -119,7 +119,7 @@ class Priced:
     ],
 )
 def test_columns_that_break_the_spec_are_refused(columns: dict[str, Any], words: str) -> None:
-    from ddrl.envs.checked import CheckedVectorEnv
+    from ddrl.envs.vectors import CheckedVectorEnv
 
     env, inner = None, Priced()
     env = CheckedVectorEnv(inner, "priced")

@@ -29,7 +29,6 @@ from ddrl.run.__main__ import main
 from ddrl.run.pool.lending import Lender
 from ddrl.run.process import fix_order_of_sums
 from ddrl.run.training import Move
-from ddrl.testing import fakegpu
 from tests.learner import (
     continuous_cases,
     learner_cases,
@@ -39,6 +38,7 @@ from tests.learner import (
     test_queue_networks,
 )
 from tests.run.launch import TINY, settings
+from tests.testing import fakegpu
 
 DEVICE = os.environ["DDRL_TEST_DEVICE"]
 FAKE = DEVICE == "fake"

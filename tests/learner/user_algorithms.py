@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.acting.choosers.epsilon_greedy import EpsilonGreedy
+from ddrl.acting.choosers import EpsilonGreedy
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.metrics import Metric
 from ddrl.core.specs import Column, EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddrl.core.algorithm import Declaration, Experience
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.metrics import Metric
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss

@@ -46,11 +46,3 @@ def test_a_pool_without_a_lease_says_so(tmp_path):
     record = read_pool(tmp_path / "p")
     for figure in (plots.pool_gantt(record), plots.pool_waits(record), plots.pool_bounds(record)):
         assert figure.layout.annotations
-
-
-def test_errors_of_predictions_are_drawn_with_the_spread_of_repeats():
-    row = {"case": "a", "figure": "makespan [s]", "error": -0.04, "spread": 0.02}
-    (trace,) = plots.predicted_beside_measured({"cases": [row]}).data
-    assert list(trace.y) == [-0.04]
-    assert list(trace.error_y.array) == [0.01]
-    assert plots.predicted_beside_measured({}).layout.annotations

@@ -11,8 +11,7 @@ from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import AreasConfig, Config, LearnerConfig, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
-from ddrl.core.rows import RowKind
-from ddrl.core.transitions import transition_columns
+from ddrl.core.rows import RowKind, transition_columns
 from ddrl.replay.sources import AreaSource, PoolSource, make_source
 from tests.replay.test_sources import SCHEMA, episode
 

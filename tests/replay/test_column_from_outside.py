@@ -12,7 +12,7 @@ import numpy as np
 from ddrl.channels import Lane, StepWriter
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Column, EnvSpec, EnvStep
-from ddrl.envs.checked import CheckedVectorEnv
+from ddrl.envs.vectors import CheckedVectorEnv
 from ddrl.replay import ExperienceReplay
 
 OBSERVATION = ArraySpec.record({"place": ArraySpec((2,), "float32"), "goal": ArraySpec((), "uint8")})

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddrl.core.config import setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.rows import row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec

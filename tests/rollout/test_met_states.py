@@ -6,8 +6,8 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.specs import EnvSpec
-from ddrl.rollout import met_states
-from ddrl.rollout.met_states import meet_states
+from ddrl.rollout import evaluation as met_states
+from ddrl.rollout.evaluation import meet_states
 from tests.acting.networks import make_mlp, random_vector
 from tests.rollout.test_evaluation import Lengths
 

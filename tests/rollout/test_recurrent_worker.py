@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.channels.board import Board
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Counters
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config, LearnerConfig, RolloutConfig
 from ddrl.core.rows import row_schema

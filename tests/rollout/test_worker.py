@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.channels.board import Board, Command
-from ddrl.channels.counters import Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.board import Board, Command, Counters
+from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox
-from ddrl.channels.step_writer import StepWriter
 from ddrl.core.config import EnvConfig, RolloutConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.rows import RowKind, row_schema
 from ddrl.envs import make_vector_env
-from ddrl.envs.loop import LoopVectorEnv
+from ddrl.envs.vectors import LoopVectorEnv
 from ddrl.rollout.worker import Place, RolloutWorker
 from tests.acting.networks import make_mlp, mlp_values, random_vector
 

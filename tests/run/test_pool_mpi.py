@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name, unlink_run
 from ddrl.core.errors import ConfigError
 from ddrl.core.roles import Role

@@ -32,12 +32,13 @@ def test_it_ends_when_its_seconds_are_over_long_before_its_steps_are(tmp_path: P
 
 
 def test_a_checkpoint_is_taken_every_period_and_the_newest_stay(tmp_path: Path) -> None:
-    run = start(tmp_path / "run", "run.checkpoint_period=200", "run.keep_checkpoints=2")
+    run = start(tmp_path / "run", "run.checkpoint_period=200")
     go_to_the_end(run)
     assert run.task.reason is Reason.MAX_ENV_STEPS
     assert run.task.training.state.cuts == 4  # the last one at the end
     folders = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert folders == ["000000000600", "000000000800"]
+    assert len(folders) == 3
+    assert folders[1:] == ["000000000600", "000000000800"]
 
 
 def test_the_best_policy_is_confirmed_by_further_episodes_at_the_end(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddrl.channels.board import Board
-from ddrl.channels.counters import Counters
+from ddrl.channels.board import Board, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.algorithm import Declaration

@@ -12,7 +12,7 @@ from torch import nn
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
-from ddrl.testing import fakegpu
+from tests.testing import fakegpu
 
 fakegpu.install(devices=2)
 

@@ -13,7 +13,7 @@ import numpy as np
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizer import AwaitsAll
 from ddrl.balance.sizes import Sizes, fractions_at, proportional_sizes, water_level
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ddrl.balance.node_state import FIRST, NodeState
 from ddrl.balance.objectives import check_weights, rewards
 from ddrl.balance.sizes import Floats, Sizes, balanced_sizes, proportional_sizes
 from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES, ValueNetwork
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from ddrl.balance.cluster import Cluster, Observation
 from ddrl.balance.sizer import AwaitsAll
 from ddrl.balance.sizes import Sizes, proportional_sizes
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.algorithm import Declaration, Experience
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec

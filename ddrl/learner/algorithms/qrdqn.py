@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss

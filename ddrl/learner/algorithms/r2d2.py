@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import ActingInput, Declaration, Experience
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+ETA = 0.9  # share of the largest error in a sequence's priority (sec. 2.3)
+
+
 @dataclass(frozen=True)
 class R2D2Settings:
     """Sequences and the recurrent network."""
@@ -31,7 +33,6 @@ class R2D2Settings:
     length: int = setting(20, "records", "Positions of a sequence that are learned from.", ge=1)
     burn_in: int = setting(10, "records", "Positions before them that only renew the recurrent state.", ge=0)
     units: int = setting(64, "units", "Width of the LSTM's state.", ge=1)
-    eta: float = setting(0.9, "", "Share of the largest error in a sequence's priority.", ge=0, le=1)
     rescaling: float = setting(1e-3, "", "epsilon of the value rescaling h.", ge=0)
 
 
@@ -96,7 +97,7 @@ class R2D2:
         count = used.sum(dim=1).clamp(min=1)
         loss = (batch.weight * (0.5 * error.square()).sum(dim=1) / count).mean()
         size = error.detach().abs()
-        priority = settings.eta * size.amax(dim=1) + (1 - settings.eta) * size.sum(dim=1) / count
+        priority = ETA * size.amax(dim=1) + (1 - ETA) * size.sum(dim=1) / count
         return Loss(loss, priority, {"td_error": size.sum() / used.sum().clamp(min=1), "q_mean": q_taken})
 
     def acting(self) -> Acting:

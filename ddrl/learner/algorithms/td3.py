@@ -16,9 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.fields import setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import NETWORKS, EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss

@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.pool.policy import Policy, Request
 
 _NEW_WEIGHT = 0.3  # of the newest round in the mean round's exponential average

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddrl.core.fields import setting
+from ddrl.core.config import setting
 from ddrl.pool.policy import Policy, Request
 
 

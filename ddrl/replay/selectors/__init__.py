@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core import plugins
-from ddrl.core.config import Config
-from ddrl.core.fields import setting
+from ddrl.core.config import Config, setting
 from ddrl.core.settings import plugin_settings
 
 PACKAGE = "ddrl.replay.selectors"

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError
-from ddrl.core.rows import STATE, RowSchema
-from ddrl.core.transitions import TransitionBuilder
+from ddrl.core.rows import STATE, RowSchema, TransitionBuilder
 from ddrl.replay.batches import Transitions
 from ddrl.replay.rate_limiter import RateLimiter
 

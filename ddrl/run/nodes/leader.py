@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddrl.balance.collection import Verdict
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import CounterRow
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.distribution.waits import nothing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import CounterRow
 from ddrl.distribution.waits import rest
 from ddrl.run.nodes.bells import Bells
 from ddrl.run.nodes.messages import VECTOR, receive

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddrl.channels.board import Command
-from ddrl.channels.counters import CounterRow
+from ddrl.channels.board import Command, CounterRow
 from ddrl.core.errors import ChannelError, DdrlError, NetworkError
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.waits import rest

@@ -22,8 +22,8 @@ from typing import Any
 from ddrl.channels.segment import segment_name
 from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.core.decoding import read_json
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
+from ddrl.core.files import read_json
 from ddrl.core.settings import apply_overrides, config_tree, load_config, plugin_settings
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.pool.devices import Device, check_devices, parse_devices

@@ -1,0 +1,227 @@
+"""How long tasks take to be solved: whole processes of ddrl's algorithms and of peers, seed by seed in turn, each saved
+policy judged by further episodes.
+
+    python -m benchmarks.learning.solve cartpole --contenders dqn sb3 --peer sb3=PYTHON --seeds 10
+
+ddrl's time is everything from starting the process to its end: imports, evaluation, confirmation and saving included. A
+peer's is its whole process less its evaluation and confirmation episodes, so ratios err in the peer's favor. Runs are
+serial, and so the same for the same seed, but for CartPole's, whose seconds count. Each run is saved as it ends, and a
+run that was saved before with the same settings is kept: the benchmark can be interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS, Timing, arguments, print_table, ratios, save
+from ddrl.run.cli import tasks
+from ddrl.telemetry import Run
+
+PEERS = Path(__file__).parents[1] / "peers"
+CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
+COLUMNS = ("seed", "solved", "reached", "confirmed_mean", "env_steps", "seconds", "processor_seconds")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, and when it counts as solved. The first algorithm is the one that the others are compared with."""
+
+    solved: float  # mean return of the confirming episodes
+    target: float  # what a run's own evaluations must reach to end it, so that fresh episodes confirm `solved`
+    algorithms: tuple[str, ...]
+    peers: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # words of a peer's command
+    options: tuple[str, ...] = ("--serial",)
+
+
+SB3 = "sb3_solve.py"
+CASES = {
+    "cartpole": Case(475, 490, ("dqn", "c51", "qrdqn", "iqn", "pqn"), {"sb3": (SB3, "SEED", "cartpole")}, ()),
+    "cartpole_pqn": Case(475, 490, ("pqn", "no_updates"), {"cleanrl": ("cleanrl_pqn.py", "CLEANRL", "SEED")}, ()),
+    "lunarlander": Case(
+        200,
+        230,
+        ("dqn", "qrdqn", "c51", "iqn"),
+        {
+            "sb3": (SB3, "SEED", "lunarlander"),
+            "sb3_qrdqn": (SB3, "SEED", "lunarlander_qrdqn"),
+            "tianshou_c51": ("tianshou_c51.py", "SEED", "lunarlander_c51"),
+        },
+    ),
+    "lunarlander_continuous": Case(
+        200,
+        230,
+        ("d4pg", "td3"),
+        {name: (SB3, "SEED", f"lunarlander_continuous_{name[4:]}") for name in ("sb3_td3", "sb3_tqc")},
+    ),
+    "pendulum": Case(-160, 0, ("d4pg", "td3"), {"sb3_td3": (SB3, "SEED", "pendulum_td3")}),
+    "acrobot": Case(-100, -90, ("dqn",)),
+    "mountaincar": Case(-110, -105, ("dqn",)),
+}
+NO_UPDATES = ["run.max_env_steps=100"]  # PQN's first batch takes more: what is left is the start and the end of a run
+
+
+def run_ddrl(
+    task: str,
+    seed: int,
+    target: float,
+    overrides: Sequence[str] = (),
+    *,
+    episodes: int = 100,
+    launcher: Sequence[str] = (),
+    curve: bool = False,
+    kept: Path | None = None,
+) -> dict[str, Any]:
+    """Run `task` with `overrides` (settings, or options such as --serial) until its evaluation reaches `target`, then
+    judge the saved policy by `episodes` episodes (not timed).
+
+    Returns seconds of the whole process, those of processors that it and its children took, env_steps, updates,
+    whether the target was `reached`, the `confirmed_mean`, the trainer's shares of wall time, and with `curve` the
+    evaluations. A long run may be `kept` in a folder and be continued there; it shows its progress, and both kinds of
+    seconds are those of its last part."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = kept or Path(folder) / "run"
+        begun = (run / "run.json").exists()
+        settings = [f"run.target_return={target}", *overrides]
+        if not begun:
+            settings += [f"run.seed={seed}", f"run.dir={run}"]
+        command = [*launcher, sys.executable, "-m", "ddrl.run", *(["--resume", str(run)] if begun else [task])]
+        for setting in settings:
+            command += [setting] if setting.startswith("--") else ["--set", setting]
+        begin = time.perf_counter()
+        processor = _processor_seconds()
+        shown = None if kept else subprocess.PIPE
+        done = subprocess.run(command, stdout=shown, stderr=shown, text=True)
+        seconds = time.perf_counter() - begin
+        processor = _processor_seconds() - processor
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr or ''}")
+        summary = json.loads((run / "summary.json").read_text())
+        judge = [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", str(episodes), "--json"]
+        judge += ["--seed", str(CONFIRMING_SEED + seed)]
+        judged = subprocess.run(judge, capture_output=True, text=True, check=True)
+        evaluations = _evaluations(run) if curve else []
+    result = {
+        "seed": seed,
+        "seconds": seconds,
+        "processor_seconds": processor,
+        "reached": "target_return" in summary["reason"],
+        "confirmed_mean": json.loads(judged.stdout)["mean"],
+    }
+    result |= {name: summary[name] for name in ("env_steps", "updates", "policy_lag", "trainer_shares", "wall_seconds")}
+    return result | ({"evaluations": evaluations} if curve else {})
+
+
+def run_peer(python: str, command: Sequence[str], seed: int) -> dict[str, Any]:
+    """One whole run of a peer's program (of benchmarks/peers): as run_ddrl's result; both kinds of seconds without its
+    evaluation and confirmation episodes."""
+    program, *words = command
+    words = [str(seed) if word == "SEED" else word for word in words]
+    begin = time.perf_counter()
+    done = subprocess.run([python, "-W", "ignore", str(PEERS / program), *words], capture_output=True, text=True)
+    wall = time.perf_counter() - begin
+    if done.returncode:
+        sys.exit(f"{program} failed under {python}:\n{done.stderr}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    return result | {"seed": seed, "seconds": wall - result["evaluation_seconds"] - result["confirmation_seconds"]}
+
+
+def _evaluations(run: Path) -> list[dict[str, float]]:
+    names = ("env_steps", "mean", "wall_seconds")
+    with Run(run) as recorded:
+        table = recorded.evaluations()
+        return [
+            dict(zip(names, map(float, row), strict=True)) for row in zip(*(table[name] for name in names), strict=True)
+        ]
+
+
+def _processor_seconds() -> float:
+    """What the children that have ended took of processors, in user and kernel mode."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def run_contender(
+    case: Case, task: str, name: str, seed: int, settings: list[str], peers: dict[str, str], cleanrl: str
+) -> dict[str, Any]:
+    """One whole run of an algorithm of ddrl's, or of a peer."""
+    if name in case.peers:
+        words = [cleanrl if word == "CLEANRL" else word for word in case.peers[name]]
+        return run_peer(peers[name], words, seed)
+    if name == "no_updates":
+        return run_ddrl(task, seed, case.target, [*settings, *NO_UPDATES], episodes=1)
+    file = f"{task}_{name}" if f"{task}_{name}" in tasks() else task
+    algorithm = [] if file in ("acrobot", "mountaincar", "cartpole_pqn") else [f"learner.algorithm={name}"]
+    return run_ddrl(file, seed, case.target, [*case.options, *algorithm, *settings], curve=True)
+
+
+def saved(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs in a file of this benchmark, by contender."""
+    figures = json.loads(path.read_text()) if path.exists() else {}
+    return {name: runs for name, runs in figures.items() if isinstance(runs, list)}
+
+
+def show(runs: dict[str, list[dict[str, Any]]], first: str) -> dict[str, Timing]:
+    """Print each contender's runs and how its seconds compare with those of `first`, seed by seed; the ratios."""
+    compared: dict[str, Timing] = {}
+    seconds = {name: {run["seed"]: run["seconds"] for run in each} for name, each in runs.items()}
+    for name, each in runs.items():
+        taken = Timing.of(list(seconds[name].values()))
+        solved = sum(run["solved"] for run in each)
+        print(
+            f"\n== {name}: solved {solved} of {len(each)}, median {taken.median:.1f} s ({taken.low:.1f} to "
+            f"{taken.high:.1f})"
+        )
+        print_table(COLUMNS, [[run.get(column, "") for column in COLUMNS] for run in each])
+        both = sorted(seconds[name].keys() & seconds.get(first, {}).keys())
+        if name != first and both:
+            ratio = ratios([seconds[first][seed] for seed in both], [seconds[name][seed] for seed in both])
+            compared[name] = ratio
+            print(f"{first} takes {ratio.median:.2f} of its time ({ratio.low:.2f} to {ratio.high:.2f}), seed by seed")
+    return compared
+
+
+def main() -> None:
+    """Run what is asked for and print all that is saved."""
+    parser = arguments("solve_CASE", __doc__.splitlines()[0])
+    parser.add_argument("case", choices=CASES, help="what is learned")
+    parser.add_argument("--contenders", nargs="*", metavar="NAME", help="algorithms and peers (the first algorithm)")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="a peer's interpreter")
+    parser.add_argument("--cleanrl", default="", metavar="FILE", help="CleanRL's cleanrl/pqn.py, for that peer")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1 (--short: 1)")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
+    options = parser.parse_args()
+    case = CASES[options.case]
+    contenders = options.contenders or [case.algorithms[0]]
+    peers = dict(word.partition("=")[::2] for word in options.peer)
+    for name in contenders:
+        if name not in case.algorithms and name not in case.peers:
+            parser.error(f"{options.case} knows {', '.join([*case.algorithms, *case.peers])}, not {name}")
+        if name in case.peers and name not in peers:
+            parser.error(f"{name} needs the interpreter of an environment that has it: --peer {name}=PYTHON")
+    path = RESULTS / f"solve_{options.case}.json" if "CASE" in options.json.name else options.json
+    for seed in range(1, 2 if options.short else options.seeds + 1):
+        for name in contenders:
+            known = saved(path).get(name, [])
+            if any(run["seed"] == seed and run["settings"] == options.overrides for run in known):
+                continue
+            run = run_contender(case, options.case, name, seed, options.overrides, peers, options.cleanrl)
+            run |= {"solved": run["confirmed_mean"] >= case.solved, "settings": options.overrides}
+            print(f"{name}, seed {seed}: {run['confirmed_mean']:.1f}, {run['seconds']:.1f} s", flush=True)
+            others = [other for other in known if other["seed"] != seed]
+            runs = saved(path) | {name: sorted([*others, run], key=lambda each: each["seed"])}
+            save(path, runs)
+    runs = saved(path)
+    save(path, {**runs, "ratios": show(runs, case.algorithms[0])})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Predictions beside measurements: `python -m benchmarks.plan`."""

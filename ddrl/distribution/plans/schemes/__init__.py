@@ -1,1 +1,0 @@
-"""The built-in schemes, one file each, found by name (`plans.scheme`)."""

@@ -1,1 +1,0 @@
-"""Running plans over MPI: the executor and what it moves, codecs, experience and tables upwards, measuring of links."""

@@ -1,1 +1,0 @@
-"""The built-in codecs, one file each, found by name (`transport.codec`)."""

@@ -1,1 +1,0 @@
-"""What users can test with. Imports torch only inside its modules; nothing else of ddrl imports it."""

@@ -1,0 +1,62 @@
+"""The runner of whole runs, with runs that only report seconds: which are made, kept, judged and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.learning import solve
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The runs that were made, by contender and seed. A peer takes twice as long as ddrl, and misses the goal."""
+    runs: list[tuple[str, int]] = []
+
+    def run(case: Any, task: str, name: str, seed: int, *_: object) -> dict[str, Any]:
+        runs.append((name, seed))
+        peer = name in case.peers
+        seconds = 10.0 * seed * (2 if peer else 1)
+        return {"seed": seed, "seconds": seconds, "confirmed_mean": 470.0 if peer else 500.0, "env_steps": 1}
+
+    monkeypatch.setattr(solve, "run_contender", run)
+    return runs
+
+
+def start(monkeypatch: pytest.MonkeyPatch, path: Path, *words: str) -> dict[str, Any]:
+    monkeypatch.setattr(solve.sys, "argv", ["solve", "cartpole", "--json", str(path), *words])
+    monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.learning.solve")
+    solve.main()
+    return json.loads(path.read_text())
+
+
+BOTH = ("--contenders", "dqn", "sb3", "--peer", "sb3=python")
+
+
+def test_contenders_take_turns_and_are_compared_seed_by_seed(made, monkeypatch, tmp_path, capsys) -> None:
+    figures = start(monkeypatch, tmp_path / "solve.json", *BOTH, "--seeds", "3")
+    assert made == [("dqn", 1), ("sb3", 1), ("dqn", 2), ("sb3", 2), ("dqn", 3), ("sb3", 3)]
+    assert figures["ratios"]["sb3"] == {"median": 0.5, "low": 0.5, "high": 0.5, "runs": 3}
+    assert [run["solved"] for run in figures["dqn"]] == [True, True, True]
+    assert [run["solved"] for run in figures["sb3"]] == [False, False, False]
+    assert "dqn takes 0.50 of its time" in capsys.readouterr().out
+
+
+def test_runs_of_the_same_settings_are_kept_and_others_are_made_again(made, monkeypatch, tmp_path) -> None:
+    path = tmp_path / "solve.json"
+    start(monkeypatch, path, "--seeds", "2")
+    start(monkeypatch, path, "--seeds", "3")
+    assert made == [("dqn", 1), ("dqn", 2), ("dqn", 3)]
+    figures = start(monkeypatch, path, "--seeds", "1", "--set", "learner.lr=0.1")
+    assert made[-1] == ("dqn", 1)
+    assert [run["settings"] for run in figures["dqn"]] == [["learner.lr=0.1"], [], []]
+
+
+def test_a_peer_without_an_interpreter_and_an_unknown_contender_are_refused(made, monkeypatch, tmp_path) -> None:
+    for words in (("--contenders", "sb3"), ("--contenders", "ppo")):
+        with pytest.raises(SystemExit):
+            start(monkeypatch, tmp_path / "solve.json", *words)
+    assert made == []
