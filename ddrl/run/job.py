@@ -377,7 +377,7 @@ class HostKeeper:
         with interrupts_held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ddrl.run.job", run_id, str(host), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 env=without_launcher(os.environ),
                 start_new_session=True,
             )
@@ -398,6 +398,8 @@ class HostKeeper:
 
     def end(self, has_members: bool = True) -> None:
         """Wait for it to end its members, which the board's command tells it; kill what takes too long."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
             self._process.wait(2 * STOP_TIMEOUT if has_members else 0.0)
         except subprocess.TimeoutExpired:
@@ -423,6 +425,7 @@ def main() -> int:
     while board.command in GOING:
         job.look(LOOK_PERIOD)
     job.end_members()
+    sys.stdin.buffer.read()  # a failure that this process has reported is there for as long as it lives
     return 0
 
 
