@@ -34,7 +34,7 @@ COULD_RUN: dict[str, Callable[[], bool]] = {
 
 
 def _has_cgroup_cpu() -> bool:
-    from ddrl.pool.slots import CpuController
+    from ddrl.pool.devices import CpuController
 
     return CpuController.find() is not None
 

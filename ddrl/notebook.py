@@ -98,7 +98,7 @@ def start(
     """Start a run and return once it writes telemetry and takes commands (at most `wait` seconds later).
 
     `task`: as on the command line, "lunarlander" or a settings file; "": the one of env.id. `settings`: {"learner.lr":
-    5e-4, ...} as after --set; they may stand alone, in the task's place. `ranks`: 0 for local processes,
+    5e-4, ...} as after --set; without a task they are given alone. `ranks`: 0 for local processes,
     else under mpirun with so many. Raises DdrlError with the run's own words where it ends at once."""
     if isinstance(task, Mapping):
         settings = {**task, **(settings or {})}
@@ -277,7 +277,7 @@ class Panel:
         self._thread.start()
 
     def refresh(self) -> bool:
-        """Draw the newest state; whether the run still goes on."""
+        """Draw the newest state; whether the run is still under way."""
         try:
             with Run(self.path) as run:
                 self._lr.value = self._lr.value or run.config.learner.lr
@@ -297,7 +297,7 @@ class Panel:
         self.command("set", "learner.lr", self._lr.value)
 
     def command(self, command: str, *arguments: Any) -> None:
-        """Send a command; the answer stands under the buttons."""
+        """Send a command; the answer is shown under the buttons."""
         try:
             with attach(self.path, timeout=10.0) as run:
                 answer = getattr(run, command)(*arguments)
@@ -308,7 +308,7 @@ class Panel:
     def _follow(self) -> None:
         waited = 0.0
         while not self._ended.wait(self._period):
-            # A run that has not begun to write looks like one that has ended: give it a minute.
+            # A run that has not begun to write cannot be told from one that has ended: give it a minute.
             waited = 0.0 if self.refresh() else waited + self._period
             if waited > (3 * self._period if (self.path / "telemetry.sqlite").exists() else 60.0):
                 return

@@ -1,4 +1,4 @@
-"""A small real pool for the notebook of pools, and sliders over its simulator. Tables out, figures by `ddrl.plots`.
+"""A small real pool for the notebook of pools, and sliders over its simulator. Tables out, figures by `ddrl.pool.plots`.
 
 Used by the notebook beside it alone. The sliders need ipywidgets."""
 
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddrl import plots
 from ddrl.core.errors import MissingExtraError, PoolError
-from ddrl.pool.equal_tasks import steady_shares, typical_task
-from ddrl.pool.reading import PoolRecord, read_pool
+from ddrl.pool.plots import busy_against_tasks
+from ddrl.pool.records import PoolRecord, read_pool
+from ddrl.pool.simulator import steady_shares, typical_task
 
 TASK = """
 [run]
@@ -57,7 +57,7 @@ def run_pool(
 
 
 def measured_point(record: PoolRecord) -> dict[str, tuple[float, float]]:
-    """The pool itself, as a point of `plots.busy_against_tasks`."""
+    """The pool itself, as a point of `busy_against_tasks`."""
     return {"this pool, measured": (float(len(record.tasks)), typical_task(record).busy_per_wall)}
 
 
@@ -73,7 +73,7 @@ def pool_sliders(record: PoolRecord) -> Any:
     def draw(most: int, duty: float, devices: int, variation: float) -> None:
         tasks = range(1, most + 1)
         shares, bound = steady_shares(tasks, duty=duty, devices=devices, variation=variation)
-        display(plots.busy_against_tasks(tasks, {"simulated, fair": shares}, bound, measured_point(record)))
+        display(busy_against_tasks(tasks, {"simulated, fair": shares}, bound, measured_point(record)))
 
     def slider(kind: Any, words: str, low: float, high: float, value: float, step: float) -> Any:
         return kind(

@@ -40,7 +40,7 @@ def test_the_package_keeps_them(copy):
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("replay/rate_limiter.py", "import ddrl.rollout.worker", "Stages are siblings"),
+        ("replay/pacing.py", "import ddrl.rollout.worker", "Stages are siblings"),
         ("channels/board.py", "import ddrl.replay", "Stages are siblings"),
         ("acting/model.py", "import ddrl.rollout", "Stages are siblings"),
         ("core/roles.py", "import ddrl.channels", "Stages are siblings"),

@@ -59,6 +59,14 @@ def test_help_lists_every_setting_with_type_default_and_unit():
         assert info.doc in line
 
 
+def test_the_predictions_of_earlier_versions_say_where_they_went():
+    done = python("-m", "ddrl.plan", "runs/NAME", "--tasks", "3..8")
+    assert done.returncode == 2
+    assert not done.stdout
+    assert "ddrl.pool.simulator" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_help_is_one_screen_with_twenty_settings():
     done = python("-m", "ddrl.run", "--help", "pong")
     assert done.returncode == 0, done.stderr

@@ -30,8 +30,7 @@ from ddrl.core.files import decode
 from ddrl.core.settings import config_from_toml
 from ddrl.learner import snapshot
 from ddrl.pool import control
-from ddrl.pool.reading import read_pool
-from ddrl.pool.traces import generate, read_traces, write_traces
+from ddrl.pool.records import generate, read_pool, read_traces, write_traces
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
 from tests.admix.material import request_of, small_mixer

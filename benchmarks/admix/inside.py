@@ -134,7 +134,7 @@ class Inside:
         """At most `most` updates, as far as samples_per_insert allows; how many."""
         done = 0
         learner = self.learner
-        while done < most and self.source.ready():
+        while done < most and self.source.pacing.ready():
             batch = self.source.sample()
             steps = []
             for part in learner.parts:

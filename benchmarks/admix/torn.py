@@ -30,9 +30,9 @@ BLOCKS = 4
 BATCH = 8
 
 
-def write_for_ever(name: str, guard: str) -> None:
+def write_for_ever(name: str) -> None:
     """The writer: blocks of one number each, without a pause."""
-    area = SampleArea.attach(name, COLUMNS, BLOCK, guard)  # type: ignore[arg-type]
+    area = SampleArea.attach(name, COLUMNS, BLOCK)
     samples = {one.name: np.zeros((BLOCK, *one.shape), one.dtype) for one in COLUMNS}
     print("ready", flush=True)
     number = 0
@@ -45,19 +45,14 @@ def write_for_ever(name: str, guard: str) -> None:
 
 def read(guard: str, reads: int, seconds: float) -> dict[str, Any]:
     """`reads` reads, or as many as fit into `seconds`."""
-    area = SampleArea.create(
-        segment_name(f"torn{uuid.uuid4().hex[:8]}", 0, "area"),
-        COLUMNS,
-        BLOCK,
-        BLOCKS,
-        guard,  # type: ignore[arg-type]
-    )
-    command = [sys.executable, "-m", "benchmarks.admix.torn", "--write", str(area.name), guard]
+    name = segment_name(f"torn{uuid.uuid4().hex[:8]}", 0, "area")
+    area = SampleArea.create(name, COLUMNS, BLOCK, BLOCKS, spare=int(guard == "generations"))
+    command = [sys.executable, "-m", "benchmarks.admix.torn", "--write", name]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert writer.stdout is not None
         writer.stdout.readline()
-        counts = _read(area, reads, seconds)
+        counts = _read(area, guard == "flag", reads, seconds)
     finally:
         writer.kill()
         writer.wait()
@@ -66,11 +61,10 @@ def read(guard: str, reads: int, seconds: float) -> dict[str, Any]:
     return {"guard": guard, "block": BLOCK, "blocks": BLOCKS, "batch": BATCH, **counts}
 
 
-def _read(area: SampleArea, reads: int, seconds: float) -> dict[str, Any]:
+def _read(area: SampleArea, flag: bool, reads: int, seconds: float) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     picks = rng.integers(0, BLOCK * BLOCKS, (4096, BATCH))
     full = area.slots
-    flag = area.guard == "flag"
     done = overlapping = batches = thrown_away = torn = torn_reads = unreadable = 0
     begin = time.perf_counter()
     while done < reads:
@@ -107,7 +101,7 @@ def _read(area: SampleArea, reads: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--write"]:
-        write_for_ever(sys.argv[2], sys.argv[3])
+        write_for_ever(sys.argv[2])
     parser = arguments("admix_torn", __doc__ or "")
     parser.add_argument("--reads", type=int, default=10_000_000, help="reads with each guard (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=170.0, help="most seconds for each guard")

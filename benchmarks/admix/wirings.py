@@ -28,10 +28,10 @@ from ddrl.telemetry import Run
 
 AREAS = ("replay.source=areas", "rollout.refresh=write")
 WIRINGS = {
-    "serial, pool": ("--serial", "replay.source=pool", "replay.capacity=10000"),
+    "serial, pool": ("--serial", "replay.source=benchmarks.admix.sources:RandomPool", "replay.capacity=10000"),
     "lanes and replay": (),
     "areas, generations": AREAS,
-    "areas, plain flag": (*AREAS, "areas.guard=flag"),
+    "areas, plain flag": ("replay.source=benchmarks.admix.sources:PlainFlag", "rollout.refresh=write"),
 }
 LEARNED = ("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds")
 

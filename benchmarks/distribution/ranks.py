@@ -33,7 +33,7 @@ from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import PaceWatch
-from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
+from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay, slots_needed
 from ddrl.distribution.waits import wait
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
@@ -41,7 +41,7 @@ ROW = np.dtype([("payload", np.uint8, (64,))])
 
 def host(
     comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, codec: str, manifest: str
-) -> tuple[RootRelay | HostRelay, Mailbox, Board, Membership]:
+) -> tuple[Relay, Mailbox, Board, Membership]:
     """A relay over private memory."""
     config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight, codec=codec)
     layout = ParameterLayout.from_json(manifest.encode()) if manifest else None
@@ -54,9 +54,9 @@ def host(
     membership = Membership(comm)
     whole = Config(cluster=config)
     relay = (
-        HostRelay(membership, whole, local, trace=trace)
+        host_relay(membership, whole, local, trace=trace)
         if comm.rank
-        else RootRelay(membership, whole, local, lanes=lanes, trace=trace)
+        else root_relay(membership, whole, local, lanes=lanes, trace=trace)
     )
     return relay, mailbox, board, membership
 
@@ -66,7 +66,7 @@ def meet(comm: MPI.Comm) -> None:
     wait([comm.Ibarrier()])
 
 
-def notes(relay: RootRelay | HostRelay) -> list[Any]:
+def notes(relay: Relay) -> list[Any]:
     """What the relay's last executor noted, where it was asked to."""
     return list(relay.models.executor.traffic.trace) if relay.models.executor is not None else []
 
@@ -100,7 +100,6 @@ def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
         comm.gather(sent)
         comm.gather(notes(relay))
         return
-    assert isinstance(relay, RootRelay)
     root = Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None)
     save = out["save"]
     root.sender._watch = PaceWatch(math.inf)  # the case says what is used

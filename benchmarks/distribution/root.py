@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ddrl.channels.mailbox import Mailbox
 from ddrl.distribution.models import PaceWatch
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.relay import RootRelay
+from ddrl.distribution.relay import Relay
 from ddrl.distribution.schemes import Choice, Situation, choose_best
 from ddrl.distribution.waits import wait
 
@@ -52,7 +52,7 @@ class Root:
     """Drives the root's relay: publishes versions one after another, and notes when each began and ended."""
 
     def __init__(
-        self, comm: MPI.Comm, relay: RootRelay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None
+        self, comm: MPI.Comm, relay: Relay, mailbox: Mailbox, versions: NDArray[np.uint8] | None = None
     ) -> None:
         self.comm = comm
         self.relay = relay
@@ -73,7 +73,7 @@ class Root:
     @property
     def sender(self) -> Any:
         """The relay's end that sends."""
-        return self.relay.sender
+        return self.relay.models
 
     def plan(self, case: dict[str, Any]) -> tuple[Choice, float]:
         """Let the case's plan stand everywhere; it, and the seconds that this took."""

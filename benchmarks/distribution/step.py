@@ -43,7 +43,7 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     from mpi4py import MPI
 
     from ddrl.distribution.membership import Membership
-    from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
+    from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay, slots_needed
 
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
@@ -62,7 +62,7 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     local = LocalHost(mailbox, readers, board, counters.row(0), ROW)
     membership = Membership(comm)
     config = Config(cluster=CONFIG)
-    relay = RootRelay(membership, config, local, lanes=lanes) if root else HostRelay(membership, config, local)
+    relay = root_relay(membership, config, local, lanes=lanes) if root else host_relay(membership, config, local)
     pids = comm.gather(os.getpid())
     if root:
         Path(told).write_text(json.dumps(pids))
@@ -70,10 +70,10 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     sent = confirmed = 0
     while not relay.finished:
         relay.step()
-        if isinstance(relay, RootRelay):
-            sent = relay.sender.sent_version
-            confirmed = confirmed + len(relay.sender.confirms)
-            relay.sender.confirms.clear()
+        if isinstance(relay, Relay):
+            sent = relay.models.sent_version
+            confirmed = confirmed + len(relay.models.confirms)
+            relay.models.confirms.clear()
             board.values[0], board.values[1] = sent, confirmed / max(1, comm.size - 1)
     membership.leave()
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.microbatch.work import SPEC, batch_of, config_of, lessons_of
 from ddrl.learner import Learner
-from ddrl.pool.slots import CpuController, QuotaGroup
+from ddrl.pool.devices import CpuController, QuotaGroup
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from ddrl.core.config import Config
 from ddrl.distribution.waits import wait
 from ddrl.learner import Learner
 from ddrl.learner.exchange import Exchange, weighted_mean
-from ddrl.pool.slots import CpuController, QuotaGroup
+from ddrl.pool.devices import CpuController, QuotaGroup
 from ddrl.run.nodes.leader import Leader
 from ddrl.run.nodes.worker import serve
 

@@ -34,8 +34,8 @@ _NAMED = {
         ),
         (
             "lag is counted from the next version",
-            "self.lag.consumed(self.source.versions(batch), self.state.policy_version,",
-            "self.lag.consumed(self.source.versions(batch), self.state.policy_version + 1,",
+            "self.lag.consumed(used.versions, self.state.policy_version,",
+            "self.lag.consumed(used.versions, self.state.policy_version + 1,",
         ),
         ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
         ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
@@ -58,8 +58,7 @@ _NAMED = {
         ("a damaged file passes", "if actual != digest:", "if False:"),
     ),
     "run/task.py": (
-        ("a resumed run has an empty replay", "source.load(resume.path)", "pass"),
-        ("a resumed run owes other samples", 'source.load_state(resume.state["source"])', "pass"),
+        ("a resumed run has an empty replay", 'source.load(resume.path, resume.state["source"])', "pass"),
         ("checkpoints at every look", "return (env_steps // period + 1) * period", "return env_steps"),
         ("a pause is ignored", "moved = not paused and training.turn()", "moved = training.turn()"),
         (
@@ -270,7 +269,7 @@ _NAMED = {
             "torch.where(error < 0, tau, 1.0 - tau)",
         ),
     ),
-    "replay/rate_limiter.py": (
+    "replay/pacing.py": (
         ("the ratio is not kept", "return min(count, band) - self.samples_behind <= band", "return True"),
         (
             "a new ratio owes for the past",
@@ -278,7 +277,7 @@ _NAMED = {
             "pass",
         ),
     ),
-    "replay/sources/replay.py": (
+    "replay/sources.py": (
         (
             "a TD error of zero is never drawn again",
             "np.asarray(priority, np.float32) + np.float32(self._config.replay.priority_offset)",
@@ -291,7 +290,7 @@ _NAMED = {
         ),
         ("beta stays", "start + min(1.0, progress) * (1.0 - start)", "start"),
     ),
-    "replay/experience.py": (
+    "replay/replay.py": (
         (
             "n_step is 1",
             "            n_step=n_step,\n            burn_in=burn_in,\n            eviction=eviction.name",

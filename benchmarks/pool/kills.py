@@ -22,7 +22,7 @@ from benchmarks.harness import Timing
 from benchmarks.pool.real import slots, traces, write_task
 from ddrl.core.errors import DdrlError
 from ddrl.pool.control import ask
-from ddrl.pool.reading import read_plan
+from ddrl.pool.records import read_plan
 
 PATIENCE = 60.0  # [s] for a victim
 
@@ -123,7 +123,7 @@ def _see_the_others_go_on(pool: Path) -> None:
 
 def _collectors_of(pid: int) -> list[int]:
     """Living collectors: the children of the task's children that are starters."""
-    starters = [child for child in _children(pid) if "ddrl.run.rounds.starter" in _command(child)]
+    starters = [child for child in _children(pid) if "ddrl.pool.collectors" in _command(child)]
     return [child for starter in starters for child in _children(starter)]
 
 

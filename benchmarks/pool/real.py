@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddrl.pool.offline import repairman_share
+from ddrl.pool.bounds import repairman_share
 from ddrl.pool.queue import jain_index
 
 TASK = """

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddrl.pool.reading import read_pool, recorded_traces
+from ddrl.pool.records import read_pool, recorded_traces
+from ddrl.pool.setup import PoolPlan
 from ddrl.pool.simulator import simulate
-from ddrl.run.pool.plan import PoolPlan
 
 
 def compare(folder: Path) -> list[dict[str, Any]]:

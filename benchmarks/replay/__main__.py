@@ -4,7 +4,7 @@ outputs used again.
 Parts (--part, all by default; parts run apart join the same JSON):
   grid    the source's grid: 2^k episodes of 2^s records, state float32[4]; record_100 and get_5000 (windows of 8). 169
   cells, --short 9
-  plain   get_5000 and record_100 beside the module in plain Python, the kernel replaced by ddrl.replay.reference
+  plain   get_5000 and record_100 beside the module in plain Python, the kernel replaced by tests.replay.reference
   rows    state float32[8], 1 M rows, batch 256: uniform; prioritized sample and update; one row and 256 rows added
   atari   84 x 84 frames in stacks of 4, batches of 32 and 256; memory against stored stacks
   size    cost of a batch of 256 against stored steps, 10^4 to 10^8

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddrl.core.rows import schema_of
 from ddrl.core.specs import ArraySpec
-from ddrl.replay.reference import ReferenceReplay
+from tests.replay.reference import ReferenceReplay
 
 
 class RingReplay:
@@ -33,8 +33,8 @@ class RingReplay:
 
 
 class PlainReplay:
-    """The replay module with its kernel replaced by `ddrl.replay.reference`: plain Python, the same rules of recording,
-    picks and eviction. Full from the start, of `episodes` of `steps` records."""
+    """The replay module with its kernel replaced by `tests.replay.reference`: plain Python, the same rules of
+    recording, picks and eviction. Full from the start, of `episodes` of `steps` records."""
 
     def __init__(self, episodes: int, steps: int, length: int, dim: int = 4) -> None:
         schema = schema_of(ArraySpec((dim,), "float32"), ArraySpec((), "int64"))

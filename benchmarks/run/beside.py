@@ -54,7 +54,7 @@ def relay(run_id: str) -> None:
     from mpi4py import MPI
 
     from ddrl.distribution.membership import Membership
-    from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
+    from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay
 
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
@@ -67,15 +67,15 @@ def relay(run_id: str) -> None:
     local = LocalHost(mailbox, readers, board, Counters.create(None, 1).row(0), row)
     membership = Membership(comm)
     config = Config(cluster=CONFIG)
-    made = HostRelay(membership, config, local) if comm.rank else RootRelay(membership, config, local, lanes=lanes)
+    made = host_relay(membership, config, local) if comm.rank else root_relay(membership, config, local, lanes=lanes)
     pids = comm.gather(os.getpid())
     if pids is not None:
         board.values[:2] = pids
         board.ready = 1
     while not made.finished:
         made.step()
-        if isinstance(made, RootRelay):
-            made.sender.confirms.clear()
+        if isinstance(made, Relay):
+            made.models.confirms.clear()
     membership.leave()
 
 

@@ -6,10 +6,10 @@ import pandas as pd
 import streamlit as st
 import watch
 
-from ddrl import plots
 from ddrl.core.errors import DdrlError
-from ddrl.pool.equal_tasks import steady_shares, typical_task
-from ddrl.pool.reading import PoolRecord, find_pools, read_pool
+from ddrl.pool.plots import busy_against_tasks, pool_bounds, pool_gantt, pool_table, pool_waits
+from ddrl.pool.records import PoolRecord, find_pools, read_pool
+from ddrl.pool.simulator import steady_shares, typical_task
 
 LAST = {"all of it": None, "last minute": 60.0, "last 10 s": 10.0, "last 2 s": 2.0}
 MOST_TASKS = 12
@@ -41,17 +41,17 @@ def measured(record: PoolRecord, place: str) -> None:
         f"{over} after {record.seconds:.1f} s, {len(record.leases)} leases."
     )
     span = st.segmented_control("Time shown", list(LAST), default="last 10 s", key=f"span {place}")
-    watch.chart(st, plots.pool_gantt(record, last=LAST[span or "all of it"]), "gantt")
+    watch.chart(st, pool_gantt(record, last=LAST[span or "all of it"]), "gantt")
     if not record.collectors:
         st.caption(
             "This pool has recorded no collectors: its tasks' rollouts stay alive, or run in the tasks' process."
         )
     left, right = st.columns(2)
-    watch.chart(left, plots.pool_waits(record), "waits")
+    watch.chart(left, pool_waits(record), "waits")
     left.caption("A bright field: the task of that row often finds the device with the task of that column.")
-    watch.chart(right, plots.pool_bounds(record), "bounds")
+    watch.chart(right, pool_bounds(record), "bounds")
     right.caption("A short bar for busy / wall: devices stand idle although tasks wait, or tasks collect all at once.")
-    st.dataframe(pd.DataFrame(plots.pool_table(record)), hide_index=True, key="pool tasks")
+    st.dataframe(pd.DataFrame(pool_table(record)), hide_index=True, key="pool tasks")
 
 
 def simulated(record: PoolRecord) -> None:
@@ -67,7 +67,7 @@ def simulated(record: PoolRecord) -> None:
     shares, bound = shares_of(duty, devices, variation)
     here = {f"{record.name}, measured": (len(record.tasks), typical.busy_per_wall)}
     tasks = range(1, MOST_TASKS + 1)
-    watch.chart(st, plots.busy_against_tasks(tasks, {"simulated, fair": shares}, bound, here), "tasks")
+    watch.chart(st, busy_against_tasks(tasks, {"simulated, fair": shares}, bound, here), "tasks")
     st.caption(
         "The pool's own queue on made-up rounds of that duty cycle and variation. The diamond is this pool; below the "
         "line, its tasks compete for processors, are unlike, or begin and end apart."

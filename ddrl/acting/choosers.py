@@ -151,7 +151,7 @@ class EzGreedy(EpsilonGreedy):
         return action, NO_COLUMNS
 
     def _begin(self, probability: float) -> None:
-        """Begin repetitions where none goes on."""
+        """Begin repetitions where none is under way."""
         place = self._next()
         begin = (self._left == 0) & (self._uniform[place] < probability)
         np.copyto(self._repeated, self._actions[place], where=begin)

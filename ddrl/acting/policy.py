@@ -85,13 +85,13 @@ class ActingPolicy:
 
     def inputs(self, count: int) -> dict[str, NDArray[Any]]:
         """The arrays [count, *shape] of observations that the runtime reads, those that the network uses, by name: what
-        is written into them is what `act(None, vector)` takes. They last until another count comes."""
+        is written into them is what `act(None, vector)` takes. They are valid until another count is asked for."""
         if count != self._count:
             self._allocate(count)
         return self._observation
 
     def act(self, observation: NDArray[Any] | None, vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The outputs [N, ...] for `observation` [N, *observation.shape] (None: what stands in `inputs`) with the
+        """The outputs [N, ...] for `observation` [N, *observation.shape] (None: the contents of `inputs`) with the
         parameters `vector` [layout.nbytes].
 
         They stay as they are until the next call. Another N than before begins with fresh recurrent state."""
@@ -184,8 +184,8 @@ class ActingPolicy:
             self._held[declared.name][...] = self._sample(declared)
 
     def _bind(self, count: int, vector: NDArray[np.uint8]) -> None:
-        """Point the runtime at `vector`, for `count` observations. Bindings are kept by address: slots of a mailbox
-        come round again."""
+        """Point the runtime at `vector`, for `count` observations. Bindings are kept by address: a mailbox
+        reuses its slots."""
         if count != self._count:
             self._allocate(count)
         if vector.nbytes != self.layout.nbytes or vector.dtype != np.uint8 or not vector.flags.c_contiguous:

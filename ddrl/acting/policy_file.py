@@ -1,7 +1,7 @@
 """The policy on disk: RUN/policy.onnx (the acting graph), policy.safetensors (its parameters), policy.json (manifest,
 environment, hashes).
 
-Written by the trainer, read by `ddrl.evaluate`, notebooks and whoever serves it; no torch and no pickle on either side.
+Written by the trainer, read by `ddrl.evaluate`, notebooks and servers; no torch and no pickle on either side.
 policy.json names the hashes of the other two. They are first written beside the old ones under names with their hash
 (.policy.onnx.HASH); the new policy.json then takes the old one's place, which is the moment of change; then the two
 take their own names. Killed at any moment, the directory holds one whole policy: `load_policy` takes each file from
@@ -166,7 +166,7 @@ def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.
     if not wrong:  # the memory that is reserved follows from the file, whatever the manifest says
         actual = ParameterLayout.of({name: (tensors[name].shape, tensors[name].dtype.name) for name in names})
         pairs = zip(layout.entries, actual.entries, strict=False)
-        wrong = [] if actual == layout else [mine.name for mine, theirs in pairs if mine != theirs] or names
+        wrong = [] if actual == layout else [own.name for own, other in pairs if own != other] or names
     if wrong:
         raise CheckpointError(
             f"{place} does not hold the tensors that {MANIFEST} names ({', '.join(wrong[:3])}): it is of another "

@@ -1,7 +1,7 @@
 """A sample area: transitions of one explorer for the trainer, in memory that both share.
 
 The explorer writes a block of k samples at a time and goes round, overwriting the oldest block. The trainer draws from
-what stands there, as often as it likes, and never waits. An area is a mailbox whose slots are blocks; one more slot
+the written blocks, any number of times, and never waits. An area is a mailbox whose slots are blocks; one more slot
 than blocks, so that a full area stays whole while the next block is written.
 
 Layout, version 1. A block is 64 bytes of header, eight uint64
@@ -9,15 +9,14 @@ Layout, version 1. A block is 64 bytes of header, eight uint64
 then one C array of a fixed type for each column, k * prod(shape) items, each from a multiple of 64 bytes on.
 
 A block that is read is whole: its ticket (`kernel/mailbox.hpp`) is the same before and after, and its checksum was
-right when it was seen first. With guard "flag" neither is looked at: the area is readable while no block is being
-written, as a plain flag says, and a write that begins meanwhile tears what is read.
+right when it was seen first.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +35,15 @@ HEADER_NBYTES = 8 * HEADER_WORDS
 MAX_SLOTS = 255
 VERSION, DIGEST, NUMBER, COUNT, CHECKSUM = range(5)
 
-Guard = Literal["generations", "flag"]
-
 
 class SampleArea:
     """One end of an area: its explorer's (`write`), or the trainer's (`update`, `draw`). Make it with `create` (the
     run) and `attach` (the explorer)."""
 
-    def __init__(self, mailbox: Mailbox, columns: Sequence[Column], block: int, guard: Guard) -> None:
+    def __init__(self, mailbox: Mailbox, columns: Sequence[Column], block: int) -> None:
         self.columns = tuple(columns)
         self.block = block
-        self.guard = guard
         self.slots = mailbox.slots
-        self.blocks = self.slots - (guard == "generations")  # that a full area shows
         self._mailbox = mailbox
         self._digest = _digest(columns)
         first = mailbox.kernel.data_offset(0)
@@ -66,18 +61,17 @@ class SampleArea:
         self.damaged = 0  # blocks whose checksum was wrong
 
     @classmethod
-    def create(
-        cls, name: str | None, columns: Sequence[Column], block: int, blocks: int, guard: Guard = "generations"
-    ) -> SampleArea:
-        """Make an area of `blocks` blocks of `block` samples. name None: private memory."""
-        slots = blocks + (guard == "generations")
+    def create(cls, name: str | None, columns: Sequence[Column], block: int, blocks: int, spare: int = 1) -> SampleArea:
+        """Make an area of `blocks` blocks of `block` samples; `spare` more let a full area stay whole while it is
+        written. name None: private memory."""
+        slots = blocks + spare
         if block < 1 or slots < 2 or slots > MAX_SLOTS:
-            raise ValueError(f"area {name}: {blocks} blocks of {block} samples with guard {guard} is no area")
+            raise ValueError(f"area {name}: {blocks} blocks of {block} samples and {spare} spare ones are no area")
         mailbox = Mailbox.create(name, _offsets(columns, block)[-1], slots, readers=1)
-        return cls(mailbox, columns, block, guard)
+        return cls(mailbox, columns, block)
 
     @classmethod
-    def attach(cls, name: str, columns: Sequence[Column], block: int, guard: Guard = "generations") -> SampleArea:
+    def attach(cls, name: str, columns: Sequence[Column], block: int) -> SampleArea:
         """Map an existing area; ChannelError where its blocks are of another size."""
         mailbox = Mailbox.attach(name)
         if mailbox.nbytes != _offsets(columns, block)[-1]:
@@ -85,7 +79,7 @@ class SampleArea:
                 f"area {name} has blocks of {mailbox.nbytes} bytes where {block} samples of these columns take "
                 f"{_offsets(columns, block)[-1]}: all processes of a run need the same environment and ddrl"
             )
-        return cls(mailbox, columns, block, guard)
+        return cls(mailbox, columns, block)
 
     @property
     def name(self) -> str | None:
@@ -114,7 +108,7 @@ class SampleArea:
     # The trainer's end.
 
     def update(self) -> int:
-        """Look which blocks can be read; how many. O(blocks written since the last look)."""
+        """Find the blocks that can be read; returns how many. O(blocks written since the last call)."""
         reader = self._reader
         if reader is None:
             self._mailbox.reader(0)
@@ -158,7 +152,7 @@ class SampleArea:
         self._mailbox.unlink()
 
     def _take(self, slot: int, word: int) -> None:
-        wrong = self.guard == "generations" and self._wrong(self._mailbox.slot_view(slot))
+        wrong = self._wrong(self._mailbox.slot_view(slot))
         assert self._reader is not None
         if not self._reader.valid(word):
             return  # written over while its checksum was taken
@@ -189,7 +183,7 @@ def _offsets(columns: Sequence[Column], block: int) -> list[int]:
 def _strided(
     memory: NDArray[np.uint8], begin: int, stride: int, slots: int, count: int, column: Column
 ) -> NDArray[Any]:
-    """[slots, count, *shape] over memory whose slots stand `stride` bytes apart."""
+    """[slots, count, *shape] over memory whose slots are `stride` bytes apart."""
     each = np.dtype(column.dtype)
     inner = np.empty((count, *column.shape), each).strides
     return np.ndarray((slots, count, *column.shape), each, memory.data, begin, (stride, *inner))

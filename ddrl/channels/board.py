@@ -89,7 +89,7 @@ class Board:
                 Doorbell(array[_LINE * i : _LINE * (i + 1)], True)
             end = _LINE * len(_BELLS) + 8 * _NUM_VALUES
             array[_LINE * len(_BELLS) : end].view(np.float64)[:] = np.nan
-            array[end:] = 0  # slots that nobody has written
+            array[end:] = 0  # slots that were never written
 
         nbytes = _LINE * len(_BELLS) + 8 * _NUM_VALUES + _SLOT_BYTES * len(_SLOTS)
         return cls(Segment.create(name, "board", nbytes, initialize))

@@ -21,7 +21,7 @@ from ddrl.core.errors import ChannelError
 from ddrl.core.rows import RowSchema, buffer_format
 
 KIND = "lane"
-_DIGEST_NBYTES = 64  # the row's digest stands in the first of the payload's cache lines, the ring follows
+_DIGEST_NBYTES = 64  # the row's digest fills the payload's first cache line, the ring follows
 
 
 def _digest(dtype: np.dtype[Any]) -> NDArray[np.uint8]:
@@ -125,7 +125,7 @@ class Lane:
 
     @property
     def bell(self) -> _kernel.Doorbell | None:
-        """Rung by this end after each push; None: nobody."""
+        """Rung by this end after each push; None: no bell."""
         return self._bell
 
     @bell.setter
@@ -159,7 +159,7 @@ class LaneSet:
 
     @property
     def pending(self) -> int:
-        """Rows that stand in all lanes together."""
+        """Rows in all lanes together."""
         return self._set.pending
 
     @property
@@ -182,15 +182,16 @@ class StepWriter(_kernel.StepWriter):
 
     `write(state, action, reward, terminated, truncated, next_state, policy_version, columns=None, timeout=None) ->
     int`: one vector step, arrays [N, ...] of the schema's shapes and dtypes (observations stacked, reward float32,
-    flags bool); returns the rows made. `columns` holds the schema's further columns by name; one of role STATE also
-    comes as name_next, for the next state. Waits at a full lane until there is room, the lane is closed, or `timeout`
-    [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` goes on (True: none is left); writing
-    again before that is a ValueError. TypeError where an array does not fit. A lane that drops leaves a gap in `step`.
+    flags bool); returns the rows made. `columns` holds the schema's further columns by name; one of role STATE is
+    also given as name_next, for the next state. Waits at a full lane until there is room, the lane is closed, or
+    `timeout` [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` tries again (True: none is
+    left); writing again before that is a ValueError. TypeError where an array does not fit. A lane that drops leaves a
+    gap in `step`.
     `cut()`: the environments were reset, the running episodes are over; the next write is step 0 of new ones.
 
     A reward or state that is NaN or infinite raises EnvError with `env_id`, the environment and the step, nothing
-    written; with
-    nonfinite="drop" the row is dropped instead, which leaves a gap in `step` too, and counted (`nonfinite`)."""
+    written; with nonfinite="drop" the row is dropped instead, which leaves a gap in `step` too, and counted
+    (`nonfinite`)."""
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class MessageLane:
 
     @property
     def bell(self) -> _kernel.Doorbell | None:
-        """Rung by this end after each push; None: nobody."""
+        """Rung by this end after each push; None: no bell."""
         return self._lane.bell
 
     @bell.setter

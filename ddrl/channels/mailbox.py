@@ -21,7 +21,7 @@ from ddrl.core.errors import ChannelError
 
 KIND = "mailbox"
 NUM_VALUES = 8
-_DEAD_PERIOD = 1.0  # [s] between looks for dead readers, when slots are short
+_DEAD_PERIOD = 1.0  # [s] between checks for dead readers, when slots are short
 
 
 def checksum(buffer: NDArray[Any]) -> int:

@@ -83,18 +83,19 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def slice_component(name: str) -> Any:
-    """The component of the slice `name`: the class in ddrl/NAME/settings.py whose `section` is NAME; None where there
-    is none. Imports the slice's settings alone."""
-    if not name.isidentifier() or not (ROOT / name / "settings.py").exists():
+    """The component of the slice `name`: the class with `section: ClassVar[str] = "NAME"` in ddrl/NAME/settings.py;
+    None where there is none. Imports the slice's settings alone."""
+    file = ROOT / name / "settings.py"
+    if not name.isidentifier() or not file.exists() or f'section: ClassVar[str] = "{name}"' not in file.read_text():
         return None
     module = importlib.import_module(f"ddrl.{name}.settings")
-    return next((found for found in vars(module).values() if getattr(found, "section", None) == name), None)
+    return next(found for found in vars(module).values() if getattr(found, "section", None) == name)
 
 
 def installed_slices() -> list[str]:
     """The slices with a section of their own, by name."""
     names = sorted(path.parent.name for path in ROOT.glob("*/settings.py"))
-    return [name for name in names if name != "core" and slice_component(name) is not None]
+    return [name for name in names if slice_component(name) is not None]
 
 
 # ---- Sections ----
@@ -168,8 +169,7 @@ class ReplayConfig:
         "auto",
         "",
         "Where batches come from: auto, a replay or trajectories as the algorithm says; areas, a sample area shared "
-        "with each explorer ([areas]); pool, single transitions of which a new one replaces a random one.",
-        choices=("auto", "areas", "pool"),
+        "with each rollout ([areas]); or package.module:Class of your own.",
     )
     capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1)
     min_size: int = setting(1_000, "transitions", "Records needed before the first update.", ge=1)
@@ -203,7 +203,7 @@ class ReplayConfig:
     samples_per_insert: float = setting(
         8.0,
         "samples/transition",
-        "Transitions learned from per transition recorded; whoever is ahead waits. 0: nobody waits.",
+        "Transitions learned from per transition recorded; the side that is ahead waits. 0: neither waits.",
         ge=0,
     )
     samples_tolerance: float = setting(
@@ -213,22 +213,34 @@ class ReplayConfig:
         gt=0,
     )
 
+    def __post_init__(self) -> None:
+        if self.source not in ("auto", "areas") and ":" not in self.source:
+            raise ConfigError(
+                f"replay.source ({self.source!r}) must be auto, areas, or package.module:Class of your own"
+            )
+
+    @property
+    def through_areas(self) -> bool:
+        """Whether rollouts write transitions into sample areas instead of rows into lanes."""
+        return self.source == "areas" or bool(self.source != "auto" and self._plugin().through_areas)
+
+    @property
+    def spare_blocks(self) -> int:
+        """Blocks of an area beyond areas.blocks, by which a full area stays whole while it is written."""
+        return 1 if self.source == "areas" else self._plugin().spare_blocks
+
+    def _plugin(self) -> Any:
+        return plugins.load("replay.source", "", self.source)
+
 
 @dataclass(frozen=True)
 class AreasConfig:
-    """Sample areas: what explorers write for the trainer beside them (replay.source = areas)."""
+    """Sample areas: what rollouts write for the trainer beside them (replay.source = areas)."""
 
-    block: int = setting(2_000, "samples", "Samples that an explorer writes at a time (k).", ge=1)
+    block: int = setting(2_000, "samples", "Samples that a rollout writes at a time (k).", ge=1)
     blocks: int = setting(4, "blocks", "Blocks that an area holds; then the oldest is overwritten.", ge=2, le=254)
     min_fill: float = setting(
-        1.0, "", "Share of an area's blocks that must stand written before batches are drawn from it.", gt=0, le=1
-    )
-    guard: Literal["generations", "flag"] = setting(
-        "generations",
-        "",
-        "How a batch is kept whole: generations, by tickets and checksums; flag, by a flag alone that is down while a "
-        "block is written, which can tear batches: for comparison.",
-        choices=("generations", "flag"),
+        1.0, "", "Share of an area's blocks that must be written before batches are drawn from it.", gt=0, le=1
     )
 
 
@@ -325,8 +337,8 @@ class RunConfig:
         300.0,
         "s",
         "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
-        "saved (mpirun; a silent relay or gradient node too); words come at a tenth of it. More where one environment "
-        "step or gradient takes longer.",
+        "saved (mpirun; a silent relay or gradient node too); a warning comes at a tenth of it. More where one "
+        "environment step or gradient takes longer.",
         gt=0,
     )
 
@@ -442,7 +454,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """What is written down while a run goes on."""
+    """What is recorded during a run."""
 
     period: float = setting(1.0, "s", "Seconds between records of the counters in the run directory.", gt=0)
     live: bool = setting(
@@ -503,13 +515,13 @@ class Config:
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
                 "neither side could move; raise replay.samples_tolerance"
             )
-        if rollout.refresh == "write" and replay.source != "areas":
+        if rollout.refresh == "write" and not replay.through_areas:
             raise ConfigError(
                 f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
                 "none: set replay.source = areas, or rollout.refresh = step"
             )
         bounded = rollout.max_policy_lag < NEVER
-        if bounded and (replay.source == "areas" or (replay.source == "pool" and rollout.at_max_lag == "weight")):
+        if bounded and replay.through_areas:
             raise ConfigError(
                 f"rollout.max_policy_lag ({rollout.max_policy_lag:g}, at_max_lag = {rollout.at_max_lag}) has no effect "
                 f"on replay.source = {replay.source}: leave it out (fewer areas.blocks keep samples fresher)"
@@ -569,7 +581,9 @@ class Config:
             return getattr(self, name)
         component = slice_component(name)
         if component is None:
-            raise ConfigError(f"there is no section '{name}': the package ddrl.{name} is not installed")
+            raise ConfigError(
+                f"the section [{name}] needs ddrl.{name}, which this installation lacks: install the whole of ddrl"
+            )
         known = {item.name for item in fields(component)}
         values = self.slices.get(name, {})
         for setting_name, value in values.items():

@@ -13,18 +13,18 @@
     ├── JobFailed          another process of the job has failed
     └── MissingExtraError  an optional dependency that is not installed
 
-A message names what is wrong, where it stands, and what to do, in one line: it is shown to the user as it is, without a
+A message names what is wrong, where, and what to do, in one line: it is shown to the user as it is, without a
 traceback."""
 
 from __future__ import annotations
 
-LONGEST = 400  # letters of what a damaged file gives rise to
+MAX_LETTERS = 400  # of an error that quotes a damaged file
 
 
 def shortened(error: object) -> str:
     """An error's words in one line of bounded length, also where they quote a file that may be damaged."""
     text = " ".join(str(error).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS // 2]} ... {text[-MAX_LETTERS // 2 :]}"
 
 
 def first_line(error: BaseException) -> str:

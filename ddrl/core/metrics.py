@@ -1,6 +1,6 @@
 """The columns of the counters table: what every process reports about itself, and how it adds up over the run.
 
-Each process owns one row and stores plain float64 values in it; a value nobody has stored yet is NaN (fresh memory is
+Each process owns one row and stores plain float64 values in it; a value that was never stored is NaN (fresh memory is
 poison). Written by every role, read by telemetry. Counts only grow; gauges hold the last value. Run-level series
 (ddrl.telemetry.series) follow from the `across` of each metric. A run's columns are METRICS and then the figures that
 its algorithm declares (`Declaration.figures`): these travel as data, so that no list changes for a new figure."""
@@ -318,7 +318,7 @@ METRICS: tuple[Metric, ...] = (
 # Figures that value-based algorithms declare.
 TD_ERROR = Metric("td_error", "gauge", "", "Mean absolute TD error of a recent batch.")
 Q_MEAN = Metric("q_mean", "gauge", "", "Mean action value of a recent batch.")
-FIGURES: tuple[Metric, ...] = (TD_ERROR, Q_MEAN)  # what a run records where nobody says otherwise
+FIGURES: tuple[Metric, ...] = (TD_ERROR, Q_MEAN)  # what a run records unless its algorithm declares others
 
 RESERVED = frozenset({"level", "tick", "time", "wall_seconds"})  # columns of the tables that hold series
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -342,7 +342,7 @@ def run_metrics(figures: Sequence[Metric] = FIGURES) -> tuple[Metric, ...]:
 
 
 def columns(figures: Sequence[Metric] = FIGURES) -> tuple[str, ...]:
-    """Names of a run's columns, in the order of the table; those of METRICS stand at the same place in every run."""
+    """Names of a run's columns, in the order of the table; those of METRICS have the same place in every run."""
     return tuple(metric.name for metric in run_metrics(figures))
 
 

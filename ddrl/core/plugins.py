@@ -15,6 +15,7 @@ import inspect
 import re
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ddrl.core.errors import ConfigError
@@ -66,3 +67,18 @@ def load(setting: str, kind: str, name: str) -> Any:
         if found.__module__ == module_name and vars(found).get("name") == name:
             return found
     raise AssertionError(f"{module_name} holds no class whose name is {name!r}")
+
+
+def slice_module(name: str, asked_by: str) -> ModuleType:
+    """The module ddrl.NAME of a slice ("pool.mode"), which the core finds by its name alone.
+
+    ConfigError where this installation lacks the slice; `asked_by`: the setting or option that asks for it."""
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(f"ddrl.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"ddrl.{package}":
+            raise
+        raise ConfigError(
+            f"{asked_by} needs ddrl.{package}, which this installation lacks: install the whole of ddrl"
+        ) from None

@@ -1,6 +1,6 @@
 """Which rank does what: a pure function of world size, hosts and config.
 
-Rank 0 is the trainer. On every host (a real one, or a group of ranks that stands for one: `cluster.relays`) the first
+Rank 0 is the trainer. On every host (a real one, or a group of ranks treated as one: `cluster.relays`) the first
 rank that is not the trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on.
 Then hosts give the gradient nodes, one at a time each in turn (learner.nodes). All others are rollouts. With
 pool.collectors no rank rolls out: collectors are processes beside the ranks, and have their places after these."""

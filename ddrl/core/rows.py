@@ -48,7 +48,7 @@ class RowKind(IntEnum):
 
 @dataclass(frozen=True)
 class RowSchema:
-    """The columns of a row, in their order in memory; those of the observation come last.
+    """The columns of a row, in their order in memory; those of the observation are last.
 
     End rows (TERMINATED, TRUNCATED) carry the columns of role STATE; all others but the header are zero there."""
 
@@ -303,7 +303,7 @@ class TransitionBuilder:
         joined = same & (step[1:] == step[:-1] + 1) & goes_on[:-1]
         breaks = np.append(np.flatnonzero(~joined), count - 1)
         place = np.arange(count)
-        last = breaks[np.searchsorted(breaks, place)]  # of the unbroken run that a row stands in
+        last = breaks[np.searchsorted(breaks, place)]  # row of the unbroken run that each row is in
         reach = last - place
         ended = ~goes_on[last]
         complete = (reach >= self._n_step) | (ended & (reach > 0))

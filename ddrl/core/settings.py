@@ -62,8 +62,8 @@ def present_settings(tree: Mapping[str, Any], source: str, *, reading: bool = Fa
     """A tree of an earlier version without the settings that were removed since (`REMOVED`).
 
     Where such a setting has another value than the one in force now, or a value names a plug-in that has left the
-    library, ConfigError names the replacement. With `reading` the setting is left out, and the value replaced: a run is
-    looked at, not gone on with."""
+    library, ConfigError names the replacement. With `reading` the setting is left out, and the value replaced: the run
+    is only read, not resumed."""
     present = dict(tree)
     for name, removed in REMOVED.items():
         table, key = _place(present, name)
@@ -286,6 +286,8 @@ def _is_integer_setting(name: str) -> bool:
 def _check_names(tree: Mapping[str, Any], source: str) -> None:
     for section, values in tree.items():
         component = _component(section)
+        if component is None and section in SWITCHED:
+            Config().section(section)  # raises: the slice is not installed
         if component is None:
             sections = (*CORE_SECTIONS, *installed_slices())
             raise ConfigError(

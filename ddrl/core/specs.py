@@ -30,7 +30,7 @@ class ArraySpec:
     (`ArraySpec.record`).
     `axes` gives an array of a record names for its axes, "" for none. A named axis has a varying number of entries, at
     most shape[i]: the array is padded with zeros, and the record has a further array `<axis>_mask`, bool, that is true
-    where an entry stands."""
+    where there is an entry."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -39,7 +39,7 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
-        # numpy evaluates what stands before a comma or in brackets, and this may come from a damaged file.
+        # numpy evaluates text before a comma or in brackets, and this may come from a damaged file.
         dtype: Any = self.dtype  # numpy's own types are taken too
         if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
             raise ValueError(f"{dtype[:40]!r} is no name of a dtype, such as 'float32'")

@@ -55,10 +55,6 @@ class Held(Protocol):
     time_ns: int
     values: NDArray[np.float64]
 
-    def valid(self) -> bool:
-        """Whether it has stayed whole."""
-        ...
-
     def share(self) -> Held:
         """The same, to be released once more."""
         ...
@@ -106,7 +102,7 @@ class Terms:
 
 
 @dataclass
-class Report:
+class VersionReport:
     """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
 
     sequence: int
@@ -146,6 +142,16 @@ class Traffic:
     trace: list[tuple[int, str, int, int, int]] = field(
         default_factory=list[tuple[int, str, int, int, int]]
     )  # (ns, what, sequence, message, peer)
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+            self.messages_sent + other.messages_sent,
+            self.messages_received + other.messages_received,
+            self.sealed + other.sealed,
+            self.refused + other.refused,
+        )
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
@@ -267,7 +273,7 @@ class Executor:
         self.plan = plan
         self.epoch = terms.epoch
         self.versions_in_flight = terms.versions_in_flight
-        self.reports: list[Report] = []  # of this host, oldest first; the relay takes them away
+        self.reports: list[VersionReport] = []  # of this host, oldest first; the relay takes them away
         self._mpi = MPI
         self._inbox = inbox
         self._checksum = checksum
@@ -522,7 +528,7 @@ class Executor:
                 )
                 flight.held = flight.opened = None
             bases.ended(flight.sequence, assembly.back)
-        self.reports.append(Report(flight.sequence, assembly.version, assembly.problem, seconds))
+        self.reports.append(VersionReport(flight.sequence, assembly.version, assembly.problem, seconds))
         self._note("refused" if assembly.problem else "sealed", flight)
 
     # -- sending

@@ -1,56 +1,106 @@
-"""Experience from a host's lanes to the trainer's host: rows as bytes, in blocks, each once and in order per lane.
+"""What a relay does beside carrying models, a duty each: rows and tables of counters up to the trainer's host, lines
+for collectors both ways, and the board's command and values down, with the order of a job's end.
 
-A relay's `UplinkSender` drains its host's lanes into a block and sends it in synchronous mode, two blocks at most on
-their way: a block has left only when the root has taken it, and the root takes a host's next block only when the last
-one fits into that host's lane to the trainer. So a slow trainer fills that lane, then the blocks, then the host's
-lanes, and at last its rollouts wait: backpressure reaches them.
+Rows travel as bytes, in blocks, each once and in order per lane. `RowsUp` drains its host's lanes into a block and
+sends it in synchronous mode, two blocks at most on their way: a block has left only when the root has taken it, and the
+root takes a host's next block only when the last one fits into that host's lane to the trainer. So a slow trainer fills
+that lane, then the blocks, then the host's lanes, and at last its rollouts wait: backpressure reaches them.
+
+Order of the end: the board's command is STOP -> the root sends it to all -> each relay drains its lanes, sends its last
+table and `Finished` -> the root, once every model has ended everywhere and every row is in its lane, sends `Goodbye`
+-> all withdraw and leave together.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Counters
-from ddrl.channels.lane import Lane, LaneSet
+from ddrl.channels.board import Board, Command, Counters
+from ddrl.channels.lane import Lane, LaneSet, MessageLane
+from ddrl.distribution.membership import (
+    MAX_TEXT,
+    TAG_BLOCK,
+    TAG_TABLE,
+    Finished,
+    Goodbye,
+    MemberFailed,
+    Membership,
+    Orders,
+    Report,
+    State,
+    decode,
+    decode_wish,
+    encode,
+)
+from ddrl.distribution.models import ModelReceiver, ModelSender
 from ddrl.distribution.requests import Posted
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-
-# -- uplink ------------------------------------------------------------------------------------------------------------
-
 BLOCKS = 2  # per relay, on their way
+TABLE_PERIOD = 0.25  # between tables of a host [s]
+STATE_PERIOD = 0.1  # between reads of the root's board values [s]
+QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
+# After STOP without any row taken by the trainer before rows are given up [s]; a closed lane gives them up at once.
+DRAIN_SECONDS = 2.0
 
 
-class UplinkSender:
-    """Drains `lanes` and sends to rank 0. A block goes when a quarter of it waits, or `period` seconds after the last.
+class Duty:
+    """One thing that a relay does beside carrying models; the relay calls all of its duties in turn."""
 
-    A block holds at most `block_bytes`, and no more rows than the lanes.
-    """
+    done = False  # nothing is left to do on this host: the relay ends
+    waiting = False  # something waits for time to pass, which no event announces
+
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """What is called with (host, message), by the type of message."""
+        return {}
+
+    def progress(self) -> bool:
+        """Do what can be done without waiting; True if anything moved."""
+        return False
+
+    def figures(self) -> dict[str, float]:
+        """Its counters."""
+        return {}
+
+    def reset(self, membership: Membership) -> None:
+        """Continue with other relays; the requests of the old membership have ended. Collective over the new one."""
+
+    def close(self) -> None:
+        """Everything has ended everywhere: withdraw."""
+
+
+class RowsUp(Duty):
+    """Drains `lanes` and sends to the root. A block goes when a quarter of it waits, or `period` seconds after the
+    last.
+
+    A block holds at most `block_bytes`, and no more rows than the lanes: rows that wait in blocks are as late as rows
+    that wait in lanes."""
 
     def __init__(
-        self, comm: MPI.Comm, tag: int, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float
+        self, membership: Membership, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float
     ) -> None:
         from mpi4py import MPI
 
-        self._comm = comm
-        self._tag = tag
-        self._lanes = lanes
         self._mpi = MPI
+        self._membership = membership
+        self._lanes = lanes
         self._period = period
-        # No more than the lanes hold: rows that wait in blocks are as late as rows that wait in lanes.
         rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
         self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
+        self._sent = [(0, 0)] * BLOCKS  # of each block: number of its first row, rows
         self._requests: list[Any] = [MPI.REQUEST_NULL] * BLOCKS
         self._enough = max(1, rows // 4)
         self._last = 0.0
+        self.flush = False  # send what there is
+        self.muted = False  # send nothing more
         self.rows = self.bytes_sent = 0
+        membership.keep(self)
 
     @property
     def idle(self) -> bool:
@@ -58,67 +108,102 @@ class UplinkSender:
         return bool(self._mpi.Request.Testall(self._requests))
 
     @property
+    def waiting(self) -> bool:
+        """Whether rows wait for their block to fill."""
+        return bool(self.pending)
+
+    @property
     def pending(self) -> int:
         """Rows that wait in this host's lanes."""
         return self._lanes.pending
 
-    def progress(self, flush: bool = False) -> bool:
+    def progress(self) -> bool:
         """Send what waits, if a block is free; True if anything went."""
+        if self.muted:
+            return False
         now = time.monotonic()
         pending = self._lanes.pending
-        if not pending or (pending < self._enough and not flush and now - self._last < self._period):
+        if not pending or (pending < self._enough and not self.flush and now - self._last < self._period):
             self._mpi.Request.Testall(self._requests)
             return False
         for index, request in enumerate(self._requests):
             if request.Test():
-                block = self._blocks[index]
-                rows = self._lanes.drain(block)
+                rows = self._lanes.drain(self._blocks[index])
                 if not rows:
                     return False
-                data = block[:rows].view(np.uint8)
-                self._requests[index] = self._comm.Issend(data, 0, self._tag)
+                self._sent[index] = (self.rows, rows)
+                self._send(index)
                 self.rows += rows
-                self.bytes_sent += data.nbytes
                 self._last = now
                 return True
         return False
 
+    def _send(self, index: int) -> None:
+        data = self._blocks[index][: self._sent[index][1]].view(np.uint8)
+        self._requests[index] = self._membership.control.Issend(data, 0, TAG_BLOCK)
+        self.bytes_sent += data.nbytes
+
     def posted(self) -> Posted:
-        """Requests that stand."""
+        """Requests that have not ended."""
         return Posted([], self._requests, self._blocks)
+
+    def reset(self, membership: Membership) -> None:
+        """Send again the blocks that the root has not got."""
+        self._membership = membership
+        membership.keep(self)
+        received = _rows_received(membership, {})[membership.host]
+        for index in sorted(range(BLOCKS), key=lambda index: self._sent[index]):
+            first, rows = self._sent[index]
+            if rows and first >= received:
+                self._send(index)
+
+    def figures(self) -> dict[str, float]:
+        """Bytes and rows sent."""
+        return {"bytes_sent": self.bytes_sent, "rows_forwarded": self.rows}
 
     def close(self) -> None:
         """Wait until the last block has been taken."""
         self._mpi.Request.Waitall(self._requests)
+        self._membership.drop(self)
 
 
-class UplinkReceiver:
-    """The root's end: one block at a time from each relay, rank i + 1 into `lanes[i]`, in order."""
+class RowsIn(Duty):
+    """The root's end: one block at a time from each host, host i + 1 into `lanes[i]`, in order."""
 
     def __init__(
-        self, comm: MPI.Comm, tag: int, lanes: Sequence[Lane], row_dtype: np.dtype[Any], block_bytes: int
+        self, membership: Membership, lanes: Sequence[Lane], row_dtype: np.dtype[Any], block_bytes: int
     ) -> None:
         from mpi4py import MPI
 
-        self._comm = comm
-        self._tag = tag
-        self._lanes = list(lanes)
         self._mpi = MPI
+        self._lanes = list(lanes)
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
-        self._requests: list[Any] = [
-            comm.Irecv(block.view(np.uint8), index + 1, tag) for index, block in enumerate(self._blocks)
-        ]
+        self._received = [0] * len(self._lanes)  # rows of each host
         self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block for which there is no room yet
+        self._placed_before = 0
+        self._placed_at = 0.0  # when a row was last taken, after STOP
+        self.problem = ""  # rows were given up
         self.rows = self.bytes_received = self.discarded = self.placed = 0
+        self._requests: list[Any] = []
+        self._post(membership)
+
+    def _post(self, membership: Membership) -> None:
+        """Receive from the hosts of this membership."""
+        self._membership = membership
+        membership.keep(self)
+        self._requests = [self._mpi.REQUEST_NULL] * len(self._lanes)
+        for host in membership.ids[1:]:
+            if host - 1 not in self._waiting:
+                self._take_next(host - 1)
 
     @property
     def idle(self) -> bool:
-        """Every row received stands in its lane."""
+        """Every row received is in its lane."""
         return not self._waiting
 
     @property
-    def waiting(self) -> int:
+    def unplaced(self) -> int:
         """Rows received for which there is no room yet."""
         return sum(len(rows) for rows in self._waiting.values())
 
@@ -127,11 +212,7 @@ class UplinkReceiver:
         moved = False
         statuses: list[Any] = []
         for index, status in zip(self._mpi.Request.Testsome(self._requests, statuses) or (), statuses, strict=False):
-            length = status.Get_count(self._mpi.BYTE)
-            self.bytes_received += length
-            rows = length // self._blocks[index].dtype.itemsize
-            self.rows += rows
-            self._waiting[index] = self._blocks[index][:rows]
+            self._arrived(index, status.Get_count(self._mpi.BYTE))
             moved = True
         for index in list(self._waiting):
             rows = self._waiting[index]
@@ -148,25 +229,49 @@ class UplinkReceiver:
             if len(rows):
                 self._waiting[index] = rows
             else:
+                self._waiting.pop(index)
                 self._take_next(index)
         return moved
 
-    def discard(self) -> int:
-        """Give up rows for which there is no room, because nobody drains the lanes any more; returns how many.
-        `discarded` counts all of them."""
-        lost = self.waiting
-        self.discarded += lost
-        for index in list(self._waiting):
-            self._take_next(index)
-        return lost
+    def _arrived(self, index: int, nbytes: int) -> None:
+        rows = nbytes // self._blocks[index].dtype.itemsize
+        self.bytes_received += nbytes
+        self.rows += rows
+        self._received[index] += rows
+        self._waiting[index] = self._blocks[index][:rows]
 
     def _take_next(self, index: int) -> None:
-        self._waiting.pop(index, None)
-        self._requests[index] = self._comm.Irecv(self._blocks[index].view(np.uint8), index + 1, self._tag)
+        if index + 1 in self._membership.ids:
+            rank = self._membership.ids.index(index + 1)
+            self._requests[index] = self._membership.control.Irecv(self._blocks[index].view(np.uint8), rank, TAG_BLOCK)
+
+    def give_up(self) -> None:
+        """After STOP: if the trainer has not taken a row for DRAIN_SECONDS, it never will, and what waits for it must
+        not delay the end. `discarded` counts these rows."""
+        now = time.monotonic()
+        if self.idle or self.placed != self._placed_before:
+            self._placed_before = self.placed
+            self._placed_at = now
+        elif self.discarded or now - self._placed_at > DRAIN_SECONDS:
+            if not self.discarded:
+                self.problem = "rows were given up after STOP, because the trainer no longer drains its lanes"
+            self.discarded += self.unplaced
+            for index in list(self._waiting):
+                self._waiting.pop(index)
+                self._take_next(index)
 
     def posted(self) -> Posted:
-        """Requests that stand."""
-        return Posted(self._requests, [], self._blocks)
+        """Requests that have not ended."""
+        return Posted(self._requests, [], self._blocks, self._arrived)
+
+    def reset(self, membership: Membership) -> None:
+        """Say which rows of each host are here."""
+        self._post(membership)
+        _rows_received(membership, {index + 1: rows for index, rows in enumerate(self._received)})
+
+    def figures(self) -> dict[str, float]:
+        """Bytes and rows received."""
+        return {"bytes_received": self.bytes_received, "rows_forwarded": self.rows}
 
     def close(self) -> None:
         """Withdraw the receives."""
@@ -174,94 +279,389 @@ class UplinkReceiver:
             if request:
                 request.Cancel()
         self._mpi.Request.Waitall(self._requests)
+        self._membership.drop(self)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-# Counters tables of the other hosts, mirrored on the trainer's: whole tables, the newest replaces the last.
-#
-# Written by each relay about every quarter of a second, read by telemetry on the trainer's host. Loss of one would not
-# matter; none is lost.
+def _rows_received(membership: Membership, mine: dict[int, int]) -> dict[int, int]:
+    """Rows that the root has received of each host; `mine`: the root's counts, empty elsewhere. Collective."""
+    counts = np.array([float(mine.get(host, 0)) for host in membership.ids])
+    return dict(zip(membership.ids, membership.exchange.reduce(counts, np.maximum).astype(int).tolist(), strict=True))
 
 
-PERIOD = 0.25  # s
+class TablesUp(Duty):
+    """Sends this host's counters to the root: whole tables, about every quarter of a second, the newest replaces the
+    last."""
 
-
-class TableSender:
-    """Sends this host's table to rank 0."""
-
-    def __init__(self, comm: MPI.Comm, tag: int, table: Counters) -> None:
+    def __init__(self, membership: Membership, table: Counters) -> None:
         from mpi4py import MPI
 
-        self._comm = comm
-        self._tag = tag
+        self._mpi = MPI
+        self._membership = membership
         self._table = table
         self._request: Any = MPI.REQUEST_NULL
         self._data = table.table()
         self._next = 0.0
         self._last_one = False
         self.sent = 0
+        membership.keep(self)
 
-    def progress(self) -> None:
-        """Send the table where the last one has left and PERIOD has passed."""
+    def progress(self) -> bool:
+        """Send the table where the last one has left and TABLE_PERIOD has passed."""
         now = time.monotonic()
         if now >= self._next and self._request.Test():
-            self._next = now + PERIOD
+            self._next = now + TABLE_PERIOD
             self._send()
+        return False
 
     def _send(self) -> None:
         self._data = self._table.table()
-        self._request = self._comm.Isend(self._data, 0, self._tag)
+        self._request = self._membership.control.Isend(self._data, 0, TAG_TABLE)
         self.sent += 1
 
     def finish(self) -> bool:
         """Send one last table; True once it has left."""
         if not self._last_one and self._request.Test():
             self._last_one = True
-            self._next = float("inf")
+            self._next = math.inf
             self._send()
         return self._last_one and bool(self._request.Test())
 
     def posted(self) -> Posted:
-        """Requests that stand."""
+        """Requests that have not ended."""
         return Posted([], [self._request], [self._data])
+
+    def reset(self, membership: Membership) -> None:
+        """Count anew."""
+        self._membership = membership
+        membership.keep(self)
+        self._request = self._mpi.REQUEST_NULL
+        self._next = 0.0
+        self._last_one = False
+        self.sent = 0
 
     def close(self) -> None:
         """Wait for the last send."""
         self._request.Wait()
+        self._membership.drop(self)
 
 
-class TableReceiver:
-    """Loads the table that rank i + 1 sends into `mirrors[i]`."""
+class TablesIn(Duty):
+    """Loads the table that host i + 1 sends into `mirrors[i]`; read by telemetry on the trainer's host."""
 
-    def __init__(self, comm: MPI.Comm, tag: int, mirrors: Sequence[Counters]) -> None:
+    def __init__(self, membership: Membership, mirrors: Sequence[Counters]) -> None:
         from mpi4py import MPI
 
-        self._comm = comm
-        self._tag = tag
         self._mpi = MPI
         self._mirrors = list(mirrors)
         self._data: list[NDArray[np.float64]] = [np.ascontiguousarray(mirror.table()) for mirror in mirrors]
-        self._requests: list[Any] = [comm.Irecv(data, index + 1, tag) for index, data in enumerate(self._data)]
+        self.reset(membership)
+
+    def reset(self, membership: Membership) -> None:
+        """Receive from the hosts of this membership; count anew."""
+        self._membership = membership
+        membership.keep(self)
+        self._requests: list[Any] = [self._mpi.REQUEST_NULL] * len(self._mirrors)
         self._received = [0] * len(self._mirrors)
+        for host in membership.ids[1:] if self._mirrors else ():
+            self._receive(host - 1)
 
-    def received(self, rank: int) -> int:
-        """Tables received from a rank."""
-        return self._received[rank - 1]
+    def _receive(self, index: int) -> None:
+        rank = self._membership.ids.index(index + 1)
+        self._requests[index] = self._membership.control.Irecv(self._data[index], rank, TAG_TABLE)
 
-    def progress(self) -> None:
+    def received(self, host: int) -> int:
+        """Tables received from a host."""
+        return self._received[host - 1]
+
+    def progress(self) -> bool:
         """Load the tables that have arrived."""
         indices: list[int] = self._mpi.Request.Testsome(self._requests) or []
         for index in indices:
             self._mirrors[index].load(self._data[index])
             self._received[index] += 1
-            self._requests[index] = self._comm.Irecv(self._data[index], index + 1, self._tag)
+            self._receive(index)
+        return False
 
     def posted(self) -> Posted:
-        """Requests that stand."""
+        """Requests that have not ended."""
         return Posted(self._requests, [], self._data)
 
     def close(self) -> None:
         """Withdraw the receives."""
         for request in self._requests:
-            request.Cancel()
+            if request:
+                request.Cancel()
         self._mpi.Request.Waitall(self._requests)
+        self._membership.drop(self)
+
+
+class Starter(Protocol):
+    """Starts and ends this host's collectors. The trainer and it exchange lines, through the relays."""
+
+    clock: str  # names this host's clock
+
+    def write(self, line: bytes) -> None:
+        """Hand it a line."""
+        ...
+
+    def read(self) -> list[bytes]:
+        """What it has said since the last call; never waits. JobFailed where it has ended without being asked to."""
+        ...
+
+    def end(self) -> None:
+        """Have it end, and all collectors with it."""
+        ...
+
+
+class LinesIn(Duty):
+    """On every other host: lines from the trainer to this host's `starter` of collectors, and back."""
+
+    def __init__(self, membership: Membership, starter: Starter) -> None:
+        self._membership = membership
+        self._starter = starter
+
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """Orders go to the starter."""
+        return {Orders: lambda host, orders: self._starter.write(orders.line)}
+
+    def progress(self) -> bool:
+        """Send what the starter has said."""
+        for line in self._starter.read():
+            report = Report(self._membership.host, line, self._starter.clock, time.monotonic())
+            self._membership.send_root(report)
+        return False
+
+    def reset(self, membership: Membership) -> None:
+        """Reports go there."""
+        self._membership = membership
+
+
+class LinesOut(Duty):
+    """At the root: `orders` from the trainer to the other hosts' starters of collectors, and `reports` back."""
+
+    def __init__(self, membership: Membership, orders: MessageLane, reports: MessageLane) -> None:
+        self._membership = membership
+        self._orders = orders
+        self._reports = reports
+        self._unread: deque[bytes] = deque()  # reports for which there is no room yet
+
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """Reports go to the trainer."""
+        return {Report: self._reported}
+
+    def _reported(self, host: int, report: Report) -> None:
+        report.received = time.monotonic()
+        self._unread.append(encode(report))
+
+    def progress(self) -> bool:
+        """Pass on what both say; True if anything was said."""
+        moved = False
+        for data in self._orders.pop():
+            message = decode(data)
+            if isinstance(message, Orders):
+                self._membership.send(message.host, message)
+                moved = True
+        while self._unread and self._reports.has_room(self._unread[0]):
+            self._reports.push(self._unread.popleft(), 0.0)
+            moved = True
+        return moved
+
+    def reset(self, membership: Membership) -> None:
+        """Orders go there."""
+        self._membership = membership
+
+
+class RootCommands(Duty):
+    """At the root: the board's command and values to all, the trainer's wish of a scheme, the plan in force to the
+    trainer, and the job's end."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        board: Board,
+        models: ModelSender,
+        rows: RowsIn,
+        tables: TablesIn,
+        on_failure: Callable[[str], None] | None,
+    ) -> None:
+        self._membership = membership
+        self._board = board
+        self._models = models
+        self._rows = rows
+        self._tables = tables
+        self._on_failure = on_failure
+        self._finished: dict[int, Finished] = {}  # by host
+        self._stopping = False
+        self._said_goodbye = False
+        self._state: tuple[int, bytes] | None = None
+        self._next_state = 0.0
+        self._wishes_read = 0
+        self._described_epoch = -1
+
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """Hosts that have finished, or failed."""
+        return {Finished: self._finished.__setitem__, MemberFailed: self._failed}
+
+    def _failed(self, host: int, message: MemberFailed) -> None:
+        if self._on_failure is not None:
+            self._on_failure(message.text)
+        self._board.command = Command.FAIL
+
+    def progress(self) -> bool:
+        """Send what has changed; from STOP on, end when all others have."""
+        self._send_state()
+        self._models.stopping = self._stopping
+        if not self._stopping:
+            return False
+        self._rows.give_up()
+        moved = False
+        if not self._said_goodbye and self._all_done():
+            self._membership.send_all(Goodbye())
+            self._said_goodbye = moved = True
+        self.done = self._said_goodbye and self._membership.post.idle
+        return moved
+
+    def _send_state(self) -> None:
+        now = time.monotonic()
+        command = int(self._board.command)
+        if self._state is not None and command == self._state[0] and now < self._next_state:
+            return
+        self._next_state = now + STATE_PERIOD
+        values = np.asarray(self._board.values)
+        state = (command, values.tobytes())
+        if state != self._state:
+            self._state = state
+            self._membership.send_all(State(command, values.tolist(), self._models.started))
+        wish = self._board.wish.read(self._wishes_read)
+        if wish is not None:
+            self._wishes_read = wish[0]
+            self._models.change(decode_wish(wish[1]).scheme)
+        plan = self._models.in_force
+        if plan is not None and plan.epoch != self._described_epoch:
+            self._described_epoch = plan.epoch
+            self._board.plan.write(encode(plan))
+            self._board.trainer_bell.ring()
+        self._stopping = self._stopping or command >= Command.STOP
+
+    def _all_done(self) -> bool:
+        if len(self._finished) < self._membership.hosts or not self._models.settled:
+            return False
+        if any(end.tables and self._tables.received(host) < end.tables for host, end in self._finished.items()):
+            return False
+        return self._rows.rows >= sum(end.rows for end in self._finished.values()) and self._rows.idle
+
+    def reset(self, membership: Membership) -> None:
+        """Say everything again."""
+        self._membership = membership
+        self._finished.clear()
+        self._state = None
+        self._said_goodbye = False
+
+
+class HostCommands(Duty):
+    """On every other host: the root's command and values to this host's board, and this host's end. `count` brings the
+    relay's counters up to date.
+
+    Where this host's command is FAIL, the root gets the text of `failure` and ends the job; rows not yet sent are
+    left. `quiet`: whether no producer of this host will push another row."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        board: Board,
+        models: ModelReceiver,
+        rows: RowsUp | None,
+        tables: TablesUp | None,
+        starter: Starter | None,
+        *,
+        quiet: Callable[[], bool],
+        failure: Callable[[], str] | None,
+        count: Callable[[], None],
+    ) -> None:
+        self._membership = membership
+        self._board = board
+        self._models = models
+        self._rows = rows
+        self._tables = tables
+        self._starter = starter
+        self._quiet = quiet
+        self._failure = failure
+        self._count = count
+        self._stopping = False
+        self._failure_at_root = False
+        self._sent_finished = False
+        self._last_models: int | None = None  # that the root sends by the plan in force, known from STOP on
+        self._stopped_at = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the end is near."""
+        return self._stopping
+
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """The root's board, and its goodbye."""
+        return {State: self._obey, Goodbye: self._end}
+
+    def _end(self, host: int, message: Goodbye) -> None:
+        self.done = True
+
+    def _obey(self, host: int, state: State) -> None:
+        self._board.values[: len(state.values)] = state.values
+        if self._board.command not in (Command(state.command), Command.FAIL):
+            self._board.command = Command(state.command)
+        if state.command >= Command.STOP:
+            self._last_models = state.models
+            self._stop()
+            if self._starter is not None:
+                self._starter.end()
+        if state.command == Command.FAIL:
+            self._fail()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._models.stopping = True
+        if self._rows is not None:
+            self._rows.flush = True
+
+    def _fail(self) -> None:
+        self._failure_at_root = True
+        if self._rows is not None:
+            self._rows.muted = True
+
+    def progress(self) -> bool:
+        """Send this host's failure, or that it has finished."""
+        if not self._failure_at_root and self._board.command == Command.FAIL:
+            self._stop()
+            self._fail()
+            text = self._failure() if self._failure is not None else f"host {self._membership.host} failed"
+            self._membership.send_root(MemberFailed(text[-MAX_TEXT:]))
+        if self._stopping and not self._sent_finished and self._last_models is not None:
+            self._finish(self._last_models)
+        return False
+
+    def _finish(self, last_models: int) -> None:
+        """Send `Finished` once nothing more can come from this host."""
+        rows = self._rows
+        tables = self._tables
+        self._stopped_at = self._stopped_at or time.monotonic()
+        if not self._failure_at_root:
+            if not self._quiet() and time.monotonic() - self._stopped_at < QUIET_SECONDS:
+                return
+            if rows is not None and rows.pending:
+                return
+        if rows is not None and not rows.idle:
+            return
+        if tables is not None:
+            if not self._models.ended(last_models):
+                return
+            self._count()  # the last table is exact: nothing more is received or passed on
+            if not tables.finish():
+                return
+        self._sent_finished = True
+        self._membership.send_root(Finished(rows.rows if rows else 0, tables.sent if tables else 0))
+
+    def reset(self, membership: Membership) -> None:
+        """Say everything again."""
+        self._membership = membership
+        self._sent_finished = False
+        self._last_models = None

@@ -77,10 +77,6 @@ class _Memory:
         """Free for the next."""
         self._free.append(self)
 
-    def valid(self) -> bool:
-        """Nobody overwrites it."""
-        return True
-
     def share(self) -> _Memory:
         """The same."""
         return self

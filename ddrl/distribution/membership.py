@@ -1,9 +1,13 @@
-"""A relay among all relays: it joins, and it leaves with the others, in order or because one of them has failed.
+"""A relay among all relays: the small messages between them, how it joins, and how it leaves with the others, in order
+or because one of them has failed.
 
 Used as a context: an error raised inside is sent to every other relay, all of them withdraw what they have posted in
-MPI, and the error goes on upwards. On the others `RelayFailed` is raised wherever they are, with the text of the first
-one, so that a failure at any time, while links are measured and plans are made included, ends all of them within
-seconds and leaves no memory to MPI that is freed.
+MPI, and the error propagates. On the others `RelayFailed` is raised wherever they are, with the text of the first one,
+so that a failure at any time, also while links are measured and plans are made, ends all of them within seconds and
+leaves no memory to MPI that is freed.
+
+A host has an id that it keeps for the whole job; ranks are those of one membership's communicator. A membership can be
+replaced by another one of fewer hosts, or in another order (`withdraw`, then `Relay.reset`).
 """
 
 from __future__ import annotations
@@ -23,19 +27,22 @@ from ddrl.distribution.requests import Exchange, Part, Posted, withdraw
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+TAG_DOWN = 1  # small messages from the root
+TAG_UP = 2  # small messages to the root
+TAG_TABLE = 3
+TAG_BLOCK = 4
+TAG_EXCHANGE = 5
+POLL_PERIOD = 0.01  # between polls of the post while others are waited for [s]
+MAX_BYTES = 1 << 16  # of a message
+MAX_TEXT = MAX_BYTES // 4 - 64  # letters of a failure's text: at most 4 bytes each
 
-# -- control -----------------------------------------------------------------------------------------------------------
-# Small messages between the root and the other relays, and between the root relay and its trainer.
-#
-# Root to relay: `State` (of the board), `NewPlan`, `Measure`, `Orders`, `Goodbye`. Relay to root: `Ready`, `Confirm`,
-# `Report`, `MemberFailed`, `Finished`. Either way: `Failed`. Between trainer and root relay, in slots of their board:
-# `SchemeWish`, `PlanInForce`; by message lanes: `Orders`, `Report`. Packed by msgspec, so a message that is not ours is
-# refused; nothing is unpickled.
+
+# -- messages: msgspec structs, so a message that is not ours is refused; nothing is unpickled
 
 
 class State(msgspec.Struct, tag="state"):
-    """The root's board: the command and its values. `models`: how many the root has sent by the plan in force, once the
-    command is STOP or FAIL, after which it sends no more."""
+    """Root to relay. The root's board: the command and its values. `models`: how many the root has sent by the plan in
+    force, once the command is STOP or FAIL, after which it sends no more."""
 
     command: int
     values: list[float]
@@ -43,7 +50,7 @@ class State(msgspec.Struct, tag="state"):
 
 
 class NewPlan(msgspec.Struct, tag="plan"):
-    """From model 0 of this epoch on, this plan: a scheme by its reference, with its parameters."""
+    """Root to relay. From model 0 of this epoch on, this plan: a scheme by its reference, with its parameters."""
 
     epoch: int
     scheme: str
@@ -53,19 +60,19 @@ class NewPlan(msgspec.Struct, tag="plan"):
 
 
 class Measure(msgspec.Struct, tag="measure"):
-    """No model is under way: measure the links together, then await a plan."""
+    """Root to relay. No model is under way: measure the links together, then await a plan."""
 
 
 class Orders(msgspec.Struct, tag="orders"):
-    """From the trainer to the starter of a host's collectors: a line."""
+    """Trainer to the starter of a host's collectors: a line."""
 
     host: int
     line: bytes
 
 
 class Report(msgspec.Struct, tag="report"):
-    """From the starter of a host's collectors to the trainer: a line. sent: by `clock`, that of the host; received: by
-    the root's [s, CLOCK_MONOTONIC]."""
+    """Starter of a host's collectors to the trainer: a line. sent: by `clock`, that of the host; received: by the
+    root's [s, CLOCK_MONOTONIC]."""
 
     host: int
     line: bytes
@@ -75,18 +82,18 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class Goodbye(msgspec.Struct, tag="goodbye"):
-    """Nothing more is sent: end."""
+    """Root to relay. Nothing more is sent: end."""
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The plan of this epoch stands here, its first receives are posted."""
+    """Relay to root. The plan of this epoch is in force here, its first receives are posted."""
 
     epoch: int
 
 
 class Confirm(msgspec.Struct, tag="confirm"):
-    """A model has ended on this host: sealed (and taken by its rollouts, where that is asked), or refused with
-    `problem`."""
+    """Relay to root. A model has ended on this host: sealed (and taken by its rollouts, where that is asked), or
+    refused with `problem`. seconds: from the trainer's publish to the sealing."""
 
     epoch: int
     sequence: int
@@ -96,33 +103,33 @@ class Confirm(msgspec.Struct, tag="confirm"):
 
 
 class MemberFailed(msgspec.Struct, tag="member_failed"):
-    """A process of this host has failed; the job must end, and its relays end it in order."""
+    """Relay to root. A process of this host has failed; the job must end, and its relays end it in order."""
 
     text: str
 
 
 class Finished(msgspec.Struct, tag="finished"):
-    """This host has sent its last row and its last table."""
+    """Relay to root. This host has sent its last row and its last table."""
 
     rows: int
     tables: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """This relay, or one that sent it this message, cannot go on: withdraw everything at once."""
+    """Either way. This relay, or one that sent it this message, cannot continue: withdraw everything at once."""
 
     text: str
 
 
 class SchemeWish(msgspec.Struct, tag="scheme_wish"):
-    """The scheme to use from the next version on."""
+    """Trainer to root relay, in a slot of their board. The scheme to use from the next version on."""
 
     scheme: str
 
 
 class PlanInForce(msgspec.Struct, tag="plan_in_force"):
-    """By which plan the root relay sends models: `shards` hosts that the root itself sends to, `chunk_bytes` of the
-    largest piece, `bound_seconds` by the links measured (None: not measured)."""
+    """Root relay to trainer, in a slot of their board. The plan by which models are sent: `shards` hosts that the root
+    itself sends to, `chunk_bytes` of the largest piece, `bound_seconds` by the links measured (None: not measured)."""
 
     epoch: int
     scheme: str
@@ -132,14 +139,11 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
 
 
 Message = State | NewPlan | Measure | Orders | Goodbye | Ready | Confirm | Report | MemberFailed | Finished | Failed
-Note = SchemeWish | PlanInForce
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
-MAX_BYTES = 1 << 16  # of a message
-MAX_TEXT = MAX_BYTES // 4 - 64  # letters of a failure's text: at most 4 bytes each
 
 
-def encode(message: Message | Note) -> bytes:
+def encode(message: Message | SchemeWish | PlanInForce) -> bytes:
     """A message as bytes."""
     return _encoder.encode(message)
 
@@ -164,12 +168,9 @@ def decode_plan(data: bytes) -> PlanInForce:
     return msgspec.msgpack.decode(data, type=PlanInForce)
 
 
-# -- post --------------------------------------------------------------------------------------------------------------
-# A post of small messages that never blocks.
-
-
 class Post:
-    """Sends small messages to `peers`, ranks of a communicator, under `out_tag`, and receives theirs under `tag`."""
+    """Sends small messages to `peers`, ranks of a communicator, under `out_tag`, and receives theirs under `tag`; never
+    blocks."""
 
     def __init__(self, comm: MPI.Comm, tag: int, peers: Sequence[int], *, out_tag: int) -> None:
         from mpi4py import MPI
@@ -188,7 +189,7 @@ class Post:
         self.bytes_sent = self.bytes_received = 0
 
     def posted(self) -> Posted:
-        """Requests that stand."""
+        """Requests that have not ended."""
         return Posted(self._receives, self._sends, [*self._buffers, *self._sent])
 
     @property
@@ -209,7 +210,7 @@ class Post:
             self.send(peer, message)
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Messages since the last call, (rank, message); also lets sends go on."""
+        """Messages since the last call, (rank, message); also lets sends continue."""
         if self._sends:
             taken = self._mpi.Request.Testsome(self._sends)
             for index in sorted(taken or (), reverse=True):
@@ -240,16 +241,6 @@ class Post:
         self._receives = []
 
 
-# -- membership --------------------------------------------------------------------------------------------------------
-
-TAG_DOWN = 1
-TAG_UP = 2
-TAG_TABLE = 3
-TAG_BLOCK = 4
-TAG_EXCHANGE = 5
-POLL_PERIOD = 0.01  # s, between polls of the post while others are waited for
-
-
 class RelayFailed(JobFailed):
     """Another relay has failed; the text is its own."""
 
@@ -260,11 +251,19 @@ def describe_relay(error: BaseException) -> str:
 
 
 class Membership:
-    """Rank 0 of `comm` is the root. Making one is collective. `data` and `control` are communicators of its own."""
+    """All relays of a communicator. Rank 0 is the root. Making one is collective. `data` and `control` are
+    communicators of its own. `ids` [size]: of the hosts, by rank; None: their ranks."""
 
-    def __init__(self, comm: MPI.Comm, describe: Callable[[BaseException], str] = describe_relay) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        describe: Callable[[BaseException], str] = describe_relay,
+        ids: Sequence[int] | None = None,
+    ) -> None:
         self.rank = comm.rank
-        self.hosts = comm.size - 1
+        self.hosts = comm.size - 1  # beside the root
+        self.ids = list(range(comm.size)) if ids is None else list(ids)
+        self.host = self.ids[self.rank]
         self.data = comm.Dup()
         self.control = comm.Dup()
         self._describe = describe
@@ -297,15 +296,26 @@ class Membership:
             self._give_up(late)
             raise
 
-    # -- whose requests stand (`transport.requests.Guard`)
+    # -- messages, addressed by hosts' ids
 
-    def keep(self, part: Part) -> None:
-        """`part` posts requests from now on."""
-        self._parts.append(part)
+    def send(self, host: int, message: Message) -> None:
+        """To the relay of one host; never blocks."""
+        self.post.send(self.ids.index(host), message)
 
-    def drop(self, part: Part) -> None:
-        """All of its requests have ended."""
-        self._parts.remove(part)
+    def send_root(self, message: Message) -> None:
+        """To the root."""
+        self.post.send(0, message)
+
+    def send_all(self, message: Message) -> None:
+        """From the root to every relay, or from a relay to the root."""
+        self.post.send_all(message)
+
+    def messages(self) -> list[tuple[int, Message]]:
+        """Messages since the last call, (host, message). RelayFailed where another relay has failed."""
+        self._read()
+        unread = self._unread
+        self._unread = []
+        return unread
 
     def poll(self) -> None:
         """Raise RelayFailed where another relay has failed."""
@@ -314,18 +324,21 @@ class Membership:
             self._next_poll = now + POLL_PERIOD
             self._read()
 
-    def messages(self) -> list[tuple[int, Message]]:
-        """Messages since the last call, (rank, message). RelayFailed where another relay has failed."""
-        self._read()
-        unread = self._unread
-        self._unread = []
-        return unread
-
     def _read(self) -> None:
         for rank, message in self.post.receive():
             if isinstance(message, Failed):
                 raise RelayFailed(message.text)
-            self._unread.append((rank, message))
+            self._unread.append((self.ids[rank], message))
+
+    # -- objects that have posted requests (`requests.Guard`)
+
+    def keep(self, part: Part) -> None:
+        """`part` posts requests from now on."""
+        self._parts.append(part)
+
+    def drop(self, part: Part) -> None:
+        """All of its requests have ended."""
+        self._parts.remove(part)
 
     # -- the end
 
@@ -336,6 +349,18 @@ class Membership:
         self.exchange.barrier()
         self._left = True
         self.post.close()
+        self._free()
+
+    def withdraw(self) -> bool:
+        """End all requests together with the other relays, so that another membership can take over (`Relay.reset`);
+        collective. False where some relay did not take part: then memory that MPI may touch is never freed."""
+        self._left = True
+        together = withdraw([self.data, self.control], self._parts)
+        if together:
+            self._free()
+        return together
+
+    def _free(self) -> None:
         self.data.Free()
         self.control.Free()
 
@@ -344,10 +369,6 @@ class Membership:
 
     def abandon(self, text: str) -> None:
         """Send the text of a failure, this relay's or another's, to the others, and withdraw together."""
-        if self._left:
-            return
-        self._left = True
-        self.post.send_all(Failed(text[-MAX_TEXT:]))
-        if withdraw([self.data, self.control], self._parts):
-            self.data.Free()
-            self.control.Free()
+        if not self._left:
+            self.post.send_all(Failed(text[-MAX_TEXT:]))
+            self.withdraw()

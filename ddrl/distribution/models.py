@@ -1,8 +1,9 @@
-"""What both ends of the models' way share: the plan in force and its executor.
+"""Models on their way: from the root's mailbox to every other host's.
 
-`sending.ModelSender` is the root's end, `receiving.ModelReceiver` every other host's; each is driven by its relay. With
-cluster.codec versions travel in coded form (`transport.coding`): hosts other than the trainer's act on what was
-decoded.
+`ModelSender` is the root's end, `ModelReceiver` every other host's; both have the plan in force and its executor.
+Newest wins: a version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are
+never sent. A version that some host refused is sent again while it is still the newest. With cluster.codec versions
+travel in coded form (`chunks`): hosts other than the trainer's act on the decoded one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,23 +23,26 @@ from numpy.typing import NDArray
 from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin, checksum
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
-from ddrl.distribution.chunks import Bytes, Coding, SentVersions
+from ddrl.distribution.chunks import Coding, SentVersions
 from ddrl.distribution.codecs import Codec, load_codec
-from ddrl.distribution.executor import WINDOW, Executor, Report, Terms, Traffic
+from ddrl.distribution.executor import WINDOW, Executor, Terms, Traffic, VersionReport
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
-from ddrl.distribution.plan import Plan
+from ddrl.distribution.plan import Bytes, Plan
 from ddrl.distribution.requests import withdraw
 from ddrl.distribution.schemes import Choice, choose, load_scheme, make_plan
 
-# -- inbox -------------------------------------------------------------------------------------------------------------
-# The mailbox as the executor uses it: memory for versions on their way, and versions pinned while they are sent on.
+WINDOW_SECONDS = 0.5  # of a link's rate
+MIN_WINDOW = 1 << 16  # bytes
+RETRIES = 3  # sends of a version that some host refused
+KEPT_CONFIRMS = 1 << 14  # confirmations to keep for readers
+UNKNOWN = 0  # the version of a slot is known only when its first chunk has arrived
+
+
+# -- the mailbox as the executor uses it
 #
 # Written by the relay of this host, the mailbox's only writer there (on the trainer's host the trainer writes, and the
 # relay only reads).
-
-
-UNKNOWN = 0  # the version of a slot is known only when its first chunk has arrived
 
 
 class HeldVersion:
@@ -49,14 +54,9 @@ class HeldVersion:
         self.time_ns = pin.time_ns
         self.values = np.asarray(pin.values, np.float64)
         self.data: Bytes = pin.data
-        self._pin = pin
         self._reader = reader
         self._free = free
         self._shares = 1
-
-    def valid(self) -> bool:
-        """Whether the version has stayed whole; always so with firm readers."""
-        return self._pin.valid()
 
     def share(self) -> HeldVersion:
         """The same, to be released once more."""
@@ -129,16 +129,13 @@ class MailboxInbox:
         return HeldVersion(pin, reader, self._free)
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
-
-WINDOW_SECONDS = 0.5  # of a link's rate; bytes
-MIN_WINDOW = 1 << 16
-
-
 def bases_kept(config: ClusterConfig) -> int:
     """Versions that a host keeps because others are encoded as differences from them: the base in use, those under way,
     and as many that wait to be confirmed."""
     return 2 * config.versions_in_flight + 1 if load_codec(config.codec).uses_base else 0
+
+
+# -- both ends
 
 
 class Models(ABC):
@@ -156,12 +153,18 @@ class Models(ABC):
         self._inbox = inbox
         self._config = config
         self._trace = trace
-        self._post = membership.post
         self._epoch: int = -1
-        self._kept: Executor | None = None  # whose requests stand
+        self._kept: Executor | None = None  # whose requests the membership knows
         self.links: Links | None = None
-        if load_scheme(config.cluster.scheme).uses_links and self.hosts:
-            self.links = measure_links(membership.data, membership)
+        self._measure_if_used()
+
+    def _measure_if_used(self) -> None:
+        if load_scheme(self._config.cluster.scheme).uses_links and self.hosts:
+            self.links = measure_links(self._membership.data, self._membership)
+
+    @abstractmethod
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """What is called with (host, message), by the type of message."""
 
     @abstractmethod
     def progress(self) -> bool:
@@ -172,6 +175,10 @@ class Models(ABC):
     def resting(self) -> bool:
         """Whether no model is under way."""
 
+    @abstractmethod
+    def figures(self) -> dict[str, float]:
+        """Counters of this end."""
+
     @property
     def mailbox(self) -> Mailbox:
         """Where versions come from (root) or land."""
@@ -180,14 +187,7 @@ class Models(ABC):
     def totals(self) -> Traffic:
         """Traffic since the start, over all plans."""
         now = self.executor.traffic if self.executor is not None and self._kept is not None else Traffic()
-        return Traffic(
-            self.past.bytes_sent + now.bytes_sent,
-            self.past.bytes_received + now.bytes_received,
-            self.past.messages_sent + now.messages_sent,
-            self.past.messages_received + now.messages_received,
-            self.past.sealed + now.sealed,
-            self.past.refused + now.refused,
-        )
+        return self.past + now
 
     def close(self) -> None:
         """Withdraw the executor; every model has ended everywhere."""
@@ -197,25 +197,34 @@ class Models(ABC):
             self.past = self.totals()
             self._kept = None
 
-    def remeasure(self) -> None:
-        """Measure the links together with all others. What is under way does not arrive any more."""
-        if self.executor is not None and not withdraw(
-            [self._membership.data], [self.executor], meanwhile=self._membership.poll
-        ):
-            raise JobFailed("the relays did not stop sending together: one of them hangs")
-        self._membership.exchange.barrier()  # who still withdraws would take what is sent next
+    def reset(self, membership: Membership) -> None:
+        """Continue with other relays; the requests of the old membership have ended, and what was under way does not
+        arrive. Collective over the new one."""
         self.close()
         self.executor = None
-        self.links = measure_links(self._membership.data, self._membership, self.links)
+        self._membership = membership
+        self.hosts = membership.hosts
+        self.links = None
+        self._measure_if_used()
+
+    def remeasure(self) -> None:
+        """Measure the links together with all others. What is under way does not arrive any more."""
+        membership = self._membership
+        if self.executor is not None and not withdraw([membership.data], [self.executor], meanwhile=membership.poll):
+            raise JobFailed("the relays did not stop sending together: one of them hangs")
+        membership.exchange.barrier()  # a relay that still withdraws would take what is sent next
+        self.close()
+        self.executor = None
+        self.links = measure_links(membership.data, membership, self.links)
 
     def _build(
         self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None
     ) -> Plan:
         plan = make_plan(scheme, self.hosts, self.mailbox.nbytes, **parameters)
         self.close()
-        coding = (
-            None if self.codec is None else Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config.cluster))
-        )
+        coding = None
+        if self.codec is not None:
+            coding = Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config.cluster))
         terms = Terms(self._epoch, versions_in_flight, self._window(), self._trace)
         self.executor = Executor(self._membership.data, plan, inbox, checksum, terms, coding)
         self._kept = self.executor
@@ -231,91 +240,9 @@ class Models(ABC):
         return int(min(WINDOW, max(MIN_WINDOW, WINDOW_SECONDS * self.links.up[self._membership.rank])))
 
 
-# -- pace --------------------------------------------------------------------------------------------------------------
-# The root's watch over the pace of its models: whether it is time to measure the links again.
-
-
-RECENT = 5  # models
-SLOWER = 1.5
-STUCK = 3.0
-
-
-class PaceWatch:
-    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the
-    machine is busy.
-
-    The root's alone. `suspicious` at most once in `interval` seconds, and half as often each time. `stuck`: times as
-    long as usual from which on one model under way is enough, or that none has ended although one was under way (then
-    one and a half times as long as a whole model at least).
-    """
-
-    def __init__(
-        self, interval: float = 20.0, stuck: float = STUCK, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._interval = interval
-        self._stuck = stuck
-        self._begun: dict[int, float] = {}
-        self._first: list[tuple[float, float]] = []  # (seconds, those for which nothing else was awaited)
-        self._last: deque[float] = deque(maxlen=RECENT)
-        self._ended_at = -math.inf
-        self._rest_until = clock() + interval
-
-    def restart(self) -> None:
-        """A new plan: forget how long models took."""
-        if self.suspicious:
-            self._interval *= 2
-        self._begun.clear()
-        self._first.clear()
-        self._last.clear()
-        self._ended_at = -math.inf
-        self._rest_until = self._clock() + self._interval
-
-    def began(self, sequence: int) -> None:
-        """A model has left."""
-        self._begun[sequence] = self._clock()
-
-    def ended(self, sequence: int) -> None:
-        """It has been confirmed everywhere."""
-        if (begun := self._begun.pop(sequence, None)) is None:
-            return
-        now = self._clock()
-        if len(self._first) < RECENT:
-            self._first.append((now - begun, now - max(begun, self._ended_at)))
-        else:
-            self._last.append(now - begun)
-        self._ended_at = now
-
-    @property
-    def suspicious(self) -> bool:
-        """Whether the last models took half as long again as the first, or none has ended for several times as long as
-        usual, and the interval has passed."""
-        now = self._clock()
-        if len(self._first) < RECENT or now < self._rest_until:
-            return False
-        seconds, awaited = (statistics.median(times) for times in zip(*self._first, strict=True))
-        if self._begun:
-            oldest = min(self._begun.values())
-            waited = now - max(oldest, self._ended_at)
-            if now - oldest > self._stuck * seconds or waited > max(self._stuck * awaited, SLOWER * seconds):
-                return True
-        return len(self._last) == RECENT and statistics.median(self._last) > SLOWER * seconds
-
-
-# -- sending -----------------------------------------------------------------------------------------------------------
-# The root's end of the models' way: which version goes next and by which plan, and who has confirmed it.
-#
-# Newest wins: a version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are
-# never sent. A version that some host refused is sent again while it is still the newest.
-
-
-RETRIES = 3  # sends of a version that some host refused
-KEPT = 1 << 14  # confirmations to keep for readers
-
-
 class ModelSender(Models):
-    """The root's end. `in_use`: whether the rollouts of this host use a version; no version leaves before they use
-    the one sent last."""
+    """The root's end: which version leaves next and by which plan, and which hosts have confirmed it. `in_use`: whether
+    the rollouts of this host use a version; no version leaves before they use the one sent last."""
 
     def __init__(
         self,
@@ -329,19 +256,20 @@ class ModelSender(Models):
         super().__init__(membership, inbox, config, codec, trace)
         self._in_use = in_use
         self.choice = Choice("direct", {})
-        self.ready: set[int] = set()  # hosts on which the plan stands
-        self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT)  # (rank, how a model ended there), oldest first
+        self.ready: set[int] = set()  # hosts on which the plan is in force
+        # (host, how a model ended there), oldest first
+        self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
         self.stopping = False  # start no more
         self.in_force: PlanInForce | None = None
-        self._most = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
-        self._in_flight = self._most
+        self._max_in_flight = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
+        self._in_flight = self._max_in_flight
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
         self._sent_version = -1
         self._tries = 0
         self._refused = False
-        self._asked = False
+        self._asked = False  # another scheme is wanted
         self._bases = SentVersions()
-        # In a closed loop the time of a model also holds what rollouts take to act with it, which varies.
+        # In a closed loop the time of a model also holds the time in which rollouts act with it, which varies.
         self._watch = PaceWatch(stuck=math.inf) if config.cluster.closed_loop else PaceWatch()
         self._plan()
 
@@ -357,7 +285,7 @@ class ModelSender(Models):
 
     @property
     def resting(self) -> bool:
-        """See Models."""
+        """Whether no model is under way."""
         return self.executor is None or self.settled
 
     @property
@@ -365,31 +293,35 @@ class ModelSender(Models):
         """The newest version that was sent; -1: none."""
         return self._sent_version
 
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """Models that have ended on a host, and plans in force there."""
+        return {Confirm: self._confirmed, Ready: self._is_ready}
+
+    def figures(self) -> dict[str, float]:
+        """The plan in force."""
+        plan = self.in_force
+        if plan is None:
+            return {}
+        return {
+            "plan_epoch": plan.epoch,
+            "plan_shards": plan.shards,
+            "plan_chunk_bytes": plan.chunk_bytes,
+            "plan_bound_seconds": math.nan if plan.bound_seconds is None else plan.bound_seconds,
+        }
+
     def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
         """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most the setting's
         (0: the setting)."""
         self.choice = choice
-        self._in_flight = min(versions_in_flight or self._most, self._most)
+        self._in_flight = min(versions_in_flight or self._max_in_flight, self._max_in_flight)
         self._epoch += 1
         self._watch.restart()
         self._bases.clear()  # a new plan begins with a whole version
         self.ready.clear()
-        self._post.send_all(
+        self._membership.send_all(
             NewPlan(self._epoch, choice.scheme, self.mailbox.nbytes, self._in_flight, choice.parameters)
         )
-        self._describe(self._build(choice.scheme, choice.parameters, self._in_flight, None))
-
-    def change(self, scheme: str) -> None:
-        """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
-        first."""
-        self._config = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme))
-        self._asked = True
-
-    @property
-    def _uses_links(self) -> bool:
-        return load_scheme(self._config.cluster.scheme).uses_links
-
-    def _describe(self, plan: Plan) -> None:
+        plan = self._build(choice.scheme, choice.parameters, self._in_flight, None)
         self.in_force = PlanInForce(
             epoch=self._epoch,
             scheme=plan.scheme,
@@ -398,15 +330,30 @@ class ModelSender(Models):
             bound_seconds=self.links.network().bound(plan.nbytes) if self.links is not None and self.hosts else None,
         )
 
+    def change(self, scheme: str) -> None:
+        """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
+        first."""
+        self._config = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme))
+        self._asked = True
+
     def measure(self) -> None:
         """Measure the links anew, all hosts together, and plan with them. Lasts a second or two. What is under way is
         cut off: over a link that has become slow it could take long to arrive. The newest version then leaves again."""
+        self._cut_off()
+        self._membership.send_all(Measure())
+        self.remeasure()
+        self._plan()
+
+    def reset(self, membership: Membership) -> None:
+        """Plan anew for these relays; the newest version then leaves again."""
+        self._cut_off()
+        super().reset(membership)
+        self._plan()
+
+    def _cut_off(self) -> None:
         self._refused = self._refused or bool(self._open)
         self._tries = 0
         self._open.clear()
-        self._post.send_all(Measure())
-        self.remeasure()
-        self._plan()
 
     def _plan(self) -> None:
         network = self.links.network() if self.links is not None else None
@@ -414,12 +361,10 @@ class ModelSender(Models):
         on_the_wire = nbytes if self.codec is None else self.codec.wire_bytes(0, nbytes)
         choice = choose(self._config, self.hosts, on_the_wire, network)
         chunk = choice.parameters.get("chunk_bytes", 0)
-        if (
-            chunk and not self._config.cluster.chunk_bytes
-        ):  # chosen for what travels; plans are cut in bytes of the model
-            choice = replace(
-                choice, parameters={**choice.parameters, "chunk_bytes": round(chunk * nbytes / max(1, on_the_wire))}
-            )
+        if chunk and not self._config.cluster.chunk_bytes:
+            # Chosen for the bytes that travel; plans are cut in bytes of the model.
+            cut = round(chunk * nbytes / max(1, on_the_wire))
+            choice = replace(choice, parameters={**choice.parameters, "chunk_bytes": cut})
         self.plan_with(choice)
 
     def progress(self) -> bool:
@@ -432,7 +377,8 @@ class ModelSender(Models):
         newest = self.mailbox.newest
         if self.stopping or not self.hosts or newest < 0:
             return False
-        if self._uses_links and (self._asked or self._watch.suspicious):
+        uses_links = load_scheme(self._config.cluster.scheme).uses_links
+        if uses_links and (self._asked or self._watch.suspicious):
             self._asked = False
             self.measure()
             return True
@@ -457,40 +403,35 @@ class ModelSender(Models):
         if self.codec is not None and self.codec.uses_base:
             self._bases.sent(executor.next_sequence, held)
         sequence = executor.start(held, self._bases.base(executor.next_sequence))
-        self._open[sequence] = set(range(1, self.hosts + 1))
+        self._open[sequence] = set(self._membership.ids[1:])
         self._watch.began(sequence)
         return True
 
-    def confirmed(self, rank: int, message: Confirm) -> None:
-        """Record how a model ended on a host."""
+    def _confirmed(self, host: int, message: Confirm) -> None:
         if message.epoch != self._epoch:
             return
-        self.confirms.append((rank, message))
+        self.confirms.append((host, message))
         if message.problem:
-            self.problems.append(f"host {rank} refused version {message.version}: {message.problem}")
+            self.problems.append(f"host {host} refused version {message.version}: {message.problem}")
             self._refused = True
-            self._bases.refused(self.executor.next_sequence if self.executor is not None else 0)
+            self._bases.refused(self.started)
         hosts = self._open[message.sequence]
-        hosts.discard(rank)
+        hosts.discard(host)
         if not hosts:
             del self._open[message.sequence]
             self._watch.ended(message.sequence)
             if self.codec is not None and self.codec.uses_base:
                 self._bases.confirmed(message.sequence)
 
-    def stands(self, rank: int, message: Ready) -> None:
-        """Record that a plan stands on a host."""
+    def _is_ready(self, host: int, message: Ready) -> None:
         if message.epoch == self._epoch:
-            self.ready.add(rank)
-
-
-# -- receiving ---------------------------------------------------------------------------------------------------------
-# A host's end of the models' way: it builds the root's plans, receives by them, and confirms what it got.
+            self.ready.add(host)
 
 
 class ModelReceiver(Models):
-    """Every other host's end. `in_use`: whether this host's rollouts use a version; None: sealed is confirmed.
-    `on_seal` is called after a version was sealed, to wake who waits for it."""
+    """Every other host's end: it builds the root's plans, receives by them, and confirms what it got. `in_use`: whether
+    this host's rollouts use a version; None: sealed is confirmed. `on_seal` is called after a version was sealed, to
+    wake its readers."""
 
     def __init__(
         self,
@@ -508,29 +449,37 @@ class ModelReceiver(Models):
         self._confirmed = 0  # models, by the plan in force
         self._in_use = in_use
         self._on_seal = on_seal
-        self._unconfirmed: deque[Report] = deque()
+        self._unconfirmed: deque[VersionReport] = deque()
 
     @property
     def resting(self) -> bool:
-        """See Models."""
+        """Whether no model is under way."""
         return self.executor is None or self.executor.idle
+
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """The root's plans."""
+        return {NewPlan: self._adopt, Measure: lambda host, message: self.remeasure()}
+
+    def figures(self) -> dict[str, float]:
+        """Age of the newest version when it was sealed [s]."""
+        return {"seal_seconds": self.seal_seconds}
 
     def ended(self, models: int) -> bool:
         """Whether so many models of the plan in force have ended here: received, confirmed and passed on."""
         return self._confirmed >= models and self.resting
 
-    def adopt(self, plan: NewPlan) -> None:
+    def _adopt(self, host: int, plan: NewPlan) -> None:
         """Build the root's plan here, with receives posted."""
         if plan.nbytes != self.mailbox.nbytes:
             raise ConfigError(
-                f"relay {self._membership.rank} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root "
+                f"relay {self._membership.host} has a mailbox for models of {self.mailbox.nbytes} bytes, but the root "
                 f"sends {plan.nbytes}: all hosts must use the same network"
             )
         self._epoch = plan.epoch
         self._confirmed = 0
         self._unconfirmed.clear()  # of a plan that was cut off
         self._build(plan.scheme, plan.parameters, plan.versions_in_flight, self._inbox)
-        self._post.send(0, Ready(plan.epoch))
+        self._membership.send_root(Ready(plan.epoch))
 
     def progress(self) -> bool:
         """Move what can be moved, and confirm what has ended."""
@@ -541,7 +490,7 @@ class ModelReceiver(Models):
             self._unconfirmed.append(report)
             if report.problem:
                 self.problems.append(
-                    f"version {report.version} refused on host {self._membership.rank}: {report.problem}"
+                    f"version {report.version} refused on host {self._membership.host}: {report.problem}"
                 )
             else:
                 self.seal_seconds = report.seconds
@@ -549,15 +498,78 @@ class ModelReceiver(Models):
         self.executor.reports.clear()
         while self._unconfirmed:
             report = self._unconfirmed[0]
-            if (
-                not report.problem
-                and self._in_use is not None
-                and not self.stopping
-                and not self._in_use(report.version)
-            ):
+            awaited = self._in_use is not None and not report.problem and not self.stopping
+            if awaited and self._in_use is not None and not self._in_use(report.version):
                 break
             self._unconfirmed.popleft()
             self._confirmed += 1
-            self._post.send(0, Confirm(self._epoch, report.sequence, report.version, report.problem, report.seconds))
+            self._membership.send_root(
+                Confirm(self._epoch, report.sequence, report.version, report.problem, report.seconds)
+            )
             moved = True
         return moved
+
+
+class PaceWatch:
+    """Notices that models have become much slower than they were under the same plan: then a link has changed, or the
+    machine is busy. The root's alone.
+
+    `suspicious` at most once in `interval` seconds, and half as often each time. `stuck`: times as long as usual from
+    which on one model under way is enough, or that none has ended although one was under way (then one and a half times
+    as long as a whole model at least)."""
+
+    RECENT = 5  # models
+    SLOWER = 1.5  # times as long as the first models under a plan
+    STUCK = 3.0
+
+    def __init__(
+        self, interval: float = 20.0, stuck: float = STUCK, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._interval = interval
+        self._stuck = stuck
+        self._begun: dict[int, float] = {}
+        self._first: list[tuple[float, float]] = []  # (seconds, those for which nothing else was awaited)
+        self._last: deque[float] = deque(maxlen=self.RECENT)
+        self._ended_at = -math.inf
+        self._rest_until = clock() + interval
+
+    def restart(self) -> None:
+        """A new plan: forget how long models took."""
+        if self.suspicious:
+            self._interval *= 2
+        self._begun.clear()
+        self._first.clear()
+        self._last.clear()
+        self._ended_at = -math.inf
+        self._rest_until = self._clock() + self._interval
+
+    def began(self, sequence: int) -> None:
+        """A model has left."""
+        self._begun[sequence] = self._clock()
+
+    def ended(self, sequence: int) -> None:
+        """It has been confirmed everywhere."""
+        if (begun := self._begun.pop(sequence, None)) is None:
+            return
+        now = self._clock()
+        if len(self._first) < self.RECENT:
+            self._first.append((now - begun, now - max(begun, self._ended_at)))
+        else:
+            self._last.append(now - begun)
+        self._ended_at = now
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the last models took half as long again as the first, or none has ended for several times as long as
+        usual, and the interval has passed."""
+        now = self._clock()
+        if len(self._first) < self.RECENT or now < self._rest_until:
+            return False
+        seconds, awaited = (statistics.median(times) for times in zip(*self._first, strict=True))
+        if self._begun:
+            oldest = min(self._begun.values())
+            waited = now - max(oldest, self._ended_at)
+            if now - oldest > self._stuck * seconds or waited > max(self._stuck * awaited, self.SLOWER * seconds):
+                return True
+        return len(self._last) == self.RECENT and statistics.median(self._last) > self.SLOWER * seconds

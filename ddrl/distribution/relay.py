@@ -1,68 +1,54 @@
-"""What both kinds of relay share: polling everything once, sleeping between polls, counters, and the end.
+"""A relay: the process of a host that speaks MPI while the job runs; one loop over its models and its other duties.
 
-`progress` does what can be done now; `run` repeats it and sleeps between, until MPI or the relay's bell wakes it, so
-an idle relay costs next to nothing and never spins in MPI. A relay handles bytes and rows, not tensors (a codec is
-given the places of float32 values).
+`root_relay` composes the one beside the trainer, `host_relay` that of every other host. `Relay.progress` does what can
+be done now; `run` repeats it and sleeps in between until MPI or the relay's bell wakes it, so an idle relay costs next
+to nothing and never spins in MPI. A relay handles bytes and rows, not tensors (a codec is given the places of float32
+values).
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ddrl.channels.board import Board, Command, CounterRow, Counters
+from ddrl.channels.board import Board, CounterRow, Counters
 from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.channels.mailbox import Mailbox, MailboxReader
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.codecs import make_codec
-from ddrl.distribution.flows import TableReceiver, TableSender, UplinkReceiver, UplinkSender
-from ddrl.distribution.links import Links
-from ddrl.distribution.membership import (
-    MAX_TEXT,
-    TAG_BLOCK,
-    TAG_TABLE,
-    Confirm,
-    Finished,
-    Goodbye,
-    Measure,
-    MemberFailed,
-    Membership,
-    Message,
-    NewPlan,
-    Orders,
-    Ready,
-    Report,
-    State,
-    decode,
-    decode_wish,
-    encode,
+from ddrl.distribution.flows import (
+    Duty,
+    HostCommands,
+    LinesIn,
+    LinesOut,
+    RootCommands,
+    RowsIn,
+    RowsUp,
+    Starter,
+    TablesIn,
+    TablesUp,
 )
+from ddrl.distribution.links import Links
+from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import MailboxInbox, ModelReceiver, Models, ModelSender, bases_kept
-from ddrl.distribution.requests import Part
 from ddrl.distribution.waits import Events, rest_seconds
 
-# -- core --------------------------------------------------------------------------------------------------------------
-
 UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
-COUNT_PERIOD = 0.25  # s, between updates of the relay's own counters
-IDLE_SLEEP = 1e-2  # s, longest: what waits for a time, as rows for their block, is no event
-RELAYS_A_CORE = 3  # that may look so often; not the root, who plans and starts models
-SHORT_SLEEP = 1e-3  # s, of the root, first after something moved: MPI may have read the next message with the last one
-# s, where MPI wakes nobody: shortest, longest while models travel
-BUSY_SLEEP = 2e-4
-BUSY_MAX_SLEEP = 2e-3
-LOOK_SHARE = 0.1  # longest sleep over the time since something moved, where MPI wakes nobody
-TOLD = 0.5  # share of messages that MPI must have woken the relay for to be relied upon
+COUNT_PERIOD = 0.25  # between updates of the relay's own counters [s]
+IDLE_SLEEP = 1e-2  # longest sleep [s]: what waits for a time, as rows for their block, is no event
+RELAYS_A_CORE = 3  # that may poll so often; not the root, which plans and starts models
+SHORT_SLEEP = 1e-3  # of the root, first after something moved [s]: MPI may have read the next message with the last one
+BUSY_SLEEP = 2e-4  # shortest where MPI does not wake the relay [s]
+BUSY_MAX_SLEEP = 2e-3  # longest while models travel where MPI does not wake the relay [s]
+SLEEP_SHARE = 0.1  # longest sleep over the time since something moved, where MPI does not wake the relay
+MIN_WAKE_SHARE = 0.5  # sleep long only if at least this share of messages arrived with an MPI wake-up
 
 
 def readers_needed(config: ClusterConfig) -> int:
@@ -78,21 +64,21 @@ def slots_needed(config: ClusterConfig) -> int:
 
 
 def idle_sleep(links: Links | None) -> float:
-    """Longest sleep [s] of a relay whom MPI wakes, or who has no model under way. Where very many share a machine, as
-    emulated hosts do, their looks alone would else take its cores."""
+    """Longest sleep [s] of a relay that MPI wakes, or that has no model under way. Where very many share a machine, as
+    emulated hosts do, their polls alone would otherwise take its cores."""
     relays = 1.0 if links is None else len(links.up) / (links.machines * links.cores)
     return min(COUNT_PERIOD, IDLE_SLEEP * max(1.0, relays / RELAYS_A_CORE))
 
 
-def longest_sleep(waited: float, idle: float, *, told: bool, resting: bool) -> float:
-    """Longest sleep [s] of a relay, `waited` seconds after something moved. `idle`: its `idle_sleep`; `told`: whether
+def longest_sleep(waited: float, idle: float, *, woken: bool, resting: bool) -> float:
+    """Longest sleep [s] of a relay, `waited` seconds after something moved. `idle`: its `idle_sleep`; `woken`: whether
     MPI wakes it; `resting`: whether no model is under way.
 
-    Where MPI wakes nobody, sleeps of one length between frequent models would set the models' own pace, with one sleep
-    for each relay on their way: there the sleep grows with the time waited."""
-    if told:
+    Where MPI does not wake it, sleeps of one length between frequent models would set the models' own pace, with one
+    sleep for each relay on their way: there the sleep grows with the time waited."""
+    if woken:
         return idle
-    return rest_seconds(waited, LOOK_SHARE, idle if resting else BUSY_MAX_SLEEP, shortest=BUSY_SLEEP)
+    return rest_seconds(waited, SLEEP_SHARE, idle if resting else BUSY_MAX_SLEEP, shortest=BUSY_SLEEP)
 
 
 @dataclass(frozen=True)
@@ -113,62 +99,88 @@ class LocalHost:
     quiet: Callable[[], bool] = lambda: True
     in_use: Callable[[int], bool] | None = None
 
-
-class Flow(Part, Protocol):
-    """What a relay moves beside models: experience, tables of counters."""
-
-    def close(self) -> None:
-        """Everything has ended everywhere: nothing stands any more."""
-        ...
-
-
-class Relay(ABC):
-    """Base of `RootRelay` and `HostRelay`."""
-
-    models: Models
-    beside_period = 0.0  # s, between looks at all that is not a model
-
-    def __init__(self, membership: Membership, config: ClusterConfig, local: LocalHost) -> None:
-        if len(local.readers) < readers_needed(config):
+    def inbox(self, config: ClusterConfig) -> MailboxInbox:
+        """The mailbox as the executor uses it; ConfigError without enough readers."""
+        if len(self.readers) < readers_needed(config):
             raise ConfigError(
                 f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not "
-                f"{len(local.readers)}"
+                f"{len(self.readers)}"
             )
-        self.hosts = membership.hosts
-        self.rank = membership.rank
-        self.finished = False
-        self.problems: list[str] = []  # of experience, for the log; those of models stand in `models.problems`
-        self._membership = membership
-        self._post = membership.post
+        return MailboxInbox(self.mailbox, self.readers)
+
+
+class RelayCounters:
+    """A relay's own row of counters."""
+
+    def __init__(self, membership: Membership, local: LocalHost, models: Models, duties: Sequence[Duty]) -> None:
+        self.membership = membership
         self._local = local
-        self._board = local.board
-        self._inbox = MailboxInbox(local.mailbox, local.readers)
-        self._flows: list[Flow] = []
-        self._stopping = False
-        self._next_counters = self._next_beside = 0.0
+        self._models = models
+        self._duties = duties
+
+    def update(self) -> None:
+        """Bring the row up to date."""
+        post = self.membership.post
+        traffic = self._models.totals()
+        newest = self._local.mailbox.newest
+        figures = {
+            "heartbeat": time.time(),
+            "model_bytes_sent": traffic.bytes_sent,
+            "model_bytes_received": traffic.bytes_received,
+            "bytes_sent": traffic.bytes_sent + post.bytes_sent,
+            "bytes_received": traffic.bytes_received + post.bytes_received,
+            "versions_sealed": traffic.sealed,
+            "checksum_failures": traffic.refused,
+        }
+        if newest >= 0:
+            figures["policy_version"] = newest
+        for part in (self._models, *self._duties):
+            for name, value in part.figures().items():
+                figures[name] = figures.get(name, 0.0) + value
+        for name, value in figures.items():
+            self._local.counters[name].set(float(value))
+
+
+class Relay:
+    """Models and duties of one host. `duty_period`: between calls of the duties [s]; models are served at every turn,
+    for chunks may be a tenth of a millisecond apart."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        local: LocalHost,
+        models: Models,
+        duties: Sequence[Duty],
+        counters: RelayCounters,
+        duty_period: float,
+    ) -> None:
+        self.models = models
+        self.duties = list(duties)
+        self.finished = False
+        self._membership = membership
+        self._local = local
+        self._counters = counters
+        self._duty_period = duty_period
+        self._handlers = {kind: handler for part in (models, *duties) for kind, handler in part.handlers().items()}
+        self._next_counters = 0.0
+        self._next_duties = 0.0
         self._events = Events(local.board.relay_bell)
-        gc.freeze()  # what stands now need not be looked through again while models travel
+        gc.freeze()  # the collector need not search what exists by now while models travel
         self._sleep = BUSY_SLEEP
         self._moved_at = 0.0
-        self._slept = False  # of moves after a sleep, those that MPI announced
+        self._slept = False
         self._woken = False
-        self._share = 0.0
+        self._wake_share = 0.0  # of moves after a sleep, those that MPI announced
 
-    @abstractmethod
-    def _handle(self, rank: int, message: Message) -> None:
-        """Act on a message."""
+    @property
+    def hosts(self) -> int:
+        """Beside the root."""
+        return self._membership.hosts
 
-    @abstractmethod
-    def _move(self) -> bool:
-        """Everything but models: True if anything moved."""
-
-    @abstractmethod
-    def _figures(self) -> dict[str, float]:
-        """Counters of this kind of relay."""
-
-    def _keep(self, flow: Flow) -> None:
-        self._flows.append(flow)
-        self._membership.keep(flow)
+    @property
+    def rank(self) -> int:
+        """Among the relays; 0: the root."""
+        return self._membership.rank
 
     def progress(self) -> bool:
         """Do what can be done without waiting; True if anything moved. RelayFailed where another relay has failed."""
@@ -176,17 +188,21 @@ class Relay(ABC):
             return False
         now = time.monotonic()
         moved = False
-        if now >= self._next_beside:
-            self._next_beside = now + self.beside_period
+        if now >= self._next_duties:
+            self._next_duties = now + self._duty_period
             messages = self._membership.messages()
-            for rank, message in messages:
-                self._handle(rank, message)
-            if self.finished:
-                return True
+            moved = bool(messages)
+            for host, message in messages:
+                if (handler := self._handlers.get(type(message))) is not None:
+                    handler(host, message)
             if now >= self._next_counters:
                 self._next_counters = now + COUNT_PERIOD
                 self._count()
-            moved = self._move() or bool(messages)
+            for duty in self.duties:
+                moved = duty.progress() or moved
+                if duty.done:
+                    self._end()
+                    return True
         return self.models.progress() or moved  # last: what MPI reads for it meanwhile must not lie unseen
 
     def run(self) -> None:
@@ -195,377 +211,136 @@ class Relay(ABC):
             self.step()
 
     def step(self) -> None:
-        """One `progress`, then sleep until MPI or the bell has something; where something moved, only those sleep whom
-        MPI wakes.
+        """One `progress`, then sleep until MPI or the bell has something; where something moved, only a relay that MPI
+        wakes sleeps.
 
-        Where MPI wakes nobody (`Events`), look again at once, and then after sleeps that grow (`longest_sleep`). So
-        does the root always: a model may leave now."""
-        bell = self._board.relay_bell
+        Where MPI does not wake it (`Events`), it polls again at once, and then after sleeps that grow
+        (`longest_sleep`). So does the root always: a model may leave now."""
+        bell = self._local.board.relay_bell
         seen = bell.value
         if self.progress():
             self._moved_at = time.monotonic()
-            if self._slept:  # how much of what moves announces itself
+            if self._slept:
                 self._slept = False
-                self._share = self._share + 0.1 * (self._woken - self._share)
-            self._sleep = SHORT_SLEEP if self._told else BUSY_SLEEP
-            if not (self._told and self.rank):
+                self._wake_share += 0.1 * (self._woken - self._wake_share)
+            self._sleep = SHORT_SLEEP if self._mpi_wakes else BUSY_SLEEP
+            if not (self._mpi_wakes and self.rank):
                 return
         executor = self.models.executor
         if executor is None or not self.rank:
             woken = self._events.wait(seen, self._sleep)
         else:
-            woken = self._events.wait(seen, self._longest() if self._told else self._sleep, executor.wait)
+            seconds = self._longest() if self._mpi_wakes else self._sleep
+            woken = self._events.wait(seen, seconds, executor.wait)
         self._slept = True
         self._woken = woken
         self._sleep = min(self._sleep * 1.5, self._longest())
 
     @property
-    def _told(self) -> bool:
-        """Whether MPI wakes this relay."""
-        return self._share > TOLD
+    def _mpi_wakes(self) -> bool:
+        return self._wake_share > MIN_WAKE_SHARE
 
     def _longest(self) -> float:
+        """Longest sleep now [s]."""
+        if self.rank and self._mpi_wakes and not any(duty.waiting for duty in self.duties):
+            return COUNT_PERIOD
         idle = idle_sleep(self.models.links) if self.rank else IDLE_SLEEP
         waited = time.monotonic() - self._moved_at
-        return longest_sleep(waited, idle, told=self._told, resting=self.models.resting)
+        return longest_sleep(waited, idle, woken=self._mpi_wakes, resting=self.models.resting)
 
     def _count(self) -> None:
-        """Bring the counters up to date."""
-        row = self._local.counters
-        traffic = self.models.totals()
-        newest = self._local.mailbox.newest
-        figures = {
-            "heartbeat": time.time(),
-            "model_bytes_sent": traffic.bytes_sent,
-            "model_bytes_received": traffic.bytes_received,
-            "bytes_sent": traffic.bytes_sent + self._post.bytes_sent,
-            "bytes_received": traffic.bytes_received + self._post.bytes_received,
-            "versions_sealed": traffic.sealed,
-            "checksum_failures": traffic.refused,
-        }
-        if newest >= 0:
-            figures["policy_version"] = newest
-        for name, value in self._figures().items():
-            figures[name] = figures.get(name, 0.0) + value
-        for name, value in figures.items():
-            row[name].set(float(value))
+        self._counters.update()
+
+    def reset(self, membership: Membership) -> None:
+        """Continue with other relays, once all have left the old membership by `Membership.withdraw`. Collective over
+        the new one. Rows on their way arrive once, the newest version leaves again."""
+        self._membership = membership
+        self._counters.membership = membership
+        for duty in self.duties:
+            duty.reset(membership)
+        self.models.reset(membership)
 
     def _end(self) -> None:
         """Everything has ended everywhere: withdraw and be finished. The membership is left afterwards."""
         self._count()
         self.models.close()
-        for flow in self._flows:
-            flow.close()
-            self._membership.drop(flow)
-        self._flows = []
+        for duty in self.duties:
+            duty.close()
         self._events.close()
         self.finished = True
 
 
-# -- host --------------------------------------------------------------------------------------------------------------
-# The relay of every host but the trainer's: models in and on to others, this host's experience and counters up.
-#
-# It copies the command and the values of the root's board to this host's board.
+def root_relay(
+    membership: Membership,
+    config: Config,
+    local: LocalHost,
+    *,
+    lanes: Sequence[Lane],
+    mirrors: Sequence[Counters] = (),
+    on_failure: Callable[[str], None] | None = None,
+    orders: MessageLane | None = None,
+    reports: MessageLane | None = None,
+    trace: bool = False,
+) -> Relay:
+    """The relay beside the trainer: models out, experience of all hosts in, and the end of the job. Collective.
+
+    `lanes`, `mirrors`: of each other host in turn, for its rows and its table of counters. `on_failure` is given the
+    text of a host's failure. `orders` go to the other hosts' starters of collectors, `reports` come from them."""
+    hosts = membership.hosts
+    if len(lanes) != hosts or len(mirrors) not in (0, hosts):
+        raise ConfigError(
+            f"the root relay needs a lane for each of the {hosts} other relays, not {len(lanes)}, and a table "
+            f"for each or none, not {len(mirrors)}"
+        )
+    inbox = local.inbox(config.cluster)
+    rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
+    tables = TablesIn(membership, mirrors)
+    models = ModelSender(membership, inbox, config, make_codec(config, local.layout), local.in_use, trace)
+    duties: list[Duty] = [rows, tables, RootCommands(membership, local.board, models, rows, tables, on_failure)]
+    if orders is not None and reports is not None:
+        duties.insert(0, LinesOut(membership, orders, reports))
+    return Relay(membership, local, models, duties, RelayCounters(membership, local, models, duties), 0.0)
 
 
-QUIET_SECONDS = 10.0  # s after STOP for the producers of a host to fall silent
-
-
-class Starter(Protocol):
-    """Starts and ends this host's collectors. The trainer and it talk in lines, through the relays."""
-
-    clock: str  # names this host's clock
-
-    def write(self, line: bytes) -> None:
-        """Hand it a line."""
-        ...
-
-    def read(self) -> list[bytes]:
-        """What it has said since the last call; never waits. JobFailed where it has ended, and was not told to."""
-        ...
-
-    def end(self) -> None:
-        """Tell it to end, and all collectors with it."""
-        ...
-
-
-class HostRelay(Relay):
-    """See the module. Making one is collective over the membership.
+def host_relay(
+    membership: Membership,
+    config: Config,
+    local: LocalHost,
+    *,
+    lanes: LaneSet | None = None,
+    table: Counters | None = None,
+    failure: Callable[[], str] | None = None,
+    starter: Starter | None = None,
+    trace: bool = False,
+) -> Relay:
+    """The relay of every other host: models in and on to others, this host's experience and counters up. Collective.
 
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
-    text of `failure` and ends the job; rows not yet sent are left. `starter`: of this host's collectors, where it has
-    any."""
-
-    beside_period = SHORT_SLEEP  # models come first: chunks may be a tenth of that apart
-
-    def __init__(
-        self,
-        membership: Membership,
-        config: Config,
-        local: LocalHost,
-        *,
-        lanes: LaneSet | None = None,
-        table: Counters | None = None,
-        failure: Callable[[], str] | None = None,
-        starter: Starter | None = None,
-        trace: bool = False,
-    ) -> None:
-        super().__init__(membership, config.cluster, local)
-        self._failure = failure
-        self._starter = starter
-        self._blocks: UplinkSender | None = None
-        if lanes is not None:
-            period = max(2e-3, 5e-5 * self.hosts)
-            self._blocks = UplinkSender(
-                membership.control, TAG_BLOCK, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period=period
-            )
-            self._keep(self._blocks)
-        self._tables: TableSender | None = None
-        if table is not None:
-            self._tables = TableSender(membership.control, TAG_TABLE, table)
-            self._keep(self._tables)
-        codec = make_codec(config, local.layout)
-        self.models = self.receiver = ModelReceiver(
-            membership, self._inbox, config, codec, local.in_use, trace, local.board.rollout_bell.ring
-        )
-        self._failure_at_root = self._sent_finished = False
-        self._last_models: int | None = None  # that the root sends by the plan in force, known from STOP on
-        self._stopped_at = 0.0
-
-    def _handle(self, rank: int, message: Message) -> None:
-        if isinstance(message, State):
-            self._obey(message)
-        elif isinstance(message, NewPlan):
-            self.receiver.adopt(message)
-        elif isinstance(message, Measure):
-            self.receiver.remeasure()
-        elif isinstance(message, Orders) and self._starter is not None:
-            self._starter.write(message.line)
-        elif isinstance(message, Goodbye):
-            self._end()
-
-    def _obey(self, state: State) -> None:
-        self._board.values[: len(state.values)] = state.values
-        if self._board.command not in (Command(state.command), Command.FAIL):
-            self._board.command = Command(state.command)
-        if state.command >= Command.STOP:
-            self._stopping = True
-            self._last_models = state.models
-            if self._starter is not None:
-                self._starter.end()
-        self._failure_at_root = self._failure_at_root or state.command == Command.FAIL
-        self.receiver.stopping = self._stopping
-
-    def _move(self) -> bool:
-        moved = False
-        if self._blocks is not None and not self._failure_at_root:
-            moved = self._blocks.progress(flush=self._stopping)
-        if self._tables is not None:
-            self._tables.progress()
-        if self._starter is not None:
-            for line in self._starter.read():
-                self._post.send(0, Report(self.rank, line, self._starter.clock, time.monotonic()))
-        self._send_failure()
-        self._finish_up()
-        return moved
-
-    def _longest(self) -> float:
-        waits = self._stopping or (self._blocks is not None and self._blocks.pending)
-        return COUNT_PERIOD if self._told and not waits else super()._longest()
-
-    def _send_failure(self) -> None:
-        if not self._failure_at_root and self._board.command == Command.FAIL:
-            self._failure_at_root = self._stopping = True
-            text = self._failure() if self._failure is not None else f"host {self.rank} failed"
-            self._post.send(0, MemberFailed(text[-MAX_TEXT:]))
-
-    def _finish_up(self) -> None:
-        if not self._stopping or self._sent_finished or self._last_models is None:
-            return
-        self._stopped_at = self._stopped_at or time.monotonic()
-        if not self._failure_at_root:
-            if not self._local.quiet() and time.monotonic() - self._stopped_at < QUIET_SECONDS:
-                return
-            if self._blocks is not None and self._blocks.pending:
-                return
-        if self._blocks is not None and not self._blocks.idle:
-            return
-        if self._tables is not None:
-            if not self.receiver.ended(self._last_models):
-                return
-            self._count()  # the last table is exact: nothing more is received or passed on
-            if not self._tables.finish():
-                return
-        self._sent_finished = True
-        self._post.send(0, Finished(self._blocks.rows if self._blocks else 0, self._tables.sent if self._tables else 0))
-
-    def _figures(self) -> dict[str, float]:
-        figures: dict[str, float] = {"seal_seconds": self.receiver.seal_seconds}
-        if self._blocks is not None:
-            figures["bytes_sent"] = self._blocks.bytes_sent
-            figures["rows_forwarded"] = self._blocks.rows
-        return figures
-
-
-# -- root --------------------------------------------------------------------------------------------------------------
-# The relay beside the trainer: models out, experience of all hosts in, and the end of the job.
-#
-# Order of the end: the board's command is STOP -> the root sends it to all -> each relay drains its lanes, sends its
-# last table and `Finished` -> the root, once every model has ended everywhere and every row stands in its lane, sends
-# `Goodbye` -> all withdraw and leave together.
-
-
-STATE_PERIOD = 0.1  # s, between reads of the root's board values
-# s after STOP without any row taken by the trainer before rows are given up; a closed lane gives them up at once
-DRAIN_SECONDS = 2.0
-
-
-class RootRelay(Relay):
-    """See the module. Making one is collective over the membership.
-
-    `lanes`: one to the trainer for each other relay, in rank order. `mirrors`: a counters table for each other relay,
-    as large as the one there, or none. A host's message that one of its processes has failed ends the job everywhere:
-    its text goes to `on_failure`, and this host's command becomes FAIL. `orders`, `reports`: what the trainer says
-    to the other hosts' starters of collectors, and they to it."""
-
-    def __init__(
-        self,
-        membership: Membership,
-        config: Config,
-        local: LocalHost,
-        *,
-        lanes: Sequence[Lane],
-        mirrors: Sequence[Counters] = (),
-        on_failure: Callable[[str], None] | None = None,
-        orders: MessageLane | None = None,
-        reports: MessageLane | None = None,
-        trace: bool = False,
-    ) -> None:
-        super().__init__(membership, config.cluster, local)
-        if len(lanes) != self.hosts or len(mirrors) not in (0, self.hosts):
-            raise ConfigError(
-                f"the root relay needs a lane for each of the {self.hosts} other relays, not {len(lanes)}, and a table "
-                f"for each or none, not {len(mirrors)}"
-            )
-        self._on_failure = on_failure
-        self._orders = orders
-        self._reports = reports
-        self._unread: deque[bytes] = deque()  # reports for which there is no room yet
-        self._blocks = UplinkReceiver(membership.control, TAG_BLOCK, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
-        self._keep(self._blocks)
-        self._tables = TableReceiver(membership.control, TAG_TABLE, mirrors)
-        self._keep(self._tables)
-        codec = make_codec(config, local.layout)
-        self.models = self.sender = ModelSender(membership, self._inbox, config, codec, local.in_use, trace)
-        self._finished: dict[int, Finished] = {}
-        self._said_goodbye = False
-        self._state: tuple[int, bytes] | None = None
-        self._next_state = 0.0
-        self._wishes_read = 0
-        self._placed = 0
-        self._placed_at = 0.0
-        self._described_epoch = -1
-
-    @property
-    def rows_discarded(self) -> int:
-        """Rows given up after STOP, because nobody drained them."""
-        return self._blocks.discarded
-
-    def _handle(self, rank: int, message: Message) -> None:
-        if isinstance(message, Confirm):
-            self.sender.confirmed(rank, message)
-        elif isinstance(message, Ready):
-            self.sender.stands(rank, message)
-        elif isinstance(message, Finished):
-            self._finished[rank] = message
-        elif isinstance(message, Report):
-            message.received = time.monotonic()
-            self._unread.append(encode(message))
-        elif isinstance(message, MemberFailed):
-            if self._on_failure is not None:
-                self._on_failure(message.text)
-            self._board.command = Command.FAIL
-
-    def _move(self) -> bool:
-        moved = self._carry()
-        moved = self._blocks.progress() or moved
-        self._tables.progress()
-        now = time.monotonic()
-        self._send_state(now)
-        self.sender.stopping = self._stopping
-        if not self._stopping:
-            return moved
-        self._give_up_rows(now)
-        if not self._said_goodbye and self._all_done():
-            self._post.send_all(Goodbye())
-            self._said_goodbye = moved = True
-        if self._said_goodbye and self._post.idle:
-            self._end()
-        return moved
-
-    def _carry(self) -> bool:
-        """Pass on what the trainer and the starters of collectors say to each other; True if anything was said."""
-        if self._orders is None or self._reports is None:
-            return False
-        moved = False
-        for data in self._orders.pop():
-            message = decode(data)
-            if isinstance(message, Orders):
-                self._post.send(message.host, message)
-                moved = True
-        while self._unread and self._reports.has_room(self._unread[0]):
-            self._reports.push(self._unread.popleft(), 0.0)
-            moved = True
-        return moved
-
-    def _send_state(self, now: float) -> None:
-        """Send the board's command and values to all, and read the trainer's wish."""
-        command = int(self._board.command)
-        if self._state is not None and command == self._state[0] and now < self._next_state:
-            return
-        self._next_state = now + STATE_PERIOD
-        values = np.asarray(self._board.values)
-        state = (command, values.tobytes())
-        if state != self._state:
-            self._state = state
-            self._post.send_all(State(command, values.tolist(), self.sender.started))
-        wish = self._board.wish.read(self._wishes_read)
-        if wish is not None:
-            self._wishes_read = wish[0]
-            self.sender.change(decode_wish(wish[1]).scheme)
-        plan = self.sender.in_force
-        if plan is not None and plan.epoch != self._described_epoch:
-            self._described_epoch = plan.epoch
-            self._board.plan.write(encode(plan))
-            self._board.trainer_bell.ring()
-        self._stopping = self._stopping or command >= Command.STOP
-
-    def _all_done(self) -> bool:
-        blocks = self._blocks
-        if len(self._finished) < self.hosts or not self.sender.settled:
-            return False
-        if any(end.tables and self._tables.received(rank) < end.tables for rank, end in self._finished.items()):
-            return False
-        return blocks.rows >= sum(end.rows for end in self._finished.values()) and blocks.idle
-
-    def _give_up_rows(self, now: float) -> None:
-        """After STOP: if the trainer has not taken a row for DRAIN_SECONDS, it never will, and what waits for it must
-        not hold up the end."""
-        blocks = self._blocks
-        if blocks.idle or blocks.placed != self._placed:
-            self._placed = blocks.placed
-            self._placed_at = now
-        elif blocks.discarded or now - self._placed_at > DRAIN_SECONDS:
-            if not blocks.discarded:
-                self.problems.append("rows were given up after STOP, because the trainer no longer drains its lanes")
-            blocks.discard()
-
-    def _figures(self) -> dict[str, float]:
-        figures: dict[str, float] = {"bytes_received": self._blocks.bytes_received, "rows_forwarded": self._blocks.rows}
-        plan = self.sender.in_force
-        if plan is not None:
-            figures["plan_epoch"] = plan.epoch
-            figures["plan_shards"] = plan.shards
-            figures["plan_chunk_bytes"] = plan.chunk_bytes
-            figures["plan_bound_seconds"] = math.nan if plan.bound_seconds is None else plan.bound_seconds
-        return figures
+    text of `failure` and ends the job. `starter`: of this host's collectors, where it has any."""
+    inbox = local.inbox(config.cluster)
+    duties: list[Duty] = []
+    rows = tables = None
+    if lanes is not None:
+        period = max(2e-3, 5e-5 * membership.hosts)
+        rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period)
+        duties.append(rows)
+    if table is not None:
+        tables = TablesUp(membership, table)
+        duties.append(tables)
+    if starter is not None:
+        duties.append(LinesIn(membership, starter))
+    codec = make_codec(config, local.layout)
+    models = ModelReceiver(membership, inbox, config, codec, local.in_use, trace, local.board.rollout_bell.ring)
+    counters = RelayCounters(membership, local, models, duties)
+    commands = HostCommands(
+        membership,
+        local.board,
+        models,
+        rows,
+        tables,
+        starter,
+        quiet=local.quiet,
+        failure=failure,
+        count=counters.update,
+    )
+    return Relay(membership, local, models, [*duties, commands], counters, SHORT_SLEEP)

@@ -1,9 +1,10 @@
-"""What stands posted in MPI, and how it is withdrawn when a relay has failed.
+"""Requests that MPI has not ended yet, how they are withdrawn, and collective calls that can be given up.
 
-MPI writes into a posted buffer whenever the message comes, and reads from one until it has been taken: memory that is
+MPI writes into a posted buffer whenever the message arrives, and reads from one until it has been taken: memory that is
 freed before then crashes the process, or its neighbour waits for ever. So every object that posts requests lists those
-that stand (`posted`), a `Guard` holds all such objects, and `withdraw` ends every request of all relays together. Knows
-no models."""
+that have not ended (`posted`), a `Guard` holds all such objects, and `withdraw` ends every request of all relays
+together. Knows no models.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +24,26 @@ if TYPE_CHECKING:
 
 WITHDRAW_SECONDS = 8.0  # for all relays to begin, and to take what still travels
 COLLECTIVE_TAG = 1 << 14
-LONGEST = 0.5  # [s] between polls, however long others have been waited for
+MAX_POLL_PERIOD = 0.5  # however long others have been waited for [s]
 
 
 @dataclass
 class Posted:
-    """Requests that stand, with the memory that they read or write; ended ones among them do no harm."""
+    """Requests that have not ended, with the memory that they read or write; ended ones among them do no harm.
+
+    `arrived`: called by `withdraw` with (index, bytes) of each receive whose message was there already."""
 
     receives: list[Any]
     sends: list[Any]
     memory: list[Any] = field(default_factory=list[Any])
+    arrived: Callable[[int, int], None] | None = None
 
 
 class Part(Protocol):
     """An object that posts requests."""
 
     def posted(self) -> Posted:
-        """What stands now."""
+        """Requests that have not ended."""
         ...
 
 
@@ -60,16 +64,16 @@ class Guard(Protocol):
 
 
 class Unguarded:
-    """Where no relay stands behind a measurement."""
+    """For a measurement without relays."""
 
     def keep(self, part: Part) -> None:
-        """See Guard."""
+        """Nothing withdraws it."""
 
     def drop(self, part: Part) -> None:
-        """See Guard."""
+        """Nothing to do."""
 
     def poll(self) -> None:
-        """See Guard."""
+        """Nothing to do."""
 
 
 class Exchange:
@@ -87,16 +91,16 @@ class Exchange:
         guard.keep(self)
 
     def posted(self) -> Posted:
-        """See Part."""
-        standing = [*self._receives, *self._sends]
+        """Requests that have not ended."""
+        pending = [*self._receives, *self._sends]
         return Posted(
             [request for request, _ in self._receives],
             [request for request, _ in self._sends],
-            [buffer for _, buffer in standing],
+            [buffer for _, buffer in pending],
         )
 
     def close(self) -> None:
-        """Nothing of it stands any more."""
+        """All of its requests have ended."""
         self._guard.drop(self)
 
     def receive(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
@@ -111,12 +115,12 @@ class Exchange:
 
     def wait(self, requests: Sequence[Any]) -> None:
         """Until all of them have ended, sleeping between polls."""
-        wait(requests, self._guard.poll, longest=LONGEST)
+        wait(requests, self._guard.poll, longest=MAX_POLL_PERIOD)
         self._receives = [entry for entry in self._receives if entry[0]]
         self._sends = [entry for entry in self._sends if entry[0]]
 
     def poll(self) -> None:
-        """See Guard."""
+        """Nothing to do."""
         self._guard.poll()
 
     def reduce(self, values: NDArray[np.float64], operation: Callable[..., NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -172,28 +176,32 @@ def withdraw(
     limit: float = WITHDRAW_SECONDS,
     meanwhile: Callable[[], object] = nothing,
 ) -> bool:
-    """End every request of this rank, together with all other ranks of `comms`, who must do the same: receives are
-    cancelled, and what others have sent is taken and thrown away until nobody has a send left (Hoefler, Siebert and
+    """End every request of this rank, together with all other ranks of `comms`, which must do the same: receives are
+    cancelled, and messages of others are taken and thrown away until no rank has a send left (Hoefler, Siebert and
     Lumsdaine 2010, nonblocking consensus). False after `limit` seconds, where some rank did not begin: then memory that
     MPI may still touch is never freed, and neither where `meanwhile`, called between polls, raises."""
     from mpi4py import MPI
 
     posted: list[Posted] | None = [part.posted() for part in parts]
-    standing: list[Any] = [request for entry in posted for request in (*entry.receives, *entry.sends) if request]
-    for request in [request for entry in posted for request in entry.receives if request]:
+    receives = [(entry, index, request) for entry in posted for index, request in enumerate(entry.receives) if request]
+    pending: list[Any] = [request for _, _, request in receives]
+    pending += [request for entry in posted for request in entry.sends if request]
+    for _, _, request in receives:
         request.Cancel()
     taken: list[Any] = []
     barrier: MPI.Request | None = None
     begun = time.perf_counter()
     status = MPI.Status()
+    statuses: list[MPI.Status] = []
     try:
         while time.perf_counter() - begun < limit:
             for comm in comms:
                 while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
                     taken.append(np.empty(status.Get_count(MPI.BYTE), np.uint8))
-                    standing.append(message.Irecv([taken[-1], MPI.BYTE]))
-            ended = MPI.Request.Testall(standing)
+                    pending.append(message.Irecv([taken[-1], MPI.BYTE]))
+            ended = MPI.Request.Testall(pending, None if barrier is not None else statuses)
             if ended and barrier is None:
+                _report_arrivals(receives, statuses)
                 barrier = comms[-1].Ibarrier()
             if barrier is not None and barrier.Test() and ended:
                 posted = None
@@ -203,5 +211,14 @@ def withdraw(
         return False
     finally:
         if posted is not None:
-            never_freed = (posted, standing, taken, barrier)
+            never_freed = (posted, pending, taken, barrier)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(never_freed))  # MPI ends after the interpreter has freed all
+
+
+def _report_arrivals(receives: Sequence[tuple[Posted, int, Any]], statuses: Sequence[MPI.Status]) -> None:
+    """Hand on what had arrived before its receive could be cancelled. `statuses`: of `receives`, then of others."""
+    from mpi4py import MPI
+
+    for (entry, index, _), status in zip(receives, statuses, strict=False):
+        if entry.arrived is not None and not status.Is_cancelled():
+            entry.arrived(index, status.Get_count(MPI.BYTE))

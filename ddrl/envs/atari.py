@@ -66,8 +66,8 @@ class AtariGame:
     def step(self, action: int, frame: NDArray[np.uint8]) -> tuple[float, bool, bool]:
         """Take one action for frame_skip frames and draw what is seen: (reward, terminated, truncated).
 
-        Where the game ends before the last two frames, the frame shows what was seen before: it is final, and nobody
-        acts on it."""
+        Where the game ends before the last two frames, the frame shows what was seen before: it is final, and no
+        action depends on it."""
         ale = self._ale
         skip = self._skip
         (newest, before) = self._screens

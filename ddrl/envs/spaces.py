@@ -42,7 +42,7 @@ def describe(
     env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any], named: ArraySpec | None = None
 ) -> EnvSpec:
     """The spec of an environment with these spaces; EnvError where a space is one that no network of ddrl can see or
-    act in. `named`: the record that stands for the observation space."""
+    act in. `named`: the record that represents the observation space."""
     num_actions, action_spec = _describe_action(env_id, action)
     low, high = _bounds(action)
     array = describe_array(env_id, observation) if named is None else named
@@ -57,7 +57,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, .
 
 
 def describe_array(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
-    """The one array that stands for a space of observations; EnvError where there is none."""
+    """The one array that represents a space of observations; EnvError where there is none."""
     if is_box(space):
         if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(
             space.dtype, np.complexfloating

@@ -37,13 +37,6 @@ from ddrl.plots.nodes import (
 )
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
-from ddrl.plots.pool import (
-    busy_against_tasks,
-    pool_bounds,
-    pool_gantt,
-    pool_table,
-    pool_waits,
-)
 from ddrl.plots.ranks import heartbeat_ages, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
@@ -63,7 +56,6 @@ from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [
     "NodeCourse",
-    "busy_against_tasks",
     "bytes_against_bound",
     "causal_regret",
     "clairvoyant_regret",
@@ -86,10 +78,6 @@ __all__ = [
     "node_course",
     "node_table",
     "operations_beside_peers",
-    "pool_bounds",
-    "pool_gantt",
-    "pool_table",
-    "pool_waits",
     "predicted_returns",
     "priority_law",
     "rank_table",

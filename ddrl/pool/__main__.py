@@ -10,7 +10,7 @@ from typing import Any
 
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import ask
-from ddrl.pool.reading import read_plan
+from ddrl.pool.records import read_plan
 
 
 def main(arguments: list[str] | None = None) -> int:

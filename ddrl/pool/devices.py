@@ -9,16 +9,23 @@ Setting pool.devices: devices separated by commas.
 | cpu:0-3, cpu:0+2 | cores 0 to 3; cores 0 and 2 |
 | cpu:1@0.5 | half of core 1, by a quota of the kernel; written twice it makes two devices |
 
-Imports no torch: who has it hands in how many devices of each type there are."""
+Imports no torch: who has it hands in how many devices of each type there are.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 
 from ddrl.core.errors import ConfigError
+
+# -- devices -----------------------------------------------------------------------------------------------------------
 
 _ITEM = re.compile(r"(?P<type>[a-z][a-z0-9_]*)(?::(?P<place>[0-9+-]+))?(?:@(?P<share>[0-9]*\.?[0-9]+))?")
 
@@ -107,3 +114,147 @@ def _cores(item: str, place: str) -> tuple[int, ...]:
     if len(set(cores)) < len(cores):
         raise ConfigError(f"pool.devices: '{item}' names a core twice")
     return tuple(cores)
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
+# Turns a process into one that runs on a CPU slot, and back: cores by affinity, a share of them by the kernel's quota.
+#
+# A share below 1 needs the cgroup cpu controller, version 1 or 2, and the right to make groups in it (root); its period
+# is 10 ms, so that a slot of half a core stands still 5 ms at a time. Without it such a slot is refused: a share that
+# nobody enforces would make every figure of the device wrong. Whole cores need no right but sched_setaffinity's.
+
+
+PERIOD_US = 10_000
+MIN_QUOTA_US = 1_000  # the kernel takes no less
+
+
+@dataclass(frozen=True)
+class CpuController:
+    """The cpu controller, version 1 or 2. home: the group of this process; base: the group in which new ones are made.
+
+    In version 2 a group that holds processes has no groups below it, so new ones stand beside `home`."""
+
+    version: int
+    home: Path
+    base: Path
+
+    @classmethod
+    def find(cls, proc: Path = Path("/proc")) -> CpuController | None:
+        """The controller as the kernel describes it in /proc; None: there is none."""
+        groups: dict[str, str] = {}
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            groups |= dict.fromkeys(controllers.split(","), path)
+        for line in (proc / "self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            root, mount = before.split()[3:5]
+            kind, _, options = after.split()[:3]
+            version = {"cgroup": 1, "cgroup2": 2}.get(kind)
+            name = "cpu" if version == 1 else ""
+            if version is None or (version == 1 and "cpu" not in options.split(",")) or name not in groups:
+                continue
+            home = Path(mount) / os.path.relpath(groups[name], root)
+            if version == 1:
+                return cls(version, home, home)
+            if "cpu" in _words(Path(mount) / "cgroup.controllers"):
+                return cls(version, home, home if home == Path(mount) else home.parent)
+        return None
+
+
+class QuotaGroup:
+    """A group of processes that together get `capacity` processor seconds a second: at most, by its quota, and, by the
+    largest weight there is, at least where others want the cores too."""
+
+    def __init__(self, controller: CpuController, name: str, capacity: float) -> None:
+        self.controller = controller
+        self.path = controller.base / name
+        self._home = controller.home
+        quota = max(MIN_QUOTA_US, round(capacity * PERIOD_US))
+        try:
+            if controller.version == 2:
+                (controller.base / "cgroup.subtree_control").write_text("+cpu")
+            self.path.mkdir(exist_ok=True)
+            if controller.version == 2:
+                (self.path / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+                (self.path / "cpu.weight").write_text("10000")
+            else:
+                (self.path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (self.path / "cpu.cfs_quota_us").write_text(str(quota))
+                (self.path / "cpu.shares").write_text("262144")
+        except OSError as error:
+            raise ConfigError(
+                f"a share of a core needs a cpu quota, and {self.path} cannot be set up ({error.strerror}): run as "
+                "root where the cgroup cpu controller can be written, or give whole cores (cpu:0)"
+            ) from None
+
+    def enter(self) -> None:
+        """Move this process, with all its threads, into the group."""
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def leave(self) -> None:
+        """Move this process back to where it was."""
+        (self._home / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        """Remove the group; processes in it move out."""
+        for pid in _words(self.path / "cgroup.procs"):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                (self._home / "cgroup.procs").write_text(pid)
+        self.path.rmdir()
+
+
+class CpuSlot:
+    """A slot as a context: inside it this process runs on the slot's cores, within its share.
+
+    `busy` [s]: time in which the slot computed for this process, inside the contexts so far: processor seconds of all
+    its threads over the slot's capacity."""
+
+    def __init__(self, device: Device, group: QuotaGroup | None = None) -> None:
+        if not device.is_slot:
+            raise ConfigError(f"{device.name} is no CPU slot: torch runs it")
+        if device.share < 1 and group is None:
+            raise ConfigError(f"{device.name} is a share of a core: it needs a quota group")
+        self.device = device
+        self.busy = 0.0
+        self._group = group
+        self._cores: set[int] = set()
+        self._began = 0.0
+
+    def __enter__(self) -> CpuSlot:
+        self._cores = os.sched_getaffinity(0)
+        if self._group is not None:
+            self._group.enter()
+        _pin(set(self.device.cores))
+        self._began = time.process_time()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.busy += (time.process_time() - self._began) / self.device.capacity
+        _pin(self._cores)
+        if self._group is not None:
+            self._group.leave()
+
+
+def make_group(device: Device, name: str) -> QuotaGroup | None:
+    """The quota group that a slot needs; None where it has whole cores. ConfigError where there is no quota here.
+
+    name: of the group, unlike any other pool's."""
+    if not device.is_slot or device.share == 1:
+        return None
+    controller = CpuController.find()
+    if controller is None:
+        raise ConfigError(f"{device.name} needs a cpu quota, and this machine has no cgroup cpu controller: give cpu:0")
+    return QuotaGroup(controller, name, device.capacity)
+
+
+def _pin(cores: set[int]) -> None:
+    """Let every thread of this process run on these cores only."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
+            os.sched_setaffinity(int(thread), cores)
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split()

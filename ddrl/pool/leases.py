@@ -4,28 +4,213 @@ They meet in a `LeaseTable` in shared memory. The master sleeps on one doorbell:
 back, the watch for deaths rings it when a task's process has ended. A holder sleeps on the doorbell of its own slot.
 Whatever kills a holder, SIGKILL included, its device goes to the next in the queue at once.
 
-Times are CLOCK_MONOTONIC [s], one clock for all processes of a host."""
+Times are CLOCK_MONOTONIC [s], one clock for all processes of a host.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import math
 import os
+import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddrl.channels.segment import SHM, is_alive, start_time
+from ddrl._kernel import Doorbell
+from ddrl.channels.segment import SHM, Segment, is_alive, start_time
 from ddrl.core.errors import PoolError
-from ddrl.pool.deaths import DeathWatch
-from ddrl.pool.lease_table import LeaseTable, Refusal, Slot
 from ddrl.pool.policy import Policy, Request
 from ddrl.pool.queue import DeviceQueue, check_weight
-from ddrl.pool.traces import Lease
+from ddrl.pool.records import Lease
+
+# -- lease_table -------------------------------------------------------------------------------------------------------
+# The shared memory in which tasks ask for devices and the pool's master answers: one segment a host.
+#
+# One slot a task, five lines of 64 bytes; every word has one writer.
+#
+# | line | writer | what |
+# |---|---|---|
+# | name | master | the task's name, UTF-8 |
+# | request | task | doorbell: odd n wants or holds lease n, n + 1 gives it back; only grows |
+# | wish | task | process id and start time, round, part, rounds remaining, time of the request, busy and held seconds |
+# | grant | master | doorbell: n when lease n was answered |
+# | answer | master | device, time of the answer, refusal |
+#
+# A writer fills the line, then rings: a doorbell's store and load are sequentially consistent, so a reader that sees
+# the
+# number sees the line. No lock is ever held while a task has or awaits a device, so a task can be killed anywhere.
+
+
+KIND = "leases"
+_LINE = 64
+_SLOT = 5 * _LINE
+WISH = np.dtype(
+    [
+        ("pid", "<u8"),
+        ("started", "<u8"),
+        ("round", "<i8"),
+        ("part", "<i8"),
+        ("remaining", "<f8"),
+        ("asked", "<f8"),
+        ("busy", "<f4", (2,)),  # of lease n in [n // 2 % 2]: the next one may begin before the master reads this one
+        ("held", "<f4", (2,)),  # likewise: seconds from the grant to the give-back
+    ]
+)
+ANSWER = np.dtype([("device", "<i8"), ("at", "<f8"), ("refusal", "<i8")])
+
+
+class Refusal(IntEnum):
+    """Why a request gets no device."""
+
+    NONE = 0
+    NO_DEVICE = 1
+    CANCELLED = 2
+
+
+class Slot:
+    """One task's lines; `wish` and `answer` are views, structured, shape ()."""
+
+    def __init__(self, memory: NDArray[np.uint8], *, fresh: bool = False) -> None:
+        lines = [memory[_LINE * line : _LINE * (line + 1)] for line in range(5)]
+        self._name = lines[0]
+        self.request = Doorbell(lines[1], fresh)
+        self.wish = lines[2][: WISH.itemsize].view(WISH)[0:1].reshape(())
+        self.grant = Doorbell(lines[3], fresh)
+        self.answer = lines[4][: ANSWER.itemsize].view(ANSWER)[0:1].reshape(())
+        if fresh:
+            self._name[:] = 0
+            self.wish[()] = np.zeros((), WISH)
+            self.answer[()] = np.zeros((), ANSWER)
+
+    @property
+    def name(self) -> str:
+        """The task's name; empty: the slot is free."""
+        return self._name.tobytes().rstrip(b"\0").decode()
+
+    @name.setter
+    def name(self, name: str) -> None:
+        data = name.encode()
+        if len(data) > _LINE:
+            raise PoolError(f"the task name '{name}' is longer than {_LINE} bytes: give it a shorter one")
+        self._name[:] = np.frombuffer(data.ljust(_LINE, b"\0"), np.uint8)
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Process id (0: none) and start time of the task's process."""
+        return int(self.wish["pid"]), int(self.wish["started"])
+
+
+class LeaseTable:
+    """The slots and the master's bell."""
+
+    def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
+        self.segment = segment
+        self.bell = Doorbell(segment.array[:_LINE], fresh)
+        count = (segment.nbytes - _LINE) // _SLOT
+        begins = [_LINE + _SLOT * index for index in range(count)]
+        self.slots = [Slot(segment.array[begin : begin + _SLOT], fresh=fresh) for begin in begins]
+
+    @classmethod
+    def create(cls, name: str | None, slots: int) -> LeaseTable:
+        """Make a table of free slots. name None: private memory."""
+
+        def initialize(array: NDArray[np.uint8]) -> None:
+            Doorbell(array[:_LINE], True)
+            for begin in range(_LINE, len(array), _SLOT):
+                Slot(array[begin : begin + _SLOT], fresh=True)
+
+        return cls(Segment.create(name, KIND, _LINE + slots * _SLOT, initialize))
+
+    @classmethod
+    def attach(cls, name: str) -> LeaseTable:
+        """Map an existing table."""
+        return cls(Segment.attach(name, KIND))
+
+    def find(self, task: str) -> Slot:
+        """The slot of a task by name. PoolError where there is none."""
+        for slot in self.slots:
+            if slot.name == task:
+                return slot
+        known = ", ".join(slot.name for slot in self.slots if slot.name)
+        raise PoolError(f"there is no task '{task}' in this pool; its tasks are: {known or 'none yet'}")
+
+
+# -- deaths ------------------------------------------------------------------------------------------------------------
+# Notices the end of processes as an event: one thread sleeps on their pidfds (Linux 5.3) and calls back.
+
+
+class DeathWatch:
+    """Calls `on_death(pid, started)` once for each watched process that ends, however it ends; a zombie has ended.
+
+    The call comes from the watch's thread, or from `watch` itself where the process has ended already. pid and start
+    time name a process for good: a pid used again by another process is not mistaken for it."""
+
+    def __init__(self, on_death: Callable[[int, int], None]) -> None:
+        self._on_death = on_death
+        self._lock = threading.Lock()
+        self._processes: dict[int, tuple[int, int]] = {}  # by pidfd
+        self._epoll = select.epoll()
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._epoll.register(self._stop, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="death-watch", daemon=True)
+        self._thread.start()
+
+    def watch(self, pid: int, started: int) -> None:
+        """Watch a process."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._on_death(pid, started)
+            return
+        if not is_alive(pid, started):  # asked after the pidfd was there: it cannot become another process any more
+            os.close(descriptor)
+            self._on_death(pid, started)
+            return
+        with self._lock:
+            self._processes[descriptor] = (pid, started)
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def forget(self, pid: int, started: int) -> None:
+        """Watch a process no more; its end may have been noticed already."""
+        with self._lock:
+            for descriptor in [known for known, process in self._processes.items() if process == (pid, started)]:
+                self._drop(descriptor)
+
+    def close(self) -> None:
+        """End the thread."""
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        with self._lock:
+            for descriptor in list(self._processes):
+                self._drop(descriptor)
+        self._epoll.close()
+        os.close(self._stop)
+
+    def _drop(self, descriptor: int) -> tuple[int, int]:
+        self._epoll.unregister(descriptor)
+        os.close(descriptor)
+        return self._processes.pop(descriptor)
+
+    def _run(self) -> None:
+        while True:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == self._stop:
+                    return
+                with self._lock:
+                    ended = self._drop(descriptor) if descriptor in self._processes else None
+                if ended is not None:
+                    self._on_death(*ended)
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
 
 _LOOK_AT_MASTER = 0.5  # s; how soon a waiting task notices that the master has died
 

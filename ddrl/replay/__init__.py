@@ -2,7 +2,7 @@
 drawn."""
 
 from ddrl.replay.batches import Sequences, Transitions, Windows
-from ddrl.replay.experience import ExperienceReplay
-from ddrl.replay.rate_limiter import RateLimiter
+from ddrl.replay.pacing import RateLimiter
+from ddrl.replay.replay import ExperienceReplay
 
 __all__ = ["ExperienceReplay", "RateLimiter", "Sequences", "Transitions", "Windows"]

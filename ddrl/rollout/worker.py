@@ -25,7 +25,7 @@ from ddrl.core.specs import EnvStep, VectorEnv
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
-ROOM_WAIT = 0.2  # [s] between looks at the board while the lane is full: a stop is heard that late
+ROOM_WAIT = 0.2  # [s] between checks of the board while the lane is full: a stop is noticed that late
 ENV_STEPS = 0  # where a published version's values say how far all rollouts were, and their epsilon
 EPSILON = 1
 
@@ -203,7 +203,7 @@ class RolloutWorker:
         command = board.command
         try:
             while True:
-                rung = bell.value  # whoever sets the command rings it afterwards
+                rung = bell.value  # rung after each new command
                 if rung != heard or self._writer.pending:  # a full lane was left at a new command, before its bell
                     heard = rung
                     command = board.command
@@ -276,7 +276,7 @@ class RolloutWorker:
         self._over = terminated | truncated
 
     def _take(self, pin: Pin | None) -> None:
-        """Act with a pinned version from now on; at random while there is none or the warm-up goes on."""
+        """Act with a pinned version from now on; at random while there is none, and during the warm-up."""
         if pin is None:
             self._pin = None
             self._vector = None
@@ -316,7 +316,7 @@ class RolloutWorker:
         self.report()
 
     def _wait_for_room(self) -> None:
-        """The lane is full: nobody drains it for now. Wait, with signs of life, unless the job stops."""
+        """The lane is full and is not drained for now. Wait, with signs of life, unless the job stops."""
         while self._writer.pending and self._board.command in (Command.RUN, Command.PAUSE):
             self._writer.flush(ROOM_WAIT)
             self.report()

@@ -16,6 +16,7 @@ from typing import Any
 
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ConfigError, DdrlError
+from ddrl.core.plugins import slice_module
 from ddrl.core.settings import apply_overrides, config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
@@ -77,11 +78,13 @@ def _of_pool(command: Command) -> bool:
     return bool(command.tasks) or (command.resume is not None and (command.resume / "pool" / "plan.json").exists())
 
 
+def _asked_by(command: Command) -> str:
+    return "--tasks" if command.tasks else "--resume of a pool"
+
+
 def _one_host(command: Command) -> int:
     if _of_pool(command):
-        from ddrl.run.modes.pool import run_pool
-
-        return run_pool(command)
+        return slice_module("pool.mode", _asked_by(command)).run_pool(command)
     run_id = uuid.uuid4().hex[:8]
     path = announce(command, run_id, 0)
     sweep_dead()
@@ -117,9 +120,7 @@ def _mpi(arguments: list[str]) -> int:
         raise MissingExtraError("mpi4py", "mpi", "running under mpirun") from None
     launcher = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {ranks} python -m ddrl.run")
     if command is not None and pool:
-        from ddrl.run.modes.mpi_pool import lead_pool
-
-        return lead_pool(command, launcher)
+        return slice_module("pool.ranks", _asked_by(command)).lead_pool(command, launcher)
     from ddrl.run.modes.mpi import run_mpi
 
     status, ended = run_mpi(lambda: _prepare(arguments, run_id, path), run_id)

@@ -211,7 +211,8 @@ class Preparation:
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         if topology.area_columns and topology.hosts > 1:
             raise ConfigError(
-                f"replay.source = areas: sample areas are shared memory of one host, and there are {topology.hosts}; "
+                f"replay.source = {self.config.replay.source}: sample areas are shared memory of one host, and there "
+                f"are {topology.hosts}; "
                 "set replay.source = auto, or start everything on one host with cluster.relays = 0"
             )
         for line in check_cluster(self.config, max(topology.hosts - 1, 0)):
@@ -221,8 +222,10 @@ class Preparation:
     def _check_rounds(self) -> None:
         if self.config.learner.nodes:
             raise ConfigError("pool.collectors: a task in rounds computes its gradients itself: set learner.nodes = 0")
-        if self.config.replay.source == "areas":
-            raise ConfigError("pool.collectors send their rows through lanes: replay.source = areas has none")
+        if self.config.replay.through_areas:
+            raise ConfigError(
+                f"pool.collectors send their rows through lanes: replay.source = {self.config.replay.source} has none"
+            )
         if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
             raise ConfigError(
                 "pool.collectors: a round has no end where replay.samples_per_insert is 0: set how often a recorded "

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 NAME_BYTES = 256
+# In place of a topology: the name of a slice's module that serves the ranks, a newline, and its message.
+SLICE_MARK = b"slice:"
 # Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
 SHARE = 0.3
 LONGEST = 0.1

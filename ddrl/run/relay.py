@@ -12,12 +12,13 @@ from ddrl.acting.policy import forbid_torch
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.membership import Membership
-from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed
+from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay
 from ddrl.run.members import START_TIMEOUT
-from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
+from ddrl.run.training import CollectorStarter
 from ddrl.telemetry import HostSampler
 
 
@@ -30,9 +31,11 @@ def relay_process(
     check: Callable[[], object] = lambda: None,
 ) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
-    the membership; the process's exit status. on_death: see `HostSampler`; check:
-    called again and again, it may raise."""
-    starter = StarterProcess(topology.run_id, mine.host) if mine.host and topology.in_rounds else None
+    the membership; the process's exit status. on_death: see `HostSampler`; check: called again and again, it may
+    raise."""
+    starter: CollectorStarter | None = None
+    if mine.host and topology.in_rounds:
+        starter = slice_module("pool.rounds", "pool.collectors").start_host(topology.run_id, mine.host)
     try:
         relay = _make_relay(membership, topology, mine, channels, starter)
         if relay is not None:
@@ -59,8 +62,8 @@ def _make_relay(
     topology: Topology,
     mine: Assignment,
     channels: HostChannels,
-    starter: StarterProcess | None,
-) -> RootRelay | HostRelay | None:
+    starter: CollectorStarter | None,
+) -> Relay | None:
     """The relay of this host; None where the job failed before there was a model. starter: of this host's
     collectors."""
     policy = _share_policy(membership, mine, channels)
@@ -94,7 +97,7 @@ def _make_relay(
     )
     if mine.host == 0:
         lanes, mirrors = channels.attach_remote()
-        return RootRelay(
+        return root_relay(
             membership,
             config,
             local,
@@ -104,7 +107,7 @@ def _make_relay(
             orders=channels.orders,
             reports=channels.reports,
         )
-    return HostRelay(
+    return host_relay(
         membership,
         config,
         local,

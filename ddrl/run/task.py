@@ -27,6 +27,7 @@ from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.membership import SchemeWish, decode_plan, encode
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
+from ddrl.replay.sources import ReplaySource
 from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
 from ddrl.run.directory import Disk, RunDirectory, write_json
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
@@ -36,7 +37,7 @@ from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, s
 if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
     from ddrl.learner.learner import Learner
-    from ddrl.replay.sources import Source
+    from ddrl.replay.sources import Experience
     from ddrl.rollout.evaluation import MetStates
     from ddrl.run.members import Evaluator
 
@@ -53,7 +54,7 @@ def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     return learner, learner.acting_model()
 
 
-def build_source(topology: Topology, channels: HostChannels) -> Source:
+def build_source(topology: Topology, channels: HostChannels) -> Experience:
     """The source that the algorithm declares, or the replays of the nodes."""
     if topology.config.learner.node_replay == "own":
         from ddrl.run.nodes.replays import NodeReplays
@@ -154,9 +155,7 @@ class Steering:
         """Apply again what had been set live before the checkpoint, or what the settings say now."""
         live = self._training.live
         configured = self._training.config.replay.samples_per_insert
-        self._training.source.set_samples_per_insert(
-            configured if live.samples_per_insert is None else live.samples_per_insert
-        )
+        self._training.source.pacing.change(configured if live.samples_per_insert is None else live.samples_per_insert)
         if live.scheme is not None:
             self._ask_scheme(live.scheme)
 
@@ -193,7 +192,7 @@ class Steering:
         elif name == "rollout.epsilon":
             live.epsilon = None if value is None else float(value)
         elif name == "replay.samples_per_insert":
-            self._training.source.set_samples_per_insert(float(value))
+            self._training.source.pacing.change(float(value))
             live.samples_per_insert = float(value)
         else:  # cluster.scheme; the server has refused all other names
             self._ask_scheme(str(value))
@@ -261,7 +260,8 @@ class Observers:
 
     def record_law(self, now: float) -> None:
         """Record how the selector's probabilities are distributed."""
-        law = self._training.source.law()
+        source = self._training.source
+        law = source.probabilities() if isinstance(source, ReplaySource) else None
         if law is not None and len(law):
             law = np.sort(law)[::-1]
             points = np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)
@@ -411,8 +411,7 @@ class Task:
         base = dict[str, float]()
         if resume is not None:
             learner.load(resume.path / LEARNER)
-            source.load(resume.path)
-            source.load_state(resume.state["source"])
+            source.load(resume.path, resume.state["source"])
             source.cut()
             state = TrainingState(**resume.state["training"])
             live = LiveSettings(**resume.state["live"])
@@ -558,10 +557,9 @@ class Task:
         training = self.training
         training.state.wall_seconds = training.seconds
         training.state.cuts += 1
-        state = {
+        state: dict[str, Any] = {
             "training": asdict(training.state),
             "live": asdict(training.live),
-            "source": training.source.state(),
             "layout": self.model.layout.digest,
             "env_id": self.config.env.id,
             "algorithm": self.config.learner.algorithm,
@@ -570,7 +568,7 @@ class Task:
 
         def write(folder: Path) -> None:
             training.learner.save(folder / LEARNER)
-            training.source.save(folder)
+            state["source"] = training.source.save(folder)
 
         try:
             path = write_checkpoint(self.directory.checkpoints, steps, state, write)

@@ -108,7 +108,7 @@ class Topology:
     @cached_property
     def area_columns(self) -> tuple[Column, ...]:
         """The columns of a sample in the explorers' areas; none where rows go through lanes."""
-        return transition_columns(self.schema) if self.config.replay.source == "areas" else ()
+        return transition_columns(self.schema) if self.config.replay.through_areas else ()
 
     def lane_rows(self) -> int:
         """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
@@ -220,7 +220,11 @@ class HostChannels:
             if rank.role is Role.ROLLOUT and topology.area_columns:
                 areas = topology.config.areas
                 area = SampleArea.create(
-                    self._name("area", rank.index), topology.area_columns, areas.block, areas.blocks, areas.guard
+                    self._name("area", rank.index),
+                    topology.area_columns,
+                    areas.block,
+                    areas.blocks,
+                    topology.config.replay.spare_blocks,
                 )
                 self.areas.append(self._keep(area))
             elif rank.role is Role.ROLLOUT:
@@ -291,7 +295,7 @@ class HostChannels:
         """The sample area of rollout `index`."""
         areas = self.topology.config.areas
         name = self._name("area", index)
-        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block, areas.guard))
+        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block))
 
     def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
         """What the root relay writes: a lane and a mirrored counters table for each other host, by host. Also attaches

@@ -25,8 +25,7 @@ from ddrl.run.process import (
 )
 
 if TYPE_CHECKING:
-    from ddrl.run.job import Link
-    from ddrl.run.rounds.collectors import Collectors
+    from ddrl.run.processes import Link
     from ddrl.run.task import Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
@@ -70,7 +69,7 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     import_torch()
     from ddrl.run.checkpoint import Checkpoint, TaskRecords
     from ddrl.run.directory import RunDirectory, RunLock
-    from ddrl.run.job import Records
+    from ddrl.run.processes import Records
     from ddrl.run.task import Duty, Task
     from ddrl.run.topology import HostChannels
 
@@ -101,27 +100,22 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
 
 
 def _pass_notes(task: Task, link: Link) -> None:
-    from ddrl.run.job import Note
+    from ddrl.run.processes import Note
 
     for message in link.receive():
         if isinstance(message, Note):
             task.alarm(message.text, message.rank)
 
 
-def start_rounds(task: Task, launcher: int | None = None) -> Collectors | None:
+def start_rounds(task: Task, launcher: int | None = None) -> Any:
     """Let the task go in rounds where its settings say so: its collectors, which the caller closes. launcher: process
     whose end means that the relays of other hosts have ended."""
     if not task.topology.in_rounds:
         return None
-    from ddrl.run.rounds.cycle import go_in_rounds
-    from ddrl.run.rounds.hosts import HostStarters
-    from ddrl.run.rounds.starters import StarterProcess
+    from ddrl.core.plugins import slice_module
 
-    starter = StarterProcess(task.topology.run_id, 0)
-    if launcher is None:
-        return go_in_rounds(task, starter, list(task.channels.lanes.values()))
-    starters = HostStarters(task.channels, starter, launcher)
-    return go_in_rounds(task, starters, starters.lanes)
+    rounds = slice_module("pool.rounds", "pool.collectors")
+    return rounds.go_in_rounds(task, rounds.start_host(task.topology.run_id, 0), launcher)
 
 
 def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> int:
@@ -135,7 +129,7 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
         die_with(int(parent), signal.SIGTERM)
         import socket
 
-        from ddrl.run.job import Link, Result
+        from ddrl.run.processes import Link, Result
         from ddrl.run.topology import describe
 
         link = Link(socket.socket(fileno=int(descriptor)))

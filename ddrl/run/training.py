@@ -28,7 +28,7 @@ from ddrl.core.rows import RowKind
 
 if TYPE_CHECKING:
     from ddrl.learner.learner import Gradient, Learner
-    from ddrl.replay.sources import Source
+    from ddrl.replay.sources import Experience
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Rows(Protocol):
 
 
 class RoundCycle(Protocol):
-    """The moves of a training whose collectors come and go (ddrl.run.rounds.cycle)."""
+    """The moves of a training whose collectors come and go (ddrl.pool.rounds)."""
 
     number: int  # of the round: the version that it acts with
 
@@ -81,6 +81,33 @@ class RoundCycle(Protocol):
 
     def wait(self, timeout: float) -> None:
         """Sleep until there may be something to do, at most `timeout` [s]."""
+        ...
+
+
+class CollectorStarter(Protocol):
+    """The process that starts and ends the collectors of one host, as its parent, the trainer or a relay, sees it."""
+
+    clock: str  # names this host's clock
+
+    def write(self, line: bytes) -> None:
+        """Send a line; JobFailed where the starter has ended."""
+        ...
+
+    def read(self) -> list[bytes]:
+        """Lines received since the last call, without waiting. JobFailed where it ended without `end`."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and everything it wrote was read."""
+        ...
+
+    def end(self) -> None:
+        """Ask it to end all collectors, and itself."""
+        ...
+
+    def stop(self, timeout: float) -> object:
+        """`end`, then wait for at most `timeout` [s]; after that it is killed."""
         ...
 
 
@@ -229,7 +256,7 @@ class LagMeter:
 # with
 # it further updates, until the rows of every rollout show a version recent enough: rows of one rollout arrive in order,
 # so none can come later that is older. `drop`: rows that are older are left out and counted; replay closes the gap in
-# `step`. `weight` is done where samples are drawn (`ddrl.replay.sources.replay`). How many versions may travel at
+# `step`. `weight` is done where samples are drawn (`ddrl.replay.sources`). How many versions may travel at
 # once is
 # another setting, cluster.versions_in_flight.
 
@@ -326,7 +353,7 @@ class Training:
         self,
         config: Config,
         learner: Learner,
-        source: Source,
+        source: Experience,
         ends: TrainerEnds,
         state: TrainingState,
         live: LiveSettings,
@@ -393,7 +420,7 @@ class Training:
             yield Move.DRAIN
             moved = self.drain()
             learned = 0
-            while learned < MAX_UPDATES and not self.ending and not self._held() and self.source.ready():
+            while learned < MAX_UPDATES and not self.ending and not self._held() and self.source.pacing.ready():
                 begin = time.perf_counter()
                 for batch in self.learner.prepare(self.source):
                     self._count["sample_seconds"].add(time.perf_counter() - begin)
@@ -437,7 +464,7 @@ class Training:
     def _held(self) -> bool:
         """Whether to make no update until experience has caught up. Never where rows could not come either."""
         due = self._unpublished >= self.config.learner.publish_period
-        return due and not self._lag_allows() and self.source.insertable() > 0
+        return due and not self._lag_allows() and self.source.pacing.insertable() > 0
 
     def count(self, name: str, value: float) -> None:
         """Add to a counter."""
@@ -452,12 +479,11 @@ class Training:
     def account(self, batch: Any, priority: Any) -> None:
         """Count a batch that was learned from, and write its priorities [B] back."""
         begin = time.perf_counter()
-        self.source.learned(batch, priority)
+        used = self.source.learned(batch, priority)
         self._count["sample_seconds"].add(time.perf_counter() - begin)  # what experience takes, and nothing else
-        count = self.source.count(batch)
-        self.state.samples += count
-        self.lag.consumed(self.source.versions(batch), self.state.policy_version, self._unpublished + 1)
-        self._count["samples"].add(count)
+        self.state.samples += used.transitions
+        self.lag.consumed(used.versions, self.state.policy_version, self._unpublished + 1)
+        self._count["samples"].add(used.transitions)
 
     def updated(self) -> None:
         """Count an update of the parameters."""
@@ -476,7 +502,7 @@ class Training:
         if arrived:
             self._count_recorded(arrived)
         if not everything:
-            return arrived + self._drain(min(len(self._rows), self.source.insertable()))
+            return arrived + self._drain(min(len(self._rows), self.source.pacing.insertable()))
         moved = 0
         while self.ends.lanes.pending:
             moved += self._drain(len(self._rows))
@@ -529,7 +555,7 @@ class Training:
         seen = bell.value
         if self.rounds is not None:
             self.rounds.wait(timeout)
-        elif not self.ends.lanes.pending or not self.source.insertable():
+        elif not self.ends.lanes.pending or not self.source.pacing.insertable():
             bell.wait(seen, timeout)
         self._count["wait_seconds"].add(time.perf_counter() - begin)
 

@@ -54,8 +54,8 @@ def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
     assert first == (program("test_ring"),)
     assert (own, folder) == (("tests/channels/test_lane.py",), ("tests/replay", "tests/channels"))
     assert program("test_replay") in nearest("ddrl/kernel/replay/prioritized.hpp")[2]  # through other headers
-    own, folder, _ = nearest("ddrl/replay/rate_limiter.py")
-    assert (own, folder) == (("tests/replay/test_rate_limiter.py",), ("tests/replay",))
+    own, folder, _ = nearest("ddrl/replay/pacing.py")
+    assert (own, folder) == (("tests/replay/test_pacing.py",), ("tests/replay",))
     own, _, folder, _ = nearest("ddrl/acting/policy.py")
     assert own == ("tests/acting/test_policy.py",)
     assert "tests/rollout/test_worker.py" not in own

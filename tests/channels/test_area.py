@@ -58,9 +58,9 @@ def test_the_oldest_block_is_overwritten_and_the_rest_stands() -> None:
     assert area.written == 9
 
 
-def test_a_full_area_stays_readable_while_a_block_is_written_and_one_with_a_flag_does_not() -> None:
-    for guard, readable in (("generations", 2), ("flag", 1)):
-        area = SampleArea.create(None, COLUMNS, block=4, blocks=2, guard=guard)
+def test_a_full_area_stays_readable_while_a_block_is_written_and_one_without_a_spare_block_does_not() -> None:
+    for spare, readable in ((1, 2), (0, 1)):
+        area = SampleArea.create(None, COLUMNS, block=4, blocks=2, spare=spare)
         for number in range(3):
             area.write(samples(number))
         slot = area._mailbox.begin(3)
@@ -131,7 +131,7 @@ import sys, numpy as np
 from ddrl.channels import Board, SampleArea
 from ddrl.core.specs import Column
 columns = (Column("a", (512,), "uint64"), Column("b", (), "uint64"), Column("c", (512,), "uint64"))
-area = SampleArea.attach(sys.argv[1], columns, block=16, guard=sys.argv[2])
+area = SampleArea.attach(sys.argv[1], columns, block=16)
 print("ready", flush=True)
 number = area.written
 while True:
@@ -141,19 +141,19 @@ while True:
 """
 
 
-@pytest.mark.parametrize("guard", ["generations", "flag"])
+@pytest.mark.parametrize("spare", [1, 0])
 def test_no_torn_sample_is_taken_for_whole_under_a_writer_that_never_stops(
-    guard: str, name: Callable[..., str], process: Callable[..., subprocess.Popen[str]]
+    spare: int, name: Callable[..., str], process: Callable[..., subprocess.Popen[str]]
 ) -> None:
     columns = (Column("a", (512,), "uint64"), Column("b", (), "uint64"), Column("c", (512,), "uint64"))
-    area = SampleArea.create(name("area"), columns, block=16, blocks=2, guard=guard)
-    writer = process(WRITER, name("area"), guard)
+    area = SampleArea.create(name("area"), columns, block=16, blocks=2, spare=spare)
+    writer = process(WRITER, name("area"))
     assert writer.stdout is not None
     assert writer.stdout.readline() == "ready\n"
     torn_though_whole = torn = whole_draws = 0
     for _ in range(4_000_000):
         standing = area.update()
-        if standing < (2 if guard == "flag" else 1):
+        if standing < 2 - spare:
             continue
         drawn, whole = area.draw(np.arange(0, standing * 16, 5))
         mixed = (drawn["a"] != drawn["b"][:, None]).any() or (drawn["c"] != drawn["b"][:, None]).any()

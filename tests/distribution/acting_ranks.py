@@ -85,7 +85,7 @@ def main():
     found, argmax, near_tie, published = {}, [], [], -1
     while not host.relay.finished:
         host.relay.progress()
-        if trainer and host.relay.sender.settled and host.relay.sender.sent_version == published:
+        if trainer and host.relay.models.settled and host.relay.models.sent_version == published:
             if published == VERSIONS - 1:
                 host.stop()
                 continue

@@ -95,9 +95,9 @@ def models():
     while not host.relay.finished:
         host.turn()
         if RANK == 0:
-            if host.published < versions - 1 and host.relay.sender.sent_version == host.published:
+            if host.published < versions - 1 and host.relay.models.sent_version == host.published:
                 host.publish_next()
-            elif host.relay.sender.sent_version == versions - 1 and host.relay.sender.settled:
+            elif host.relay.models.sent_version == versions - 1 and host.relay.models.settled:
                 host.stop()
     report(**host.findings(codec))
 
@@ -113,18 +113,18 @@ def lost():
         if RANK == 2 and not forgotten and len(host.seen) >= 5 and executor is not None:
             executor._coding.bases.clear()
             forgotten = True
-        if RANK == 0 and host.relay.sender.settled:
+        if RANK == 0 and host.relay.models.settled:
             sizes.append(executor.traffic.bytes_sent)
             if (
                 host.published < versions - 1
-                and host.relay.sender.sent_version == host.published
-                and not host.relay.sender._refused
+                and host.relay.models.sent_version == host.published
+                and not host.relay.models._refused
             ):
                 host.publish_next()
             elif (
                 host.published == versions - 1
-                and host.relay.sender.sent_version == host.published
-                and not host.relay.sender._refused
+                and host.relay.models.sent_version == host.published
+                and not host.relay.models._refused
             ):
                 host.stop()
     report(**host.findings("xor_zstd", steps=np.diff(sorted({0, *sizes})).tolist()))
@@ -150,7 +150,7 @@ def flipped():
                 return inner(flight, message)
 
             executor._packing.datatype = datatype
-        if RANK == 0 and host.relay.sender.settled and len(host.relay.sender.confirms) == 2 * (SIZE - 1):
+        if RANK == 0 and host.relay.models.settled and len(host.relay.models.confirms) == 2 * (SIZE - 1):
             host.stop()
     report(**host.findings(codec))
 

@@ -29,7 +29,7 @@ def main():
     outside.Masked.decode = noted
     while not host.relay.finished:
         host.relay.progress()
-        if RANK == 0 and host.relay.sender.confirms and host.relay.sender.settled:
+        if RANK == 0 and host.relay.models.confirms and host.relay.models.settled:
             host.stop()
     pin = host.reader.pin()
     plan = host.relay.models.executor.plan

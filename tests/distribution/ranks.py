@@ -4,6 +4,7 @@ findings."""
 import ctypes
 import json
 import sys
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -12,8 +13,9 @@ from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
+from ddrl.distribution.flows import RowsIn
 from ddrl.distribution.membership import Membership
-from ddrl.distribution.relay import HostRelay, LocalHost, RootRelay, readers_needed, slots_needed
+from ddrl.distribution.relay import LocalHost, host_relay, readers_needed, root_relay, slots_needed
 from tests.sources import check_sources
 
 check_sources()
@@ -64,12 +66,12 @@ class Host:
         self.membership = Membership(WORLD)
         HOSTS.append(self)
         if RANK == 0:
-            self.relay = RootRelay(
+            self.relay = root_relay(
                 self.membership, config, side, lanes=self.down, mirrors=self.mirrors, on_failure=on_failure, trace=trace
             )
         else:
             lanes = LaneSet(self.lanes)
-            self.relay = HostRelay(
+            self.relay = host_relay(
                 self.membership, config, side, lanes=lanes, table=self.counters, failure=failure, trace=trace
             )
 
@@ -77,7 +79,11 @@ class Host:
         self.mailbox.publish(model(version, self.mailbox.nbytes), version, [version * 0.5, 2.0])
 
     def problems(self):
-        return [*self.relay.problems, *self.relay.models.problems]
+        return [*filter(None, [self.rows().problem] if RANK == 0 else []), *self.relay.models.problems]
+
+    def rows(self):
+        """The duty that receives rows, at the root."""
+        return next(duty for duty in self.relay.duties if isinstance(duty, RowsIn))
 
     def stop(self):
         self.board.command = Command.STOP
@@ -106,10 +112,10 @@ def models():
     while not host.relay.finished:
         host.relay.progress()
         if RANK == 0:
-            if published < versions - 1 and (published < 0 or host.relay.sender.executor.next_sequence > published - 2):
+            if published < versions - 1 and (published < 0 or host.relay.models.executor.next_sequence > published - 2):
                 published += 1
                 host.publish(published)
-            if published == versions - 1 and host.relay.sender.sent_version == published and host.relay.sender.settled:
+            if published == versions - 1 and host.relay.models.sent_version == published and host.relay.models.settled:
                 host.stop()
             continue
         pin = host.reader.pin()
@@ -140,7 +146,7 @@ def traffic():
             if trace is not None or host.relay.models.executor is None
             else host.relay.models.executor.traffic.trace
         )
-        if RANK == 0 and host.relay.sender.confirms and host.relay.sender.settled:
+        if RANK == 0 and host.relay.models.confirms and host.relay.models.settled:
             host.stop()
     row = host.counters.row(0)
     sends = [moment for moment, what, *_ in trace if what == "send"]
@@ -164,7 +170,7 @@ def replanned():
 
         @property
         def suspicious(self):
-            return self.cases == 0 and host.relay.sender.sent_version >= 3
+            return self.cases == 0 and host.relay.models.sent_version >= 3
 
         def restart(self):
             if hasattr(self, "_begun"):
@@ -174,14 +180,14 @@ def replanned():
     host = Host(100_000, ClusterConfig(scheme="auto", versions_in_flight=2))
     seen, wrong, published = [], 0, -1
     if RANK == 0:
-        host.relay.sender._watch = Suspect()
+        host.relay.models._watch = Suspect()
     while not host.relay.finished:
         host.relay.progress()
-        if RANK == 0 and host.relay.sender.sent_version == published:
+        if RANK == 0 and host.relay.models.sent_version == published:
             if published < 9:
                 published += 1
                 host.publish(published)
-            elif host.relay.sender.settled:
+            elif host.relay.models.settled:
                 host.stop()
         pin = host.reader.pin() if RANK else None
         if pin is not None and (not seen or pin.version != seen[-1]):
@@ -228,7 +234,7 @@ def flipped():
             executor.start, executor._packing.handles = started, handled
         if host.mailbox.newest >= 0 and not sealed:
             sealed.append(bool(np.array_equal(host.reader.pin().data, model(0, nbytes))))
-        if RANK == 0 and host.relay.sender.settled and len(host.relay.sender.confirms) == 2 * (SIZE - 1):
+        if RANK == 0 and host.relay.models.settled and len(host.relay.models.confirms) == 2 * (SIZE - 1):
             host.stop()
     report(sealed=sealed, problems=host.problems(), failures=host.counters.row(0)["checksum_failures"].value)
 
@@ -305,7 +311,7 @@ def closed():
         turn += 1
         if host.mailbox.newest >= 0 and (not sealed or sealed[-1] != host.mailbox.newest):
             sealed.append(host.mailbox.newest)
-        elsewhere = RANK > 0 or len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1)
+        elsewhere = RANK > 0 or len(host.relay.models.confirms) == len(used_by_all) * (SIZE - 1)
         waits = waits + 1 if elsewhere and host.mailbox.newest > using["version"] else 0
         if waits >= (500 if RANK else 40):
             using["version"] = host.mailbox.newest
@@ -314,17 +320,61 @@ def closed():
             if turn % 7 == 0 and len(used_by_all) < 15:
                 published += 1
                 host.publish(published)
-            if host.relay.sender.sent_version > sent:
+            if host.relay.models.sent_version > sent:
                 early += not (
-                    using["version"] >= sent and len(host.relay.sender.confirms) == len(used_by_all) * (SIZE - 1)
+                    using["version"] >= sent and len(host.relay.models.confirms) == len(used_by_all) * (SIZE - 1)
                 )
-                used_by_all.append(sent := host.relay.sender.sent_version)
-            if len(used_by_all) >= 15 and sent == published and host.relay.sender.settled:
+                used_by_all.append(sent := host.relay.models.sent_version)
+            if len(used_by_all) >= 15 and sent == published and host.relay.models.settled:
                 host.stop()
     report(sealed=sealed, used=used, early=early, sent=used_by_all)
 
 
 used_by_all = []  # versions that the root sent, each after the last was in use everywhere
+
+
+def replaced():
+    """Twice while models and rows travel, all relays leave their membership and join another one, in which other ranks
+    are hosts 1 and 2."""
+    host = Host(20_000, ClusterConfig(scheme="stripes", versions_in_flight=2))
+    pushed, popped, seen, wrong, published, members = 0, {1: [], 2: []}, [], 0, -1, 0
+    out = np.empty(64, ROW)
+    began = time.monotonic()
+    while not host.relay.finished:
+        host.relay.progress()
+        if members < 2 and time.monotonic() - began > 0.3 * (members + 1):
+            members += 1
+            WORLD.Barrier()
+            assert host.membership.withdraw()
+            order = [0, 2, 1] if members == 1 else [0, 1, 2]
+            host.membership = Membership(WORLD.Split(0, order.index(RANK)), ids=order)
+            host.relay.reset(host.membership)
+        if RANK and host.board.command == Command.RUN and members < 2:
+            row = np.zeros(1, ROW)
+            row["step"] = pushed
+            pushed += host.lanes[0].push(row, timeout=0)
+        if RANK == 0:
+            for lane, steps in zip(host.down, popped.values(), strict=True):
+                steps += out["step"][: lane.pop(out)].tolist()
+            if (host.relay.models.sent_version == published and members < 2) or published < 0:
+                published += 1
+                host.publish(published)
+            elif members == 2 and host.relay.models.settled and host.relay.models.sent_version == published:
+                host.stop()
+        pin = host.reader.pin() if RANK else None
+        if pin is not None and (not seen or pin.version != seen[-1]):
+            seen.append(pin.version)
+            wrong += not np.array_equal(pin.data, model(pin.version, host.mailbox.nbytes))
+    for lane, steps in zip(host.down, popped.values() if RANK == 0 else (), strict=True):
+        steps += out["step"][: lane.pop(out)].tolist()
+    report(
+        pushed=pushed,
+        in_order={one: steps == list(range(len(steps))) for one, steps in popped.items()},
+        popped={one: len(steps) for one, steps in popped.items()},
+        last=seen[-1] if seen else published,
+        wrong=wrong,
+        problems=host.problems(),
+    )
 
 
 def alone():
@@ -347,5 +397,6 @@ if __name__ == "__main__":
         "control": control,
         "failing": failing,
         "closed": closed,
+        "replaced": replaced,
         "alone": alone,
     }[sys.argv[1]]()

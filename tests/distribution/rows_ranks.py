@@ -9,6 +9,7 @@ from ranks import RANK, ROW, Host, report
 
 from ddrl.channels.board import Command
 from ddrl.core.config import ClusterConfig
+from ddrl.distribution import flows
 from ddrl.distribution import relay as relay_module
 
 relay_module.UPLINK_BLOCK_BYTES = 4096  # many messages from few rows
@@ -61,7 +62,7 @@ def rows():
         digest=digest,
         broken=broken,
         problems=host.problems(),
-        discarded=0 if RANK else host.relay.rows_discarded,
+        discarded=0 if RANK else host.rows().discarded,
     )
 
 
@@ -74,7 +75,7 @@ def row_digest(batch):
 
 def stalled():
     """The trainer stops draining for good: backpressure reaches the producers, and STOP still ends everything."""
-    relay_module.DRAIN_SECONDS = 0.2
+    flows.DRAIN_SECONDS = 0.2
     host = Host(1000, ClusterConfig(scheme="direct"))
     pushed = refused = 0
     batch = np.zeros(16, ROW)
@@ -91,7 +92,7 @@ def stalled():
             and host.board.command == Command.RUN
         ):
             host.stop()
-    report(pushed=pushed, problems=host.problems(), discarded=0 if RANK else host.relay.rows_discarded)
+    report(pushed=pushed, problems=host.problems(), discarded=0 if RANK else host.rows().discarded)
 
 
 if __name__ == "__main__":

@@ -51,10 +51,12 @@ def test_relays_of_which_many_share_a_machine_sleep_longer(relays, seconds):
 )
 def test_a_relay_that_mpi_does_not_wake_looks_after_a_share_of_the_time_waited(waited, resting, travels):
     """Sleeps of one length let frequent models through at the pace of the sleeps: 15 a second in place of 80."""
-    assert longest_sleep(waited, 0.01, told=False, resting=True) == pytest.approx(resting)
-    assert longest_sleep(waited, 0.01, told=False, resting=False) == pytest.approx(travels)
-    assert longest_sleep(waited, 0.01, told=True, resting=True) == longest_sleep(waited, 0.01, told=True, resting=False)
-    assert longest_sleep(waited, 0.01, told=True, resting=True) == 0.01
+    assert longest_sleep(waited, 0.01, woken=False, resting=True) == pytest.approx(resting)
+    assert longest_sleep(waited, 0.01, woken=False, resting=False) == pytest.approx(travels)
+    assert longest_sleep(waited, 0.01, woken=True, resting=True) == longest_sleep(
+        waited, 0.01, woken=True, resting=False
+    )
+    assert longest_sleep(waited, 0.01, woken=True, resting=True) == 0.01
 
 
 def test_one_model_that_takes_several_times_as_long_is_enough_while_it_is_under_way():

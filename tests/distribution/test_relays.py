@@ -146,6 +146,17 @@ def test_a_failure_on_one_host_ends_all_and_its_text_reaches_the_root():
     assert [host["command"] for host in everyone] == [3, 3, 3]
 
 
+def test_relays_continue_with_another_membership_and_no_row_is_lost_or_doubled():
+    everyone = run(3, "replaced")
+    root = everyone[0]
+    assert root["in_order"] == {"1": True, "2": True}
+    assert root["popped"] == {"1": everyone[1]["pushed"], "2": everyone[2]["pushed"]}
+    assert [host["last"] for host in everyone] == [root["last"]] * 3
+    assert root["last"] >= 2
+    for host in everyone:
+        assert (host["wrong"], host["problems"]) == (0, [])
+
+
 def test_a_single_host_needs_nobody():
     assert run(1, "alone") == [{"finished": True}]
 

@@ -8,9 +8,22 @@ from mpi4py import MPI
 from ranks import RANK, ROW, WORLD, report
 
 from ddrl.channels.lane import Lane, LaneSet
-from ddrl.distribution.flows import UplinkSender
+from ddrl.distribution.flows import RowsUp
+from ddrl.distribution.membership import TAG_BLOCK as TAG
 
-TAG, NEVER = 7, 1e12  # s between blocks
+NEVER = 1e12  # s between blocks
+
+
+class Alone:
+    """A membership whose relays talk by COMM_WORLD."""
+
+    control = WORLD
+
+    def keep(self, part):
+        pass
+
+    def drop(self, part):
+        pass
 
 
 class Refilled:
@@ -44,7 +57,7 @@ def capped():
     too_few, first, held = None, None, []
     if RANK == 1:
         lanes = [Lane.create(None, ROW, 8) for _ in range(2)]
-        sender = UplinkSender(WORLD, TAG, LaneSet(lanes), ROW, 1 << 20, period=NEVER)
+        sender = RowsUp(Alone(), LaneSet(lanes), ROW, 1 << 20, period=NEVER)
         lanes[0].push(np.zeros(2, ROW))
         lanes[1].push(np.zeros(1, ROW))
         too_few = sender.progress()
@@ -53,7 +66,7 @@ def capped():
         sender.close()
         for capacity, block_bytes in ((16, 1 << 20), (1000, 4096)):
             refilled = Refilled(capacity, 5000)
-            sender = UplinkSender(WORLD, TAG, refilled, ROW, block_bytes, period=NEVER)
+            sender = RowsUp(Alone(), refilled, ROW, block_bytes, period=NEVER)
             sender.progress()
             held += refilled.drained
             sender.close()
@@ -66,7 +79,7 @@ def untaken():
     pushed = sent = 0
     if RANK == 1:
         lanes = [Lane.create(None, ROW, 8) for _ in range(2)]
-        sender = UplinkSender(WORLD, TAG, LaneSet(lanes), ROW, 1 << 20, period=NEVER)
+        sender = RowsUp(Alone(), LaneSet(lanes), ROW, 1 << 20, period=NEVER)
         while room := sum(lane.push(np.zeros(8, ROW), timeout=0) for lane in lanes):
             pushed += room
             sender.progress()
@@ -77,7 +90,8 @@ def untaken():
         blocks = taken()
     else:
         while sender.pending:
-            sender.progress(flush=True)
+            sender.flush = True
+            sender.progress()
         sender.close()
         end()
     report(blocks=blocks, pushed=pushed, sent=sent)

@@ -25,8 +25,8 @@ from ddrl.learner.export import random_observations
 from ddrl.learner.flat import FlatParameters
 from ddrl.learner.transfers import move
 from ddrl.pool.devices import parse_devices
+from ddrl.pool.task import Lender
 from ddrl.run.__main__ import main
-from ddrl.run.pool.lending import Lender
 from ddrl.run.process import fix_order_of_sums
 from ddrl.run.training import Move
 from tests.learner import (

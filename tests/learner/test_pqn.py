@@ -17,7 +17,7 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.algorithms.pqn import lambda_returns
-from ddrl.replay.sources.trajectories import Trajectories, TrajectorySource
+from ddrl.replay.sources import Trajectories, TrajectorySource
 from tests.learner.continuous_cases import BOX
 from tests.learner.learner_cases import VECTOR
 
@@ -141,8 +141,9 @@ def test_truncation_gaps_and_ends_bootstrap_as_they_should() -> None:
     ]
     np.testing.assert_allclose(np.sort(minibatch.target), np.sort(expected), rtol=1e-4, atol=1e-5)
     assert sorted(minibatch.state[:, 0]) == [0, 0, 0, 0, 1, 1, 1, 1, 2]
-    assert source.count(minibatch) == 9
-    np.testing.assert_array_equal(source.versions(minibatch), minibatch.state[:, 0])
+    used = source.learned(minibatch, None)
+    assert used.transitions == 9
+    np.testing.assert_array_equal(used.versions, minibatch.state[:, 0])
 
 
 def test_each_step_is_in_one_minibatch_of_each_epoch() -> None:

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from ddrl.pool.policies.fair import Fair
+from ddrl.pool.records import generate
 from ddrl.pool.simulator import simulate
-from ddrl.pool.traces import generate
 
 BEGAN = 1000.0  # [s] of the leases' clock
 

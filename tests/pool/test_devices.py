@@ -8,8 +8,7 @@ import uuid
 import pytest
 
 from ddrl.core.errors import ConfigError
-from ddrl.pool.devices import Device, check_devices, parse_devices
-from ddrl.pool.slots import CpuController, CpuSlot, QuotaGroup, make_group
+from ddrl.pool.devices import CpuController, CpuSlot, Device, QuotaGroup, check_devices, make_group, parse_devices
 from tests.waiting import PATIENCE
 
 
@@ -165,7 +164,7 @@ BUSY = """
 import os, sys, time
 from pathlib import Path
 from ddrl.pool.devices import parse_devices
-from ddrl.pool.slots import CpuController, CpuSlot, make_group
+from ddrl.pool.devices import CpuController, CpuSlot, make_group
 core = min(os.sched_getaffinity(0))
 (device,) = parse_devices(f"cpu:{core}@0.25")
 group = make_group(device, sys.argv[1])

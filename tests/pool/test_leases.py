@@ -15,8 +15,7 @@ import pytest
 
 from ddrl.channels.segment import start_time
 from ddrl.core.errors import PoolError
-from ddrl.pool.deaths import DeathWatch
-from ddrl.pool.leases import LeaseHolder, LeaseMaster
+from ddrl.pool.leases import DeathWatch, LeaseHolder, LeaseMaster
 from ddrl.pool.policies.exclusive import Exclusive
 from ddrl.pool.policies.fair import Fair
 from ddrl.pool.policies.fifo import Fifo

@@ -18,8 +18,8 @@ from ddrl.pool.prewarm import (
     forecast,
     history_of,
     instruct,
+    quantiles,
 )
-from ddrl.pool.quantiles import quantiles
 
 
 def rounds_of(seconds, startup=1.0, collect=2.0) -> list[Round]:

@@ -6,8 +6,8 @@ from ddrl.core.errors import PoolError
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.policies.fifo import Fifo
 from ddrl.pool.processors import Processors
+from ddrl.pool.records import TaskTrace
 from ddrl.pool.simulator import simulate
-from ddrl.pool.traces import TaskTrace
 
 
 def ends(processors):

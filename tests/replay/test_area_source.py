@@ -1,4 +1,4 @@
-"""Sources of single transitions: sample areas read in turn, and the pool where a new one replaces a random one."""
+"""The source of single transitions in sample areas, and the sources from outside that it is compared with."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.admix.sources import RandomPool
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.algorithm import Experience
 from ddrl.core.config import AreasConfig, Config, LearnerConfig, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.rows import RowKind, transition_columns
-from ddrl.replay.sources import AreaSource, PoolSource, make_source
+from ddrl.replay.sources import AreaSource, make_source
 from tests.replay.test_sources import SCHEMA, episode
 
 COLUMNS = transition_columns(SCHEMA)
 BLOCK = 4
+POOL = "benchmarks.admix.sources:RandomPool"
+FLAG = "benchmarks.admix.sources:PlainFlag"
 
 
 def config(source: str = "areas", **settings) -> Config:
     replay = {"capacity": 20, "min_size": 1, "samples_per_insert": 0.0, "n_step": 1, "source": source}
-    areas = AreasConfig(block=BLOCK, blocks=2, **{k: settings.pop(k) for k in ("min_fill", "guard") if k in settings})
+    areas = AreasConfig(block=BLOCK, blocks=2, **{k: settings.pop(k) for k in ("min_fill",) if k in settings})
     return Config(replay=ReplayConfig(**{**replay, **settings}), learner=LearnerConfig(batch_size=8), areas=areas)
 
 
 def make(count: int = 3, **settings) -> tuple[AreaSource, list[SampleArea]]:
     whole = config(**settings)
-    areas = [SampleArea.create(None, COLUMNS, BLOCK, 2, whole.areas.guard) for _ in range(count)]
+    areas = [SampleArea.create(None, COLUMNS, BLOCK, 2, whole.replay.spare_blocks) for _ in range(count)]
     source = make_source(whole, SCHEMA, Experience(), areas)
     assert isinstance(source, AreaSource)
     return source, areas
@@ -48,7 +51,7 @@ def test_each_batch_comes_from_one_area_and_all_areas_are_served_alike() -> None
     source.arrived()
     owners = []
     for _ in range(30):
-        assert source.ready()
+        assert source.pacing.ready()
         batch = source.sample()
         assert len(set(batch.s_tm1.ravel().tolist())) == 1
         owners.append(int(batch.s_tm1[0, 0]))
@@ -60,10 +63,10 @@ def test_an_area_is_read_from_its_threshold_on_and_nobody_waits_for_the_others()
     for min_fill, blocks in ((1.0, 2), (0.5, 1)):
         source, areas = make(min_fill=min_fill)
         for number in range(blocks):
-            assert not source.ready()
+            assert not source.pacing.ready()
             write(areas[1], number)
             source.arrived()
-        assert source.ready()
+        assert source.pacing.ready()
         source.sample()
         assert source.drawn == [0, 1, 0]
         assert source.figures()["areas_readable"] == 1
@@ -74,13 +77,13 @@ def test_a_draw_waits_for_an_explorer_that_has_written_over_the_area_since_it_wa
     for _ in range(2):
         write(areas[1], 1)
     source.arrived()
-    assert source.ready()
+    assert source.pacing.ready()
     looks = iter([False] * 7)
     whole = source._readable
     monkeypatch.setattr(source, "_readable", lambda area: next(looks, None) is None and whole(area))
     assert set(source.sample().s_tm1.ravel().tolist()) == {1.0}
     monkeypatch.setattr(source, "_readable", lambda area: False)
-    monkeypatch.setattr("ddrl.replay.sources.areas.LONGEST_DRAW", 0.01)
+    monkeypatch.setattr("ddrl.replay.sources.MAX_DRAW_SECONDS", 0.01)
     with pytest.raises(ChannelError, match=r"raise areas\.blocks"):
         source.sample()
 
@@ -92,15 +95,15 @@ def test_samples_written_count_as_steps_once_and_bound_the_draws() -> None:
     assert source.arrived() == 3 * BLOCK
     assert source.arrived() == 0
     drawn = 0
-    while source.ready():
+    while source.pacing.ready():
         source.learned(source.sample(), None)
         drawn += 8
     assert drawn == 2 * (3 * BLOCK - 1) // 8 * 8 + 2 * 8  # the ratio, and the tolerance
 
 
 def test_a_batch_over_a_block_that_is_being_overwritten_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    for guard in ("generations", "flag"):
-        source, areas = make(1, guard=guard)
+    for kind in ("areas", FLAG):
+        source, areas = make(1, source=kind)
         for number in range(3):
             write(areas[0], number)
         source.arrived()
@@ -115,8 +118,8 @@ def test_a_batch_over_a_block_that_is_being_overwritten_is_drawn_again(monkeypat
 
         monkeypatch.setattr(areas[0], "draw", interrupted)
         source.sample()
-        assert len(draws) == (2 if guard == "generations" else 1)
-        assert (source.repeated, source.torn) == ((1, 0) if guard == "generations" else (0, 1))
+        assert len(draws) == (2 if kind == "areas" else 1)
+        assert (source.repeated, source.torn) == ((1, 0) if kind == "areas" else (0, 1))
 
 
 def test_what_was_saved_is_drawn_again_in_the_same_order(tmp_path: Path) -> None:
@@ -126,17 +129,15 @@ def test_what_was_saved_is_drawn_again_in_the_same_order(tmp_path: Path) -> None
             write(area, 10 * index + number)
     source.arrived()
     source.sample()
-    source.save(tmp_path)
-    state = source.state()
+    state = source.save(tmp_path)
     again, _ = make(2)
-    again.load(tmp_path)
-    again.load_state(state)
+    again.load(tmp_path, state)
     assert again.arrived() == 0
     for _ in range(5):
         np.testing.assert_array_equal(again.sample().s_tm1, source.sample().s_tm1)
     (tmp_path / "areas.npz").write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=r"areas\.npz cannot be used"):
-        again.load(tmp_path)
+        again.load(tmp_path, state)
 
 
 def test_a_writer_makes_blocks_of_the_steps_that_environments_take() -> None:
@@ -169,9 +170,9 @@ def test_a_writer_makes_blocks_of_the_steps_that_environments_take() -> None:
 
 
 def test_a_full_pool_replaces_random_transitions_one_for_one() -> None:
-    source = make_source(config("pool"), SCHEMA, Experience())
-    assert isinstance(source, PoolSource)
-    assert not source.ready()
+    source = make_source(config(POOL), SCHEMA, Experience())
+    assert isinstance(source, RandomPool)
+    assert not source.pacing.ready()
     for stream in range(3):
         assert source.record(episode(SCHEMA, stream, 10), 0) == 10
         assert source.figures()["replay_size"] == min(20, 10 * (stream + 1))
@@ -179,20 +180,20 @@ def test_a_full_pool_replaces_random_transitions_one_for_one() -> None:
     assert 0 < (held == 2).sum() <= 10  # a place may be drawn twice
     assert {0.0, 1.0} <= set(held.tolist())
     batch = source.sample()
-    assert source.count(batch) == 8
+    assert source.learned(batch, None).transitions == 8
     assert (batch.weight == 1).all()
     np.testing.assert_array_equal(batch.s_t[:, 1], batch.s_tm1[:, 1] + 1)
     assert set(batch.columns) == {"logp", "hidden"}
 
 
 @pytest.mark.parametrize("experience", [Experience(source="trajectories", length=4), Experience(pick_len=3)])
-@pytest.mark.parametrize("source", ["areas", "pool"])
+@pytest.mark.parametrize("source", ["areas", POOL])
 def test_trajectories_and_sequences_are_refused(experience: Experience, source: str) -> None:
     with pytest.raises(ConfigError, match=r"set replay\.source = auto"):
         make_source(config(source), SCHEMA, experience)
 
 
 def test_a_truncated_episode_is_bootstrapped_from() -> None:
-    source = make_source(config("pool"), SCHEMA, Experience())
+    source = make_source(config(POOL), SCHEMA, Experience())
     source.record(episode(SCHEMA, 0, 8, RowKind.TRUNCATED), 0)
     assert (source.sample().discount_t > 0).all()

@@ -14,8 +14,8 @@ from ddrl.core.rows import RowSchema, schema_of
 from ddrl.core.specs import ArraySpec, Column, ColumnRole
 from ddrl.replay import ExperienceReplay
 from ddrl.replay.batches import Windows
-from ddrl.replay.reference import ReferenceReplay
 from tests.replay.filled import arrays_of, same
+from tests.replay.reference import ReferenceReplay
 
 DISCOUNT = 0.5
 shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
-from ddrl.replay.reference import ReferenceReplay
 from tests.replay.filled import arrays_of, same
+from tests.replay.reference import ReferenceReplay
 
 DISCOUNT = 0.9
 

@@ -48,19 +48,19 @@ def test_rows_are_taken_until_a_window_is_whole_whatever_samples_per_insert_says
     source = make_source(config(samples_per_insert=0.5, samples_tolerance=32.0, n_step=3), SCHEMA, Experience())
     streams = np.stack([episode(SCHEMA, stream, 4, None) for stream in range(100)])
     for step in range(3):  # a window has four rows
-        assert not source.ready()
-        assert source.insertable() >= 100
+        assert not source.pacing.ready()
+        assert source.pacing.insertable() >= 100
         source.record(streams[:, step], 0)
     source.record(streams[:, 3], 0)
-    assert source.ready()
-    assert source.insertable() == 0, "the learner is behind"
+    assert source.pacing.ready()
+    assert source.pacing.insertable() == 0, "the learner is behind"
 
 
 def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last() -> None:
     source = trajectories()
     for stream in range(3):
         assert source.record(episode(SCHEMA, stream, 10), 0) == 10
-    assert source.ready()
+    assert source.pacing.ready()
     batch = source.sample()
     assert batch.length.tolist() == [4, 4, 2, 4, 4, 2, 4, 4]
     assert batch.terminated.tolist() == [False, False, True, False, False, True, False, False]
@@ -73,8 +73,8 @@ def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last
         np.testing.assert_array_equal(batch.columns["logp"][i, :length], -(first + np.arange(length)))
         assert (batch.columns["hidden"][i] == (i // 3) * 100 + first).all()
         assert not batch.reward[i, length:].any()
-    assert source.count(batch) == 28
-    assert not source.ready()
+    assert source.learned(batch, None).transitions == 28
+    assert not source.pacing.ready()
     with pytest.raises(ValueError, match="1 of 8 trajectories"):
         source.sample()
 
@@ -97,12 +97,12 @@ def test_a_gap_a_truncation_and_a_cut_end_a_trajectory() -> None:
 def test_a_full_queue_takes_no_rows_until_a_batch_was_drawn() -> None:
     source = trajectories(2)
     rows, place = episode(SCHEMA, 0, 100, None), 0
-    while room := source.insertable():
+    while room := source.pacing.insertable():
         source.record(rows[place : place + room], 0)
         place += room
-    assert source.ready()
+    assert source.pacing.ready()
     source.sample()
-    assert source.insertable() == 8
+    assert source.pacing.insertable() == 8
 
 
 def test_trajectories_older_than_the_lag_are_dropped_and_counted() -> None:
@@ -111,28 +111,27 @@ def test_trajectories_older_than_the_lag_are_dropped_and_counted() -> None:
     assert source.figures()["trajectories_dropped"] == 1
     for stream in range(8):
         source.record(episode(SCHEMA, stream, 4, version=4), 6)
-    assert source.ready()
+    assert source.pacing.ready()
     source.record(episode(SCHEMA, 9, 4, version=7), 7)  # a newer version makes those that wait too old
-    assert not source.ready()
+    assert not source.pacing.ready()
     assert source.figures()["trajectories_dropped"] == 9
-    assert source.insertable() == 15
+    assert source.pacing.insertable() == 15
 
 
 def test_trajectories_that_wait_survive_a_checkpoint(tmp_path: Path) -> None:
     source = trajectories(lag=5)
     for stream in range(9):
         source.record(episode(SCHEMA, stream, 3, version=2), 3)
-    source.save(tmp_path)
+    state = source.save(tmp_path)
     other = trajectories(lag=5)
-    other.load(tmp_path)
-    other.load_state(source.state())
+    other.load(tmp_path, state)
+    assert other.save(tmp_path) == state
     mine, theirs = source.sample(), other.sample()
     for name in ("state", "action", "reward", "terminated", "length", "policy_version"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
-    assert other.state() == source.state()
     (tmp_path / "trajectories.npy").write_bytes(b"no")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        other.load(tmp_path)
+        other.load(tmp_path, state)
 
 
 def test_rows_that_are_torn_or_of_another_schema_are_refused_whole() -> None:
@@ -195,8 +194,7 @@ def test_a_source_of_sequences_draws_them_and_counts_their_positions() -> None:
     assert batch.state.shape == (8, 2 + 5 + 2, 2)
     assert batch.columns["hidden"].shape == (8, 3)
     assert batch.columns["logp"].shape == (8, 7)
-    assert source.count(batch) == batch.length.sum()
-    source.learned(batch, np.ones(8))
+    assert source.learned(batch, np.ones(8)).transitions == batch.length.sum()
     assert source.limiter.samples == batch.length.sum()
 
 
@@ -206,11 +204,10 @@ def test_a_replay_source_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     for stream in range(4):
         source.record(episode(SCHEMA, stream, 30), 0)
     source.learned(source.sample(), None)
-    source.save(tmp_path)
+    state = source.save(tmp_path)
     other = replay_source(settings)
-    other.load(tmp_path)
-    other.load_state(source.state())
-    assert other.insertable() == source.insertable()
+    other.load(tmp_path, state)
+    assert other.pacing.insertable() == source.pacing.insertable()
     np.testing.assert_array_equal(other.sample().pick_pos, source.sample().pick_pos)
     assert other.figures()["replay_size"] == 120
 
@@ -219,12 +216,12 @@ def test_min_size_holds_draws_back_and_samples_per_insert_recording() -> None:
     settings = config(samples_per_insert=1.0, samples_tolerance=50.0)
     source = replay_source(replace(settings))
     source.record(episode(SCHEMA, 0, 9), 0)
-    assert not source.ready()
+    assert not source.pacing.ready()
     source.record(episode(SCHEMA, 1, 51), 0)
-    assert source.ready()
-    assert source.insertable() == 0
+    assert source.pacing.ready()
+    assert source.pacing.insertable() == 0
     source.learned(source.sample(), None)
-    assert source.insertable() == 8
+    assert source.pacing.insertable() == 8
 
 
 def cut_row_by_row(rows: np.ndarray, length: int) -> list[list[int]]:

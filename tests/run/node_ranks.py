@@ -318,7 +318,7 @@ def own(leader, learner, config, gate):
             learner.apply(mine)
         replays.learned(batch, None)
     replays.cut()
-    figures, state = replays.figures(), replays.state()
+    figures, state = replays.figures(), replays.pacing.state()
     versions = batch.policy_version.tolist()
     return {
         "steps": steps,

@@ -16,11 +16,11 @@ def test_another_ratio_begins_even_and_the_same_one_changes_nothing():
     spec = EnvSpec("x", ArraySpec((4,), "float32"), 2)
     config = Config(replay=ReplayConfig(samples_per_insert=2.0, min_size=10))
     replays = NodeReplays(config, row_schema(spec), Experience())
-    replays.load_state({**replays.state(), "inserts": 110, "samples": 40})
-    replays.set_samples_per_insert(2.0)
-    assert replays.state()["samples"] == 40  # 160 samples are owed still
-    replays.set_samples_per_insert(3.0)
-    assert (replays.state()["samples"], replays.state()["samples_per_insert"]) == (300, 3.0)
+    replays.pacing.load_state({**replays.pacing.state(), "inserts": 110, "samples": 40})
+    replays.pacing.change(2.0)
+    assert replays.pacing.state()["samples"] == 40  # 160 samples are owed still
+    replays.pacing.change(3.0)
+    assert (replays.pacing.state()["samples"], replays.pacing.state()["samples_per_insert"]) == (300, 3.0)
 
 
 def test_a_part_of_a_batch_keeps_fields_that_are_made_of_several_arrays():

@@ -71,5 +71,5 @@ def test_a_resumed_run_goes_on_with_its_counts_and_its_replay(tmp_path: Path) ->
     assert resumed.task.training.state.updates == run.task.training.state.updates > 10
     source, before = resumed.task.training.source, run.task.training.source
     assert source.figures()["replay_size"] == before.figures()["replay_size"] > 500
-    assert source.state() == before.state()
+    assert source.pacing.state() == before.pacing.state()
     go_to_the_end(resumed)

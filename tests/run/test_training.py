@@ -18,6 +18,7 @@ from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import Metric, columns
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.replay.sources import Used
 from ddrl.run.training import LiveSettings, Move, TrainerEnds, Training, TrainingState
 
 SCHEMA = row_schema(EnvSpec("fake", ArraySpec((1,), "float32"), 2))
@@ -33,6 +34,10 @@ class FakeSource:
     drawn: int = 0
     written_back: list[Any] = field(default_factory=list)
     progress: list[float] = field(default_factory=list)
+
+    @property
+    def pacing(self) -> FakeSource:
+        return self
 
     def insertable(self) -> int:
         return self.room
@@ -51,14 +56,9 @@ class FakeSource:
         self.drawn += 1
         return SimpleNamespace(number=self.drawn)
 
-    def count(self, batch: Any) -> int:
-        return 4
-
-    def versions(self, batch: Any) -> np.ndarray:
-        return np.zeros(4, np.uint64)
-
-    def learned(self, batch: Any, priority: Any) -> None:
+    def learned(self, batch: Any, priority: Any) -> Used:
         self.written_back.append((batch.number, priority))
+        return Used(4, np.zeros(4, np.uint64))
 
     def anneal(self, progress: float) -> None:
         self.progress.append(progress)

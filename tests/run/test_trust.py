@@ -10,8 +10,8 @@ import pytest
 from ddrl.core.errors import RunDirError
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.evaluate import main
+from ddrl.pool.setup import new_plan, resumed_plan
 from ddrl.run.cli import parse
-from ddrl.run.pool.plan import new_plan, resumed_plan
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Reason
 from tests.run.test_resume import go_on, start
@@ -121,7 +121,7 @@ def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tmp_path / "walk.toml"
     task.write_text(f'[env]\nid = "{WALK}"\n[pool]\ndevices = "cpu:0"\n')
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    policy = "pool.policy=tests.run.pool_policies:Alternate"
+    policy = "pool.policy=tests.pool.alternate:Alternate"
     plan = new_plan(parse(["--serial", "--tasks", str(task), "--set", f"run.dir={mine}", "--set", policy]))
     plan.write()
     shutil.copytree(mine, theirs)

@@ -19,7 +19,7 @@ from tests.sources import environment
 from tests.waiting import PATIENCE
 
 AREAS = settings("replay.source=areas", "areas.block=50", "areas.blocks=2", "rollout.refresh=write", "replay.n_step=1")
-POOL = settings("replay.source=pool", "replay.capacity=1000")
+POOL = settings("replay.source=benchmarks.admix.sources:RandomPool", "replay.capacity=1000")
 SHORT = settings("run.max_env_steps=1600", "run.checkpoint_period=800", "evaluation.period=800")
 
 

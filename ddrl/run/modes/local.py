@@ -13,10 +13,10 @@ from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.job import TRAINER_PROGRAM, HostKeeper, Job
 from ddrl.run.keeper import import_for_members
 from ddrl.run.preparation import Preparation, Probe, probe_in_fork
 from ddrl.run.process import Interrupts
+from ddrl.run.processes import TRAINER_PROGRAM, HostKeeper, Job
 from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
 
 if TYPE_CHECKING:

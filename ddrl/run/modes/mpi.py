@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from ddrl.channels.board import Board
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.job import HostKeeper
 from ddrl.run.keeper import report_stacks
-from ddrl.run.pool.ranks import MARK
 from ddrl.run.process import die_with, ignore_interrupts
-from ddrl.run.ranks import Agreement, abort, abort_on_error, broadcast, host_names, part
+from ddrl.run.processes import HostKeeper
+from ddrl.run.ranks import SLICE_MARK, Agreement, abort, abort_on_error, broadcast, host_names, part
 from ddrl.run.topology import HostChannels, Topology, board_name, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
@@ -43,10 +43,9 @@ def run_mpi(prepare: Callable[[], Preparation], run_id: str) -> tuple[int, tuple
         ignore_interrupts()
         with abort_on_error(world):
             message = broadcast(world, None)
-        if message.startswith(MARK):
-            from ddrl.run.modes.pool_relay import serve_task
-
-            return serve_task(world, message, names), None
+        if message.startswith(SLICE_MARK):
+            name, _, body = message.removeprefix(SLICE_MARK).partition(b"\n")
+            return slice_module(name.decode(), "this job").serve_rank(world, body, names), None
         return _follow(world, message), None
     try:
         preparation = prepare()

@@ -13,16 +13,13 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import COLUMNS
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Role
 from ddrl.run.checkpoint import TaskRecords
-from ddrl.run.job import HostKeeper
 from ddrl.run.modes.mpi import join_nodes, join_others
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
+from ddrl.run.processes import HostKeeper
 from ddrl.run.ranks import Agreement, part
-from ddrl.run.rounds.collectors import Collectors
-from ddrl.run.rounds.cycle import go_in_rounds
-from ddrl.run.rounds.hosts import HostStarters
-from ddrl.run.rounds.starters import StarterProcess
 from ddrl.run.task import Task
 from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
 from ddrl.run.trainer import drive
@@ -42,8 +39,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     board: Board | None = None
     channels: HostChannels | None = None
     standing: Agreement | None = None
-    starter: StarterProcess | None = None
-    collectors: Collectors | None = None
+    starter: Any = None
+    collectors: Any = None
     keeper: HostKeeper | None = None
     trouble: BaseException | None = None
     meeting = world
@@ -51,7 +48,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
         sweep_dead()
         sweep_open_mpi()
         board = Board.create(board_name(topology.run_id, 0))
-        starter = StarterProcess(topology.run_id, 0) if topology.in_rounds else None
+        rounds = slice_module("pool.rounds", "pool.collectors") if topology.in_rounds else None
+        starter = None if rounds is None else rounds.start_host(topology.run_id, 0)
         keeper = HostKeeper(topology.run_id, 0)
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
@@ -64,9 +62,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
                 assert others is not None
                 meeting = others
                 leader = None if comm is None else _lead_nodes(comm, task, channels)
-                if starter is not None:
-                    starters = HostStarters(channels, starter, launcher)
-                    collectors = go_in_rounds(task, starters, starters.lanes)
+                if rounds is not None:
+                    collectors = rounds.go_in_rounds(task, starter, launcher)
             except BaseException as error:
                 task.abandon(error)
                 raise

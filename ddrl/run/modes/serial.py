@@ -51,7 +51,7 @@ class SerialRun:
         training = self.task.training
         moved = False
         if not task.steering.paused:
-            if training.source.insertable():
+            if training.source.pacing.insertable():
                 self._worker.step()
             while training.turn():
                 moved = True

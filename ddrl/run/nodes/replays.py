@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, DdrlError
 from ddrl.core.rows import RowKind, RowSchema
 from ddrl.replay.batches import BatchShapes
-from ddrl.replay.rate_limiter import UNLIMITED, RateLimiter
-from ddrl.replay.sources import ReplaySource
+from ddrl.replay.sources import ReplaySource, Used, rate_limiter
 from ddrl.run.nodes.messages import Fields, Order, Record, Reply, Task, arrays_of
 
 
@@ -50,13 +49,15 @@ class Carrier(Protocol):
 class NodeReplays:
     """A source whose experience stands in the nodes. See the module."""
 
+    through_areas: ClassVar[bool] = False
+
     def __init__(self, config: Config, schema: RowSchema, experience: Experience) -> None:
         settings = config.replay
         self._nodes = config.learner.nodes
         self._num_envs = config.env.num_envs
         self._size = config.learner.batch_size
         self._pick_len = experience.pick_len
-        self._limiter = RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance)
+        self.pacing = rate_limiter(config, self._size * self._pick_len, self._drawable)
         self._held = [(0, 0)] * self._nodes  # records and bytes of each node
         self._carrier: Carrier | None = None
         self._load: Path | None = None  # what the nodes go on from, once they are there
@@ -80,10 +81,6 @@ class NodeReplays:
 
     # ---- a source --------------------------------------------------------------------------------------------------
 
-    def insertable(self) -> int:
-        """See `Source`."""
-        return self._limiter.insertable() if self._drawable() else UNLIMITED
-
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Send each row to the node of its lane; the steps among them."""
         assert self._carrier is not None
@@ -93,16 +90,12 @@ class NodeReplays:
             if len(mine):
                 self._carrier.send(node, Record(newest_version), {"rows": mine.view(np.uint8)})
         steps = int((rows["kind"] == RowKind.STEP).sum())
-        self._limiter.inserted(steps)
+        self.pacing.inserted(steps)
         return steps
 
     def arrived(self) -> int:
         """Everything comes through `record`."""
         return 0
-
-    def ready(self) -> bool:
-        """Whether samples_per_insert allows a draw, and every node has something to draw."""
-        return self._limiter.can_sample(self._size * self._pick_len) and self._drawable()
 
     def _drawable(self) -> bool:
         if self._carrier is not None and not all(records for records, _ in self._held):
@@ -113,13 +106,11 @@ class NodeReplays:
         """A draw of the configured size; the nodes draw when they are given their parts."""
         return Drawn(np.zeros(self._size, np.uint64), np.zeros(self._size, np.uint32))
 
-    def count(self, batch: Drawn) -> int:
-        """Transitions of a batch."""
-        return int(batch.transitions.sum())
-
-    def learned(self, batch: Drawn, priority: NDArray[Any] | None) -> None:
+    def learned(self, batch: Drawn, priority: NDArray[Any] | None) -> Used:
         """Count the batch; the nodes have written its priorities."""
-        self._limiter.sampled(self.count(batch))
+        used = Used(int(batch.transitions.sum()), batch.policy_version)
+        self.pacing.sampled(used.transitions)
+        return used
 
     def anneal(self, progress: float) -> None:
         """Each task tells its node."""
@@ -130,33 +121,16 @@ class NodeReplays:
         if self._carrier is not None:
             self._order("cut")
 
-    def save(self, folder: Path) -> None:
-        """Each node writes its replay into `folder`, which so must be on a disk that all hosts share."""
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Each node writes its replay into `folder`, which so must be on a disk that all hosts share; the rate
+        limiter's state and the number of nodes."""
         self._order("save", folder)
+        return {**self.pacing.state(), "nodes": self._nodes}
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Each node goes on from its replay in `folder`."""
         self._load = folder
-
-    def state(self) -> dict[str, Any]:
-        """The rate limiter's, and the number of nodes."""
-        return {**self._limiter.state(), "nodes": self._nodes}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        self._limiter.load_state(state)
-
-    def versions(self, batch: Drawn) -> NDArray[np.uint64]:
-        """The policy versions [B] that acted in a batch."""
-        return batch.policy_version
-
-    def set_samples_per_insert(self, samples_per_insert: float) -> None:
-        """Aim at this ratio from here on."""
-        if samples_per_insert != self._limiter.samples_per_insert:
-            self._limiter.change(samples_per_insert)
-
-    def law(self) -> None:
-        """Each node has one of its own."""
+        self.pacing.load_state(state)
 
     def figures(self) -> dict[str, float]:
         """Records held by all nodes and their memory [bytes]."""

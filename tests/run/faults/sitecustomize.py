@@ -31,6 +31,6 @@ def _is_rank():
     return os.environ.get("OMPI_COMM_WORLD_RANK", "0") == _rank
 
 
-_keeper = "ddrl.run.job" in sys.orig_argv
+_keeper = "ddrl.run.processes" in sys.orig_argv
 if (_keeper or _is_rank()) and threading.current_thread() is threading.main_thread():
     sys.setprofile(_look)

@@ -1,0 +1,197 @@
+"""The collectors of all hosts as one: each host has a starter, a child of the trainer or of the host's relay.
+
+What a starter elsewhere hears and says goes from relay to relay, line by line. A host's rows come mixed, in blocks of
+their own, so what a starter says of a worker is heard once the rows that the worker had written by then are there.
+Times are converted: clocks of hosts differ by a fixed time, known as exactly as the fastest message was fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.channels.board import Command
+from ddrl.channels.lane import LaneSet
+from ddrl.core.errors import ChannelError, JobFailed
+from ddrl.core.roles import Role
+from ddrl.distribution.membership import Orders, Report, decode, encode
+from ddrl.pool.collectors import Corrected, Down, Ended, Order, Plan, Sent, StarterProcess, Up, host_clock
+from ddrl.run.process import is_orphan
+from ddrl.run.topology import HostChannels, read_failure
+from ddrl.run.training import Rows
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+ROOM_TIMEOUT = 60.0  # [s] for the root relay to take an order
+BUFFER_BYTES = 1 << 22  # of rows that are parted at once
+
+
+class WorkerRows:
+    """What has come of one worker of another host and was not taken yet."""
+
+    def __init__(self) -> None:
+        self.received = 0  # rows ever
+        self._pieces: deque[NDArray[Any]] = deque()
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Append rows [n]."""
+        self.received += len(rows)
+        self._pieces.append(rows)
+
+    def pop(self, out: NDArray[Any]) -> int:
+        """See `Rows`."""
+        count = 0
+        while self._pieces and count < len(out):
+            piece = self._pieces.popleft()
+            taken = min(len(piece), len(out) - count)
+            out[count : count + taken] = piece[:taken]
+            count += taken
+            if taken < len(piece):
+                self._pieces.appendleft(piece[taken:])
+        return count
+
+
+class Clocks:
+    """Times of other hosts by this host's clock, and back."""
+
+    def __init__(self, mine: str) -> None:
+        self._mine = mine
+        self._ahead: dict[int, float] = {}  # seconds of this host's clock before the other one's
+        self._starts: dict[int, tuple[float, float]] = {}  # by worker: of its newest process, there and here
+
+    def note(self, report: Report) -> None:
+        """Learn from a message how clocks differ: at most by what it took, seemingly, to come here."""
+        ahead = 0.0 if report.clock == self._mine else report.received - report.sent
+        self._ahead[report.host] = min(ahead, self._ahead.get(report.host, math.inf))
+
+    def here(self, host: int, message: Up) -> Up:
+        """A message with times by this host's clock. The start of a process stays what it was at first."""
+        ahead = self._ahead[host]
+        if isinstance(message, Ended):
+            return msgspec.structs.replace(message, end=message.end + ahead)
+        if isinstance(message, Corrected):
+            return message
+        if self._starts.get(message.worker, (math.nan, 0.0))[0] != message.start:
+            self._starts[message.worker] = message.start, message.start + ahead
+        start = self._starts[message.worker][1]
+        return msgspec.structs.replace(message, start=start, ready=message.ready + ahead, sent=message.sent + ahead)
+
+    def there(self, host: int, plan: Plan) -> Plan:
+        """A plan with its time by the other host's clock."""
+        return plan if plan.at is None else msgspec.structs.replace(plan, at=plan.at - self._ahead.get(host, 0.0))
+
+
+class HostStarters:
+    """See the module; `Starters` of a task under mpirun, whose process is `launcher`. own: of this host."""
+
+    def __init__(self, channels: HostChannels, own: StarterProcess, launcher: int) -> None:
+        topology = channels.topology
+        self._run_id = topology.run_id
+        self._launcher = launcher
+        self._own = own
+        self._board = channels.board
+        self._orders = channels.orders
+        self._reports = channels.reports
+        self._hosts = topology.hosts
+        self._host_of = [rank.host for rank in topology.ranks if rank.role is Role.ROLLOUT]
+        self._lanes = LaneSet(channels.remote_lanes)
+        self._buffer = np.zeros(max(64, BUFFER_BYTES // topology.schema.dtype.itemsize), topology.schema.dtype)
+        self._streams = topology.config.env.num_envs  # of a worker
+        elsewhere = [worker for worker, host in enumerate(self._host_of) if host]
+        self._rows = {worker: WorkerRows() for worker in elsewhere}
+        self._held: dict[int, deque[Up]] = {worker: deque() for worker in elsewhere}  # their rows are not there yet
+        self._clocks = Clocks(host_clock())
+        self._decoder = msgspec.json.Decoder(Up)
+        self.lanes: Sequence[Rows] = [
+            self._rows[worker] if host else channels.lanes[worker] for worker, host in enumerate(self._host_of)
+        ]
+
+    def say(self, message: Down) -> None:
+        """See `Starters`."""
+        with self._cause_first():
+            self._own.say(self._part(message, 0))
+        for host in range(1, self._hosts):
+            assert self._orders is not None
+            line = msgspec.json.encode(self._part(message, host))
+            try:
+                self._orders.push(encode(Orders(host, line)), ROOM_TIMEOUT)
+            except ChannelError as error:
+                raise JobFailed(f"the root relay hangs: {error}") from None
+
+    def hear(self) -> list[Up]:
+        """See `Starters`. In the midst of a round nobody else looks whether the job goes on."""
+        self._look()
+        with self._cause_first():
+            own = self._own.hear()
+        return [*own, *self._hear_others()]
+
+    def wait(self, timeout: float) -> None:
+        """See `Starters`."""
+        bell = self._board.trainer_bell
+        seen = bell.value
+        if not (self._own.wait(0.0) or self._lanes.pending or (self._reports is not None and self._reports.pending)):
+            bell.wait(seen, timeout)
+
+    def stop(self) -> list[Up]:
+        """See `Starters`. Those of other hosts end with the job's command."""
+        messages = [*self._own.stop(), *self._hear_others()]
+        for held in self._held.values():
+            messages.extend(held)
+        return messages
+
+    def _look(self) -> None:
+        """JobFailed where the job has failed elsewhere."""
+        if self._board.command == Command.FAIL:
+            raise JobFailed(read_failure(self._run_id, 0))
+        if is_orphan(self._launcher):
+            raise JobFailed("mpirun has ended, and with it the other hosts' collectors")
+
+    @contextlib.contextmanager
+    def _cause_first(self) -> Generator[None]:
+        """This host's starter ends where the job has failed elsewhere: that is the reason then."""
+        try:
+            yield
+        except JobFailed:
+            self._look()
+            raise
+
+    def _part(self, message: Down, host: int) -> Down:
+        """What a host's starter has to know of a message."""
+        if isinstance(message, Order):
+            plans = [
+                self._clocks.there(host, plan) if of == host else Plan()
+                for plan, of in zip(message.plans, self._host_of, strict=True)
+            ]
+            return msgspec.structs.replace(message, plans=tuple(plans))
+        return msgspec.structs.replace(
+            message, workers=tuple(worker for worker in message.workers if self._host_of[worker] == host)
+        )
+
+    def _hear_others(self) -> list[Up]:
+        for data in self._reports.pop() if self._reports is not None else ():
+            report = decode(data)
+            assert isinstance(report, Report)
+            self._clocks.note(report)
+            message: Up = self._clocks.here(report.host, self._decoder.decode(report.line))
+            self._held[message.worker].append(message)
+        while count := self._lanes.drain(self._buffer):
+            rows = self._buffer[:count]
+            workers = rows["stream"] // self._streams
+            for worker in np.unique(workers).tolist():
+                self._rows[worker].add(rows[workers == worker])
+        messages: list[Up] = []
+        for worker, held in self._held.items():
+            while held and _rows_of(held[0]) <= self._rows[worker].received:
+                messages.append(held.popleft())
+        return messages
+
+
+def _rows_of(message: Sent | Ended | Corrected) -> int:
+    return 0 if isinstance(message, Corrected) else message.rows

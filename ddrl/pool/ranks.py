@@ -1,0 +1,324 @@
+"""Ranks of a pool under mpirun: rank 0 is the pool's master; each task has a relay on every host, a rank each. Further
+ranks, as many on each host, are places for tasks that are added while the pool runs.
+
+A task's process is no rank: rank 0 starts it, and it meets its relay of that host in channels alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddrl.channels.board import Board, Command
+from ddrl.channels.segment import sweep_dead, unlink_run
+from ddrl.core.config import Config
+from ddrl.core.errors import ChannelError, ConfigError, JobFailed, PoolError
+from ddrl.core.roles import Role
+from ddrl.core.settings import apply_overrides, load_config
+from ddrl.distribution.relay import Membership
+from ddrl.pool.mode import plan_of, run_plan
+from ddrl.pool.setup import PoolPlan
+from ddrl.run import cli
+from ddrl.run.members import GOING
+from ddrl.run.modes.local import local_ranks
+from ddrl.run.modes.mpi import meet
+from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
+from ddrl.run.ranks import SLICE_MARK, abort_on_error, barrier, broadcast, part
+from ddrl.run.relay import relay_process
+from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+STANDING = "the relays of all tasks stand"  # name of a barrier
+
+
+class RelayPlace(msgspec.Struct, frozen=True):
+    """A relay's task, and where. members: ranks of all relays of that task, by host."""
+
+    task: str
+    run_id: str
+    host: int
+    members: tuple[int, ...]
+
+
+class PoolRanks(msgspec.Struct, frozen=True):
+    """What every rank is told. run_ids: by task, a free place has a name of its own; relays: by task its relays' ranks,
+    by host; cores: those of the slots, which others of the master's machine keep off."""
+
+    run_ids: dict[str, str]
+    relays: tuple[tuple[int, ...], ...]
+    cores: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        """As a message to all ranks."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PoolRanks:
+        """Read what `to_bytes` wrote."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+    def place(self, rank: int) -> RelayPlace:
+        """The relay that a rank is."""
+        for (task, run_id), members in zip(self.run_ids.items(), self.relays, strict=True):
+            if rank in members:
+                return RelayPlace(task, run_id, members.index(rank), members)
+        raise ValueError(f"rank {rank} is no relay of the pool")
+
+
+def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tuple[int, ...], ...]:
+    """By task the ranks of its relays, by host, then by free place; `machines`: name of each rank's.
+
+    `relays` as in `group_hosts`: 0, a host for each machine; g > 0, g groups of consecutive ranks stand for hosts, each
+    on one machine. ConfigError unless every host has a rank for each task, rank 0 apart, and all hosts as many."""
+    if relays:
+        places, rest = divmod(len(machines) - 1, relays)
+        hosts = [list(range(1 + group * places, 1 + (group + 1) * places)) for group in range(relays)]
+        fits = not rest and places >= tasks and all(len({machines[rank] for rank in ranks}) == 1 for ranks in hosts)
+        fits = fits and machines[hosts[0][0]] == machines[0]
+        names = [f"group {group}" for group in range(relays)]
+    else:
+        names = list(dict.fromkeys(machines))
+        hosts = [[rank for rank, machine in enumerate(machines) if rank and machine == name] for name in names]
+        fits = len(hosts[0]) >= tasks and all(len(ranks) == len(hosts[0]) for ranks in hosts)
+    if not fits:
+        count = 1 + tasks * len(names)
+        where = f" (cluster.relays = {relays}: each {tasks} ranks of one machine)" if relays else ""
+        shares = ",".join(f"{name}:{tasks + (place == 0)}" for place, name in enumerate(names))
+        raise ConfigError(
+            f"{len(machines)} ranks do not fit a pool of {tasks} tasks on {len(names)} host(s){where}: rank 0 is its "
+            f"master, and each task has a relay on every host. Start mpirun -n {count}"
+            + ("" if relays or len(names) == 1 else f" --host {shares}")
+            + ", or as many more on each host for tasks that are to be added"
+        )
+    return tuple(zip(*hosts, strict=True))
+
+
+# -- mpi_pool ----------------------------------------------------------------------------------------------------------
+# A pool under mpirun: rank 0 is its master and starts one process a task, as without mpirun; every other rank is a
+# relay of one task, on one host, and starts and ends that task's collectors there (`modes/pool_relay.py`). Relays of a
+# free place wait for the task that is added.
+#
+# Rank 0 speaks MPI at the start and at the end alone. It makes each task's board, which tells the task's relay on this
+# host that the task stands or has ended.
+
+
+def lead_pool(command: cli.Command, launcher: str) -> int:
+    """Rank 0: run all tasks to their ends; the exit status, as of a pool without mpirun. What cannot start is refused
+    here, and every other rank leaves quietly. `launcher`: command that starts as many ranks."""
+    world, machines, parent = meet()
+    try:
+        sweep_dead()
+        sweep_open_mpi()
+        if command.serial:
+            raise ConfigError("--serial is one process: start it without mpirun")
+        plan = plan_of(command)
+        relays = TaskRelays(world, plan, machines, launcher, parent)
+    except BaseException:
+        broadcast(world, b"")
+        raise
+    with abort_on_error(world):
+        broadcast(world, SLICE_MARK + b"pool.ranks\n" + relays.ranks.to_bytes())
+        barrier(world, STANDING)
+    try:
+        return run_plan(plan, relays)
+    finally:
+        relays.close()
+
+
+class TaskRelays:
+    """`Relays` of a pool, as rank 0 knows them. ConfigError where the ranks or the settings fit no such pool."""
+
+    def __init__(
+        self, world: MPI.Intracomm, plan: PoolPlan, machines: Sequence[str], launcher: str, parent: int
+    ) -> None:
+        configs = _settings_of(plan)
+        self._relays = _agreed_relays(configs, plan)
+        places = assign_relays(machines, len(plan.tasks), self._relays)
+        self.hosts = len(places[0])
+        self.launcher = launcher
+        for name, config in configs.items():
+            self._check(name, config)
+        self._world = world
+        self._parent = parent
+        cores = tuple(core for device in plan.parsed_devices() for core in device.cores)
+        names = [task.name for task in plan.tasks]
+        names += [f"place {number + 1}/{len(places)}" for number in range(len(names), len(places))]
+        self.ranks = PoolRanks({name: uuid.uuid4().hex[:8] for name in names}, places, cores)
+        self._place_of = {task.name: task.name for task in plan.tasks}
+        self._free = names[len(plan.tasks) :]
+        self._boards = {name: Board.create(board_name(run_id, 0)) for name, run_id in self.ranks.run_ids.items()}
+
+    @property
+    def free(self) -> int:
+        """See `Relays`."""
+        return len(self._free)
+
+    def run_id(self, task: str) -> str:
+        """See `Relays`."""
+        return self.ranks.run_ids[self._place_of[task]]
+
+    def add(self, task: str, config: Config) -> None:
+        """See `Relays`."""
+        self._check(task, config)
+        if config.cluster.relays != self._relays:
+            raise ConfigError(f"task '{task}': cluster.relays is {self._relays} in this pool: leave it out")
+        if not self._free:
+            raise PoolError(
+                "no place is free: under mpirun a task has a relay on every host. Start a pool, or go on with this "
+                f"one, with more ranks: {self.hosts} for each task to be added"
+            )
+        self._place_of[task] = self._free.pop(0)
+
+    def _check(self, task: str, config: Config) -> None:
+        try:
+            local_ranks(config, self.hosts)
+        except ConfigError as error:
+            raise ConfigError(f"task '{task}': {error}") from None
+
+    def end(self, task: str) -> None:
+        """See `Relays`."""
+        self._end(self._place_of[task])
+
+    def _end(self, place: str) -> None:
+        board = self._boards[place]
+        if board.command in GOING:  # killed, or broken before it had channels
+            board.command = Command.FAIL
+            sweep_dead()
+
+    def look(self) -> None:
+        """See `Relays`. Also lets MPI move on what rank 0 has sent."""
+        self._world.Iprobe()
+        if is_orphan(self._parent):
+            for place, board in self._boards.items():
+                report_failure(
+                    board, self.ranks.run_ids[place], 0, "mpirun has ended, and with it the relays of the task"
+                )
+
+    def close(self) -> None:
+        """End all relays that are left and wait for them."""
+        for place in self._boards:
+            self._end(place)
+        part(self._world, self._leave_alone)
+        self._unlink()
+
+    def _leave_alone(self) -> None:
+        """Without its launcher the job has no other rank left: end here."""
+        if is_orphan(self._parent):
+            self._unlink()
+            os._exit(1)
+
+    def _unlink(self) -> None:
+        for run_id in self.ranks.run_ids.values():
+            unlink_run(run_id)
+
+
+def _settings_of(plan: PoolPlan) -> dict[str, Config]:
+    """Of the tasks whose files can be read; the others end alone, with their reason."""
+    configs: dict[str, Config] = {}
+    for task in plan.tasks:
+        with contextlib.suppress(ConfigError):
+            configs[task.name] = load_config(Path(task.file), plan.overrides)
+    return configs
+
+
+def _agreed_relays(configs: dict[str, Config], plan: PoolPlan) -> int:
+    """cluster.relays of all tasks."""
+    values = {name: config.cluster.relays for name, config in configs.items()}
+    if len(set(values.values())) > 1:
+        listed = ", ".join(f"{name}: {value}" for name, value in values.items())
+        raise ConfigError(
+            f"the tasks do not agree on cluster.relays ({listed}): give it once, by --set cluster.relays=..."
+        )
+    given = [text for text in plan.overrides if text.startswith("cluster.relays")]
+    return next(iter(values.values()), apply_overrides(Config(), given).cluster.relays)
+
+
+# -- pool_relay --------------------------------------------------------------------------------------------------------
+# A rank of a pool under mpirun: the relay of one task on one host. It starts and ends the task's collectors there.
+#
+# The task's process is no rank. Rank 0 has started it and made its board; once the task's channels stand, its relay on
+# that host hands the topology to those on others, and they relay as in a job of the task's own. However a task ends,
+# its
+# relays end with it, and with them nobody else's; their ranks wait for the end of the pool.
+
+
+def serve_rank(world: MPI.Intracomm, message: bytes, machines: Sequence[str]) -> int:
+    """Relay for the task that rank 0's message gives to this rank; the process's exit status."""
+    rank = world.Get_rank()
+    with abort_on_error(world):
+        ranks = PoolRanks.from_bytes(message)
+        place = ranks.place(rank)
+        if machines[rank] == machines[0]:
+            keep_off(ranks.cores)
+        board = Board.attach(board_name(place.run_id, 0)) if place.host == 0 else None
+        comm = world.Create_group(world.Get_group().Incl(place.members))
+        membership = Membership(comm, partial(describe, where=_where(place)))
+        barrier(world, STANDING)
+    with ExitStack() as stack:
+        try:
+            with membership:
+                _relay(membership, place, board, stack)
+        except JobFailed as error:
+            _report(place, str(error))
+        except BaseException as error:
+            _report(place, describe(error, _where(place)))
+    part(world)
+    return 0
+
+
+def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack: ExitStack) -> None:
+    """From the topology to the end of the task; `stack` closes what is made. board: of the task, on its own host."""
+    if board is not None:
+        channels = _await_task(membership, place, board)
+        membership.exchange.broadcast(b"" if channels is None else channels.topology.to_bytes())
+    else:
+        channels = None
+        if data := membership.exchange.broadcast(None):
+            sweep_dead()
+            channels = HostChannels.create(
+                Topology.from_bytes(data), place.host, Board.create(board_name(place.run_id, place.host))
+            )
+            stack.callback(channels.close)
+    if channels is not None:
+        topology = channels.topology
+        mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
+        relay_process(membership, topology, mine, channels)
+
+
+def _await_task(membership: Membership, place: RelayPlace, board: Board) -> HostChannels | None:
+    """The task's channels, once they stand; None where the task ends before."""
+    while not board.wait_ready(CHANNELS, LOOK_PERIOD):
+        membership.poll()
+        if board.command not in GOING:
+            return None
+    try:
+        return HostChannels.attach(place.run_id, 0, LOOK_PERIOD)
+    except ChannelError:
+        if board.command in GOING:
+            raise
+        return None
+
+
+def _where(place: RelayPlace) -> str:
+    """Names a relay in messages."""
+    return f"the relay of task {place.task} on host {place.host}"
+
+
+def _report(place: RelayPlace, text: str) -> None:
+    """Put a failure on the board of this host, where that still stands: the task on its own host, collectors elsewhere
+    end with it."""
+    with suppress(ChannelError):
+        report_failure(Board.attach(board_name(place.run_id, place.host)), place.run_id, place.host, text)

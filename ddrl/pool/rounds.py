@@ -1,0 +1,422 @@
+"""Learning in rounds, with collectors that come and go (pool.collectors).
+
+A round, whose number is the version that its collectors act with:
+  1. its parameters are published; each of W collectors takes a fixed number of steps and sends them;
+  2. when the first worker's data are there, learning begins: a pool's device is taken with the first gradient. Workers
+     come one after another, in the order of `pool.gradient_order`; one's data are recorded and its gradient is computed
+     while others still collect, never two at once;
+  3. an update is the mean of one gradient a worker, weighted by draws, all at the same parameters: the gradient of one
+     batch of all workers' draws. The first update awaits all workers; further ones follow as long as the source of
+     experience gives draws (replay.samples_per_insert, an algorithm's epochs);
+  4. the device is given back, then the next parameters are published.
+
+A collector that is killed is replaced, at most MAX_RESTARTS times in a round; it collects the same again, and the
+device is given back until then. One that ends with an error ends the task.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ddrl.core.errors import JobFailed
+from ddrl.pool import prewarm
+from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Plan, Sent, StarterProcess, Starters, Up, earliest
+from ddrl.pool.hosts import HostStarters
+from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.settings import PoolConfig
+from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
+
+if TYPE_CHECKING:
+    from ddrl.learner.learner import Gradient, GradientMean
+    from ddrl.run.task import Task
+
+
+# -- collectors --------------------------------------------------------------------------------------------------------
+# The trainer's end of its collectors: when they start, and what became of them.
+#
+# Before each round's parameters are published the history of the task's rounds says when the next round's collectors
+# are
+# to start (ddrl.pool.prewarm); that order goes to the starter at once, so it is there before the round's first data.
+
+
+MAX_LINES = 100_000  # of collectors in a trace; the sums go on
+
+
+@dataclass
+class Trace:
+    """Files of what collectors did, a JSON object a line; times count from `began` [s, CLOCK_MONOTONIC].
+
+    FOLDER/collectors.jsonl: task, round, worker, start, ready, parameters, sent, end (null: it stayed for the next
+    round). FOLDER/instructions.jsonl: task, round, issued, start by worker (null: it stays, or starts when its
+    parameters are there). Rounds count from `first`."""
+
+    folder: Path
+    task: str
+    began: float
+    first: int = 0
+    _lines: int = field(default=0, repr=False)
+
+    def write(self, name: str, round: int, **times: Any) -> None:
+        """Append a line in one write: several tasks write to one file."""
+        if self._lines >= MAX_LINES:
+            return
+        self._lines += 1
+        line = {"task": self.task, "round": round - self.first}
+        line |= {key: self._since(value) if key != "worker" else value for key, value in times.items()}
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def _since(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._since(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        return None if value is None or math.isnan(value) else round(value - self.began, 6)
+
+
+@dataclass
+class _Course:
+    """What is known of one round's collectors, by worker."""
+
+    parameters: float
+    sent: dict[int, Sent] = field(default_factory=dict[int, Sent])
+    startup: dict[int, float] = field(default_factory=dict[int, float])  # s; nan: it stayed from the round before
+
+
+class Collectors:
+    """When a task's collectors start, and the sums over what they did. `trace` may be replaced before the first
+    round."""
+
+    def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
+        self.workers = workers
+        self.trace = trace
+        self.warmth = Warmth()  # of all rounds but the first; of those with an instruction
+        self.predicted = Warmth()
+        self.cpu_seconds = 0.0  # of collectors that have ended, their start included
+        self._starter = starter
+        self._mode = config.collectors
+        settings = PrewarmSettings(delay_cost=config.delay_cost)
+        self._history = History(settings)
+        self._instructions: dict[int, Instruction] = {}
+        self._ordered: set[int] = set()
+        self._courses: dict[int, _Course] = {}
+        self._ends: dict[int, float] = {}  # by worker, of its newest process that has ended
+        self._open: dict[tuple[int, int], Sent] = {}  # sent, their process not ended yet
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def begin(self, round: int, now: float) -> None:
+        """The parameters of a round are about to be published: its collectors act, and orders for the next round go
+        out."""
+        if not self._courses:
+            self.trace.first = round
+        before = self._courses.get(round - 1)
+        if before is not None:
+            self._measure(round - 1, before, now)
+        self._courses = {round - 1: before, round: _Course(now)} if before is not None else {round: _Course(now)}
+        self._starter.say(Begin(round, tuple(range(self.workers))))
+        if self._mode == "prewarm":
+            begin = [now] * self.workers
+            for ahead in range(1, prewarm.best_ahead(self._history) + 1):
+                if round + ahead not in self._ordered:
+                    found = prewarm.instruct(self.trace.task, round + ahead, begin, self._history, ahead)
+                    if found is not None:
+                        self._instruct(found)
+        if round + 1 not in self._ordered:
+            self._order(round + 1, [Plan(stays=self._mode != "cold")] * self.workers)
+        self._ordered = {number for number in self._ordered if number > round}
+        self._instructions = {number: one for number, one in self._instructions.items() if number >= round}
+
+    def start_again(self, round: int, worker: int) -> None:
+        """The worker's collector was killed before it had sent."""
+        self._starter.say(Begin(round, (worker,)))
+
+    def _instruct(self, instruction: Instruction) -> None:
+        self._instructions[instruction.round] = instruction
+        plans: list[Plan] = []
+        for plan, start in zip(instruction.forecast.plans, instruction.start, strict=True):
+            counts_from_data = plan.anchor is prewarm.Anchor.SENT
+            stays = math.isnan(start)
+            plans.append(Plan(stays, None if stays else start, plan.after if counts_from_data else None, plan.back))
+        self._order(instruction.round, plans)
+
+    def _order(self, round: int, plans: Sequence[Plan]) -> None:
+        self._ordered.add(round)
+        self._starter.say(Order(round, tuple(plans)))
+        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[plan.at for plan in plans])
+
+    # -- what they did -------------------------------------------------------------------------------------------------
+
+    def hear(self) -> list[Sent | Ended]:
+        """What has come since the last call, corrections apart; never waits."""
+        messages = self._starter.hear()
+        for message in messages:
+            self._note(message)
+        return [message for message in messages if not isinstance(message, Corrected)]
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there is something to hear, at most `timeout` [s]."""
+        self._starter.wait(timeout)
+
+    def close(self) -> None:
+        """End them all."""
+        for message in self._starter.stop():
+            self._note(message)
+        for round, worker in sorted(self._open):
+            self._write(self._open[round, worker], None)
+        self._open.clear()
+
+    def figures(self) -> dict[str, float]:
+        """Sums for a summary: counts, and seconds."""
+        sums: dict[str, float] = asdict(self.warmth)
+        for name in ("corrections", "late_corrections"):
+            sums[name] = getattr(self.predicted, name)
+        sums |= {"predicted_collectors": self.predicted.collectors, "predicted_hits": self.predicted.hits}
+        sums |= {f"predicted_{name}": getattr(self.predicted, name) for name in ("idle_seconds", "late_seconds")}
+        return {**sums, "collector_cpu_seconds": self.cpu_seconds}
+
+    def _note(self, message: Up) -> None:
+        if isinstance(message, Corrected):
+            self.predicted.corrections += 1
+            self.predicted.late_corrections += message.late
+        elif isinstance(message, Sent):
+            self._note_sent(message)
+        else:
+            self.cpu_seconds += message.cpu_seconds
+            self._ends[message.worker] = message.end
+            sent = self._open.pop((message.round, message.worker), None)
+            if sent is not None:
+                self._write(sent, message.end)
+
+    def _note_sent(self, sent: Sent) -> None:
+        course = self._courses.get(sent.round)
+        if course is None:
+            return
+        course.sent[sent.worker] = sent
+        before = self._courses.get(sent.round - 1)
+        earlier = None if before is None else before.sent.get(sent.worker)
+        stayed = earlier is not None and earlier.start == sent.start
+        course.startup[sent.worker] = math.nan if stayed else sent.ready - sent.start
+        if before is not None:
+            warmths = [self.warmth]
+            instruction = self._instructions.get(sent.round)
+            if instruction is not None and not math.isnan(instruction.start[sent.worker]):
+                warmths.append(self.predicted)
+            for warmth in warmths:
+                warmth.count(sent.ready, course.parameters)
+                if not stayed:
+                    warmth.absent_seconds += max(0.0, sent.start - self._ends.get(sent.worker, sent.start))
+        if stayed and earlier is not None:  # its line of the round before was not written: the process had not ended
+            self._open.pop((earlier.round, earlier.worker), None)
+            self._write(earlier, None)
+        self._open[sent.round, sent.worker] = sent
+
+    def _write(self, sent: Sent, end: float | None) -> None:
+        course = self._courses.get(sent.round)
+        self.trace.write(
+            "collectors.jsonl",
+            sent.round,
+            worker=sent.worker,
+            start=sent.start,
+            ready=sent.ready,
+            parameters=None if course is None else course.parameters,
+            sent=sent.sent,
+            end=end,
+        )
+
+    def _measure(self, round: int, course: _Course, now: float) -> None:
+        """A round has ended: its times count for the next prediction."""
+        count = range(self.workers)
+        self._history = self._history.add(
+            Round(
+                round,
+                begin=(course.parameters,) * self.workers,
+                sent=tuple(course.sent[worker].sent for worker in count),
+                end=(now,) * self.workers,
+                startup=tuple(course.startup[worker] for worker in count),
+            )
+        )
+
+
+# -- cycle -------------------------------------------------------------------------------------------------------------
+
+MAX_RESTARTS = 3
+
+
+def start_host(run_id: str, host: int) -> StarterProcess:
+    """Start the process that starts the collectors of a host; a child of the caller."""
+    return StarterProcess(run_id, host)
+
+
+def go_in_rounds(task: Task, starter: StarterProcess, launcher: int | None) -> Collectors:
+    """Let a task learn in rounds; its collectors, which the caller closes. `starter`: of this host; `launcher`: the
+    process that started this one, where other hosts have collectors too; None: all collectors are here."""
+    starters: Starters = starter
+    lanes: Sequence[Rows] = list(task.channels.lanes.values())
+    if launcher is not None:
+        starters = HostStarters(task.channels, starter, launcher)
+        lanes = starters.lanes
+    folder = task.directory.path
+    trace = Trace(folder, folder.name, time.monotonic())
+    collectors = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
+    task.training.follow(Rounds(task.training, collectors, lanes))
+    return collectors
+
+
+class Rounds:
+    """See the module. lanes: of the workers, by worker."""
+
+    def __init__(self, training: Training, collectors: Collectors, lanes: Sequence[Rows]) -> None:
+        self.collectors = collectors
+        self.number = -1
+        self._training = training
+        self._lanes = lanes
+        self._by_worker = training.config.section(PoolConfig).gradient_order == "worker"
+        self._arrived: list[Sent] = []  # this round's, not recorded yet
+        self._recorded: set[int] = set()
+        self._restarts = 0
+        if (
+            training.state.policy_version >= 0
+        ):  # the version of the checkpoint is published again: its round begins anew
+            training.state.policy_version -= 1
+
+    def begin(self, version: int) -> None:
+        """See `RoundCycle`."""
+        self.number = version
+        self._restarts = 0
+        self._recorded.clear()
+        self._training.source.cut()  # the next collectors begin new episodes
+        self.collectors.begin(version, time.monotonic())
+
+    def wait(self, timeout: float) -> None:
+        """See `RoundCycle`."""
+        self.collectors.wait(timeout)
+
+    def moves(self) -> Iterator[Move]:
+        """See `RoundCycle`."""
+        training = self._training
+        while True:
+            yield Move.DRAIN
+            self._hear()
+            training.idle = training.ending or self._next() is None
+            if not training.idle:
+                yield from self._learn()
+                yield Move.PUBLISH
+                training.publish()
+
+    def _learn(self) -> Iterator[Move]:
+        """All updates of a round."""
+        shares: list[Iterator[Any]] = []  # by worker, in their order: the batches that are drawn for it
+        first = True
+        while True:
+            batches = [] if first else [next(share, None) for share in shares]
+            if not first and all(batch is None for batch in batches):
+                return
+            yield from self._update(batches, shares, gather=first)
+            first = False
+
+    def _update(self, batches: list[Any], shares: list[Iterator[Any]], *, gather: bool) -> Iterator[Move]:
+        """One update from `batches`, None where a worker has none. gather: fill `batches` and `shares` on the way, as
+        the workers' data come."""
+        training = self._training
+        learner = self._training.learner
+        with_statistics = training.state.updates % STATISTICS_PERIOD == 0
+        steps: list[tuple[Gradient, Any]] = []
+        for part in learner.parts:
+            mean = learner.mean()
+            done = 0
+            while done < (len(self._lanes) if gather else len(batches)):
+                if done == len(batches):
+                    sent = self._next()
+                    if sent is None:
+                        training.idle = True
+                        yield Move.RECORD
+                        self._hear()
+                        continue
+                    training.idle = False
+                    self._record(sent)
+                    shares.append(self._draws())
+                    batches.append(next(shares[-1], None))
+                if batches[done] is not None:
+                    yield from self._gradient(batches[done], part, mean, with_statistics)
+                done += 1
+            if mean.gradient is not None:
+                yield Move.APPLY
+                begin = time.perf_counter()
+                steps.append((mean.gradient, learner.apply(mean.gradient)))
+                training.count("learn_seconds", time.perf_counter() - begin)
+        if steps:
+            self._account([batch for batch in batches if batch is not None], steps)
+
+    def _gradient(self, batch: Any, part: str, mean: GradientMean, with_statistics: bool) -> Iterator[Move]:
+        yield Move.GRADIENT
+        begin = time.perf_counter()
+        gradient = self._training.learner.gradient(batch, part, with_statistics)
+        if gradient is not None:
+            mean.add(gradient)
+        self._training.count("learn_seconds", time.perf_counter() - begin)
+
+    def _account(self, batches: Sequence[Any], steps: list[tuple[Gradient, Any]]) -> None:
+        training = self._training
+        update = training.learner.outcome(steps)
+        training.show(update.figures)
+        priorities: Sequence[Any] = [None] * len(batches)
+        if update.priority is not None:
+            priorities = np.split(update.priority, len(batches))  # draws of one size
+        for batch, priority in zip(batches, priorities, strict=True):
+            training.account(batch, priority)
+        training.updated()
+
+    def _draws(self) -> Iterator[Any]:
+        """A worker's share of the round's draws: as many as the source gives when its turn comes."""
+        source = self._training.source
+        while source.pacing.ready():
+            yield from self._training.learner.prepare(source)
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Sent | None:
+        """Whose data are recorded next; None: they are not there yet."""
+        if self._by_worker:
+            due = len(self._recorded)
+            return next((sent for sent in self._arrived if sent.worker == due), None)
+        return earliest(self._arrived) if self._arrived else None
+
+    def _record(self, sent: Sent) -> None:
+        self._arrived.remove(sent)
+        self._recorded.add(sent.worker)
+        self._training.empty(self._lanes[sent.worker])
+
+    def _hear(self) -> None:
+        for message in self.collectors.hear():
+            if isinstance(message, Sent):
+                self._arrived.append(message)
+            else:
+                self._note_end(message)
+
+    def _note_end(self, ended: Ended) -> None:
+        """A collector's process has ended: as it should, or it is replaced, or the task fails."""
+        if ended.status > 0:
+            raise JobFailed(f"collector {ended.worker} ended with status {ended.status}:\n{ended.words}")
+        has_sent = ended.worker in self._recorded or any(sent.worker == ended.worker for sent in self._arrived)
+        if ended.round != self.number or has_sent:
+            return
+        how = f"was killed by {signal.Signals(-ended.status).name}" if ended.status < 0 else "ended before it had sent"
+        self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            raise JobFailed(f"collector {ended.worker} {how}, after {MAX_RESTARTS} others in round {self.number}")
+        self._training.empty(self._lanes[ended.worker], record=False)
+        if self._training.lender is not None:
+            self._training.lender.pause()
+        self.collectors.start_again(self.number, ended.worker)

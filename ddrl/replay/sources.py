@@ -1,0 +1,619 @@
+"""Sources of experience: what a trainer records into and learns from.
+
+`ReplaySource` draws from an ExperienceReplay as often as a rate limiter allows; `TrajectorySource` hands out each
+trajectory once, in the order of recording; `AreaSource` draws from what rollouts write into shared sample areas. A
+source from outside is a class with the methods of `Experience`, named by replay.source = package.module:Class. No
+source knows torch or the network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.channels.area import SampleArea
+from ddrl.core import algorithm, plugins
+from ddrl.core.config import Config
+from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
+from ddrl.core.files import replacement
+from ddrl.core.rows import STATE, RowKind, RowSchema
+from ddrl.core.specs import Column, ColumnRole
+from ddrl.replay.batches import Sequences, Transitions
+from ddrl.replay.evictions import make_eviction
+from ddrl.replay.pacing import Pacing, RateLimiter
+from ddrl.replay.replay import ExperienceReplay
+from ddrl.replay.selectors import make_selector
+
+SNAPSHOT = "replay.snapshot"
+AREAS_FILE = "areas.npz"
+TRAJECTORIES_FILE = "trajectories.npy"
+MIN_BATCHES = 2  # batches that a queue of trajectories holds: one to draw, one to fill
+MAX_DRAW_SECONDS = 10.0  # then a draw from areas that are written over all the time is given up
+
+
+class Used(NamedTuple):
+    """What a batch was, once an update has used it."""
+
+    transitions: int
+    versions: NDArray[np.uint64]  # [n], of the policies that acted in it
+
+
+class Experience(Protocol):
+    """What a trainer learns from. One thread calls it.
+
+    Constructed as cls(config, schema, experience, areas): `experience` is what the algorithm declares, `areas` the
+    sample areas that the rollouts write (none where rows go through lanes).
+    """
+
+    # Whether rollouts write transitions into sample areas instead of rows into lanes; such a class also has
+    # `spare_blocks`, those of an area beyond areas.blocks.
+    through_areas: ClassVar[bool]
+
+    @property
+    def pacing(self) -> Pacing:
+        """How much may be recorded now, and whether `sample` may be called."""
+        ...
+
+    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+        """Record rows of the schema's dtype in their order; the steps recorded. `newest_version`: of the policies
+        published so far."""
+        ...
+
+    def arrived(self) -> int:
+        """Steps that arrived through sample areas since the last call; 0 for other sources."""
+        ...
+
+    def sample(self) -> Any:
+        """One draw of the configured size."""
+        ...
+
+    def learned(self, batch: Any, priority: NDArray[Any] | None) -> Used:
+        """An update has used the batch: set its priorities [B], count it."""
+        ...
+
+    def anneal(self, progress: float) -> None:
+        """Move what is annealed to `progress` of the run, 0 to 1."""
+        ...
+
+    def cut(self) -> None:
+        """End all running episodes: their environments are reset (a checkpoint, a resume)."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Gauges by name (replay_size, replay_bytes, ...)."""
+        ...
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write what is held into files of `folder`; the rest of a checkpoint, as JSON."""
+        ...
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Become what `save` wrote and returned; CheckpointError where that cannot be used."""
+        ...
+
+
+def make_source(
+    config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
+) -> Experience:
+    """The source that replay.source names; auto: the one that an algorithm's declaration asks for."""
+    name = config.replay.source
+    if name == "areas":
+        return AreaSource(config, schema, experience, areas)
+    if name != "auto":
+        return plugins.load("replay.source", "", name)(config, schema, experience, areas)
+    if experience.source == "replay":
+        return ReplaySource(config, schema, experience)
+    return TrajectorySource(config, schema, experience)
+
+
+def rate_limiter(config: Config, batch: int, available: Callable[[], bool]) -> RateLimiter:
+    """The rate limiter of the settings, for draws of up to `batch` transitions."""
+    settings = config.replay
+    return RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance, batch, available)
+
+
+class ReplaySource:
+    """Draws learner.batch_size transitions, or sequences where the experience's pick_len is above 1.
+
+    Recording and drawing are held together by replay.samples_per_insert, counted in transitions: a sequence counts
+    each of its positions in use."""
+
+    through_areas: ClassVar[bool] = False
+
+    def __init__(
+        self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
+    ) -> None:
+        settings = config.replay
+        self._config = config
+        self._experience = experience
+        self.replay = ExperienceReplay.of(
+            schema,
+            settings.capacity,
+            pick_len=experience.pick_len,
+            short_picks=experience.pick_len > 1,  # else the last positions of an episode would be learned from less
+            n_step=settings.n_step if experience.n_step is None else experience.n_step,
+            burn_in=experience.burn_in,
+            eviction=make_eviction(config),
+            seed=config.run.seed,
+            file=settings.file or None,
+        )
+        selector = make_selector(config)
+        self._uses_priorities = selector.uses_priorities
+        self.selector = self.replay.new_pick_selector(selector)
+        rollout = config.rollout
+        self._weighted_lag = rollout.max_policy_lag if rollout.at_max_lag == "weight" else math.inf
+        self._newest_version = 0
+        wanted = config.learner.batch_size * experience.pick_len
+        self.limiter = rate_limiter(config, wanted, lambda: self.replay.num_picks > 0)
+
+    @property
+    def pacing(self) -> RateLimiter:
+        """The rate limiter; nothing limits recording while no stream holds a whole window."""
+        return self.limiter
+
+    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+        """Record rows; the steps recorded. O(rows)."""
+        self._newest_version = max(self._newest_version, newest_version)
+        recorded = self.replay.record_rows(rows)
+        self.limiter.inserted(recorded)
+        return recorded
+
+    def arrived(self) -> int:
+        """Everything comes through `record`."""
+        return 0
+
+    def sample(self, size: int = 0) -> Transitions | Sequences:
+        """One draw, of `size` instead of learner.batch_size where it is given. ValueError where nothing can be
+        drawn."""
+        learner = self._config.learner
+        draw = self.replay.sample if self._experience.pick_len == 1 else self.replay.sample_sequences
+        batch = draw(size or learner.batch_size, self.selector, learner.discount)
+        return batch if math.isinf(self._weighted_lag) else self._weighted(batch)
+
+    def _weighted(self, batch: Transitions | Sequences) -> Transitions | Sequences:
+        """With weights that fall with the lag beyond rollout.max_policy_lag; the lag of a sequence is that of its first
+        record."""
+        lag = np.maximum(self._newest_version - batch.policy_version.astype(np.float64), 0.0)
+        factor = np.minimum(1.0, (1.0 + self._weighted_lag) / (1.0 + lag))
+        return batch._replace(weight=(batch.weight * factor).astype(np.float32))
+
+    def learned(self, batch: Transitions | Sequences, priority: NDArray[Any] | None) -> Used:
+        """Count the batch, and set its picks' priorities [B] to priority + replay.priority_offset (Schaul et al. 2016,
+        section 3.3: p = |delta| + epsilon), so that a TD error of zero is drawn again."""
+        if self._uses_priorities and priority is not None:
+            raised = np.asarray(priority, np.float32) + np.float32(self._config.replay.priority_offset)
+            self.replay.set_priority(self.selector, batch.pick_epi, batch.pick_pos, raised)
+        transitions = len(batch.pick_epi) if isinstance(batch, Transitions) else int(batch.length.sum())
+        self.limiter.sampled(transitions)
+        return Used(transitions, batch.policy_version)
+
+    def anneal(self, progress: float) -> None:
+        """Beta of the importance weights rises linearly from replay.importance_exponent to 1."""
+        start = self._config.replay.importance_exponent
+        self.replay.set_importance_exponent(self.selector, start + min(1.0, progress) * (1.0 - start))
+
+    def cut(self) -> None:
+        """End all running episodes without a final state."""
+        self.replay.cut_streams()
+
+    def probabilities(self) -> NDArray[np.float64] | None:
+        """The probability of each pick in the next draw; None where all are alike or there is none."""
+        return self.replay.law(self.selector) if self._uses_priorities and len(self.replay) else None
+
+    def figures(self) -> dict[str, float]:
+        """Records held and their memory [bytes]."""
+        return {"replay_size": len(self.replay), "replay_bytes": self.replay.nbytes}
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the replay with its selector; the rate limiter's state."""
+        self.replay.save(folder / SNAPSHOT)
+        return self.limiter.state()
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Become what `save` wrote; CheckpointError where it cannot be used."""
+        self.replay.load(folder / SNAPSHOT)
+        self.limiter.load_state(state)
+
+
+class Trajectories(NamedTuple):
+    """B trajectories of at most T steps; what lies past a length is zero."""
+
+    state: Any  # [B, T + 1, *observation]; the last one in use, at index length, is what to bootstrap from
+    action: NDArray[Any]  # [B, T, *action]
+    reward: NDArray[np.float32]  # [B, T, *reward]
+    terminated: NDArray[np.bool_]  # [B], the state at index length is terminal: no bootstrap
+    length: NDArray[np.uint32]  # [B], steps in use
+    policy_version: NDArray[np.uint64]  # [B, T], of the policy that acted
+    columns: dict[str, NDArray[Any]]  # further ones: [B, T, ...]; MEMORY [B, ...], of the first step; STATE [B, T + 1]
+
+
+@dataclass(slots=True)
+class _Run:
+    """The rows of one stream's unfinished trajectory."""
+
+    rows: NDArray[Any]  # [length + 1], of which `count` are in use
+    count: int = 0
+    step: int = 0  # of the newest row
+
+
+class TrajectorySource:
+    """Experience that is learned from once: a bounded queue of trajectories, in the order of recording.
+
+    A trajectory is `length` consecutive steps of one stream with the state after them. An episode's end, a gap in
+    `step` and `cut` end one early; it is then shorter. Trajectories overlap in no step. The queue holds two batches of
+    learner.batch_size; a full one takes no rows (`insertable` is 0), so that lanes hold the rollouts back. With
+    max_policy_lag a trajectory that holds a step older than that many versions is dropped and counted, when it is
+    recorded and again when it would be handed out. It is its own pacing."""
+
+    through_areas: ClassVar[bool] = False
+
+    def __init__(
+        self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
+    ) -> None:
+        if experience.length < 1:
+            raise ConfigError(f"a trajectory's length ({experience.length}) must be at least 1")
+        if schema.frame_stack > 1:
+            raise ConfigError(
+                f"trajectories of stacked frames (frame_stack {schema.frame_stack}) are not supported: a trajectory "
+                "does not hold the frames before its first step"
+            )
+        self._schema = schema
+        self._length = experience.length
+        if math.isfinite(config.rollout.max_policy_lag) and config.rollout.at_max_lag == "weight":
+            raise ConfigError(
+                f"rollout.at_max_lag = weight: learner.algorithm = {config.learner.algorithm} learns from whole "
+                "trajectories, which have no weights: choose wait or drop"
+            )
+        self._max_lag = experience.max_policy_lag
+        self._batch_size = config.learner.batch_size
+        self._capacity = MIN_BATCHES * self._batch_size  # [trajectories]
+        self._queue: deque[NDArray[Any]] = deque()  # each: its steps' rows and the row that holds the state after them
+        self._running: dict[int, _Run] = {}  # by stream: its unfinished trajectory
+        self._newest = 0
+        self._dropped = 0
+
+    @property
+    def pacing(self) -> TrajectorySource:
+        """The queue itself."""
+        return self
+
+    def change(self, samples_per_insert: float) -> None:
+        """Nothing: each trajectory is learned from once, however often an algorithm goes over it."""
+
+    def insertable(self) -> int:
+        """Rows that may be recorded now: each can complete at most one trajectory."""
+        return max(0, self._capacity - len(self._queue))
+
+    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+        """Record rows; the steps recorded. ValueError for a row of an unknown kind, with nothing recorded."""
+        if rows.dtype != self._schema.dtype:
+            raise TypeError(f"rows of dtype {rows.dtype} do not fit the schema's {self._schema.dtype}")
+        kinds = rows["kind"]
+        if (kinds > RowKind.TRUNCATED).any():
+            raise ValueError(f"a row of kind {kinds.max()} is no row of experience: it is torn or foreign")
+        self._newest = max(self._newest, newest_version)
+        places = zip(rows["stream"].tolist(), rows["step"].tolist(), kinds.tolist(), strict=True)
+        for place, (stream, step, kind) in enumerate(places):
+            self._continue(stream, step, kind != RowKind.STEP, rows[place])
+        return int((kinds == RowKind.STEP).sum())
+
+    def arrived(self) -> int:
+        """Everything comes through `record`."""
+        return 0
+
+    def ready(self) -> bool:
+        """Whether the queue holds a batch of trajectories, none of them too old."""
+        fresh = [one for one in self._queue if not self._too_old(one)]
+        self._dropped += len(self._queue) - len(fresh)
+        self._queue = deque(fresh)
+        return len(self._queue) >= self._batch_size
+
+    def sample(self) -> Trajectories:
+        """The oldest batch of trajectories, which leave the queue. ValueError where there are not enough."""
+        if not self.ready():
+            raise ValueError(f"the queue holds no batch yet: {len(self._queue)} of {self._batch_size} trajectories")
+        return self._assemble([self._queue.popleft() for _ in range(self._batch_size)])
+
+    def learned(self, batch: Trajectories, priority: NDArray[Any] | None) -> Used:
+        """Nothing is kept of a trajectory that was learned from."""
+        versions = batch.policy_version[np.arange(self._length) < batch.length[:, None]]
+        return Used(int(batch.length.sum()), versions)
+
+    def anneal(self, progress: float) -> None:
+        """Nothing is annealed."""
+
+    def cut(self) -> None:
+        """End all running trajectories; the state after the last step is unknown, so that step is not learned from."""
+        for _, run in sorted(self._running.items()):
+            self._finish(run)
+        self._running.clear()
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the trajectories that wait; the counts."""
+        rows = np.concatenate([*self._queue, np.zeros(0, self._schema.dtype)])
+        lengths = np.array([len(one) for one in self._queue], np.int64)
+        with replacement(folder / TRAJECTORIES_FILE) as temporary, temporary.open("wb") as file:
+            np.save(file, lengths, allow_pickle=False)
+            np.save(file, rows.view(np.uint8), allow_pickle=False)
+        return {"newest_version": self._newest, "dropped": self._dropped}
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Become what `save` wrote, with no running trajectory; CheckpointError where it cannot be used."""
+        try:
+            with (folder / TRAJECTORIES_FILE).open("rb") as file:
+                lengths = np.load(file, allow_pickle=False)
+                rows = np.load(file, allow_pickle=False).view(self._schema.dtype)
+            if lengths.sum() != len(rows) or (lengths < 2).any() or (lengths > self._length + 1).any():
+                raise ValueError("its trajectories have other lengths")
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{folder / TRAJECTORIES_FILE} cannot be loaded: {error}") from None
+        try:
+            newest = int(state["newest_version"])
+            dropped = int(state["dropped"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state of the trajectories {state!r} cannot be used ({error!r})") from None
+        self._queue = deque(np.split(rows, np.cumsum(lengths)[:-1])) if len(lengths) else deque()
+        self._running.clear()
+        self._newest = newest
+        self._dropped = dropped
+
+    def figures(self) -> dict[str, float]:
+        """Steps that wait, their memory [bytes], and trajectories dropped for their age."""
+        rows = sum(len(one) for one in self._queue)
+        return {
+            "replay_size": rows - len(self._queue),
+            "replay_bytes": rows * self._schema.dtype.itemsize,
+            "trajectories_dropped": self._dropped,
+        }
+
+    def _continue(self, stream: int, step: int, end: bool, row: np.void) -> None:
+        """Add one stream's next row. Rows mostly come one or a few at a time, so that arrays of them cost more than
+        steps of Python do.
+
+        A run is a sequence of rows without a gap in `step`, up to an end row. It is cut every `length` rows; a row at a
+        cut is the last of one trajectory, whose state comes after its steps, and the first of the next."""
+        run = self._running.get(stream)
+        if run is None:
+            run = self._running[stream] = _Run(np.zeros(self._length + 1, self._schema.dtype))
+        elif step != run.step + 1:  # the row after the gap finishes what was before it
+            self._finish(run)
+        run.rows[run.count] = row
+        run.count += 1
+        run.step = step
+        if end or run.count > self._length:
+            self._finish(run)
+            if not end:
+                run.rows[0] = row
+                run.count = 1
+
+    def _finish(self, run: _Run) -> None:
+        """End a trajectory, unless it has no step."""
+        if run.count > 1:
+            self._enqueue(run.rows[: run.count].copy())
+        run.count = 0
+
+    def _enqueue(self, trajectory: NDArray[Any]) -> None:
+        """Put a trajectory into the queue: its steps, and the row whose state comes after them."""
+        if self._too_old(trajectory):
+            self._dropped += 1
+        else:
+            self._queue.append(trajectory)
+
+    def _too_old(self, rows: NDArray[Any]) -> bool:
+        return self._max_lag is not None and int(rows["policy_version"][:-1].min()) + self._max_lag < self._newest
+
+    def _assemble(self, chosen: list[NDArray[Any]]) -> Trajectories:
+        length = np.array([len(one) - 1 for one in chosen], np.uint32)
+        made = {column.name: self._column(column, chosen) for column in self._schema.stored}
+        observation = {self._schema.array_name(one): made[one.name] for one in self._schema.observation}
+        return Trajectories(
+            made.get("state", observation),
+            made["action"],
+            made["reward"],
+            np.array([one[-1]["kind"] == RowKind.TERMINATED for one in chosen]),
+            length,
+            made["policy_version"],
+            {column.name: made[column.name] for column in self._schema.further},
+        )
+
+    def _column(self, column: Column, chosen: list[NDArray[Any]]) -> NDArray[Any]:
+        if column.role is ColumnRole.MEMORY:
+            return np.stack([one[column.name][0] for one in chosen])
+        ends = column.role is ColumnRole.STATE
+        array = np.zeros((len(chosen), self._length + ends, *column.shape), column.dtype)
+        for values, one in zip(array, chosen, strict=True):
+            values[: len(one) - 1 + ends] = one[column.name][: len(one) - 1 + ends]
+        return array
+
+
+class TransitionSource:
+    """What sources of single transitions share: batches of learner.batch_size of them, each as likely as any other, as
+    often as replay.samples_per_insert allows. The sources add where transitions are held."""
+
+    through_areas: ClassVar[bool] = False
+
+    def __init__(self, config: Config, schema: RowSchema, experience: algorithm.Experience, stream: int) -> None:
+        """`stream` separates the random draws of one kind of source from another's. ConfigError where the experience is
+        more than single transitions."""
+        if experience.source != "replay" or experience.pick_len > 1:
+            raise ConfigError(
+                f"replay.source = {config.replay.source} gives single transitions, but learner.algorithm = "
+                f"{config.learner.algorithm} learns from trajectories or sequences: set replay.source = auto"
+            )
+        self._schema = schema
+        self._batch_size = config.learner.batch_size
+        self._limiter = rate_limiter(config, self._batch_size, self._available)
+        self._rng = np.random.default_rng([config.run.seed, stream])
+
+    def _available(self) -> bool:
+        """Whether there is anything to draw."""
+        raise NotImplementedError
+
+    @property
+    def pacing(self) -> RateLimiter:
+        """The rate limiter."""
+        return self._limiter
+
+    def learned(self, batch: Transitions, priority: NDArray[Any] | None) -> Used:
+        """Count the batch; there are no priorities."""
+        self._limiter.sampled(len(batch.pick_epi))
+        return Used(len(batch.pick_epi), batch.policy_version)
+
+    def anneal(self, progress: float) -> None:
+        """Nothing is annealed."""
+
+    def _state(self) -> dict[str, Any]:
+        """The rate limiter's, and the state of the random draws."""
+        return self._limiter.state() | {"rng": json.dumps(self._rng.bit_generator.state)}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self._limiter.load_state(state)
+        try:
+            self._rng.bit_generator.state = json.loads(state["rng"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state of the random draws cannot be used ({error!r})") from None
+
+
+class AreaSource(TransitionSource):
+    """Experience that rollouts write into sample areas (ddrl/channels/area.py). Each batch is drawn from one area, the
+    areas in turn; neither side waits for the other.
+
+    A batch comes from the blocks that are complete in an area that is full enough (areas.min_fill); where a block was
+    written over during the draw, the draw is repeated. replay.samples_per_insert holds the learner back where what is
+    written is too little for another batch; in a serial run the rollout acts while the learner has drawn its share."""
+
+    through_areas: ClassVar[bool] = True
+    spare_blocks: ClassVar[int] = 1
+
+    def __init__(
+        self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea]
+    ) -> None:
+        super().__init__(config, schema, experience, stream=0xA5EA)
+        self._areas = areas
+        self._min_blocks = max(1, round(config.areas.min_fill * config.areas.blocks))
+        self._turn = 0  # index of the area to draw from next
+        self._counted = [0] * len(areas)  # blocks that `arrived` has counted
+        self.drawn = [0] * len(areas)  # batches by area
+        self.repeated = 0
+        self.torn = 0  # batches that a source derived from this one has learned from
+
+    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+        """Areas take no rows."""
+        raise ValueError("rows came through a lane, but experience is in sample areas")
+
+    def arrived(self) -> int:
+        """Samples written into the areas since the last call."""
+        steps = 0
+        for index, area in enumerate(self._areas):
+            area.update()
+            steps += (area.written - self._counted[index]) * area.block
+            self._counted[index] = area.written
+        self._limiter.inserted(steps)
+        return steps
+
+    def _available(self) -> bool:
+        """Whether an area can be read. The areas are asked in turn, from the one after that of the last batch on."""
+        for offset in range(len(self._areas)):
+            index = (self._turn + offset) % len(self._areas)
+            if self._readable(self._areas[index]):
+                self._turn = index
+                return True
+        return False
+
+    def _readable(self, area: SampleArea) -> bool:
+        return area.update() >= self._min_blocks
+
+    def sample(self) -> Transitions:
+        """A batch of the area whose turn it is, or, where rollouts have written over too much of it since, of the next
+        that can be read. ChannelError where none can for MAX_DRAW_SECONDS."""
+        end = time.monotonic() + MAX_DRAW_SECONDS
+        while time.monotonic() < end:
+            if not self._limiter.ready():
+                os.sched_yield()  # the rollouts are in the middle of a block, which is short
+                continue
+            columns = self._draw(self._areas[self._turn])
+            if columns is None:
+                continue
+            self.drawn[self._turn] += 1
+            self._turn = (self._turn + 1) % len(self._areas)
+            return as_batch(self._schema, columns)
+        raise ChannelError(
+            f"no sample area could be read for {MAX_DRAW_SECONDS:g} s: rollouts write over what is drawn; raise "
+            "areas.blocks or areas.block"
+        )
+
+    def _draw(self, area: SampleArea) -> dict[str, NDArray[Any]] | None:
+        """Samples of an area by column, or None where they are to be drawn again."""
+        complete = area.update()
+        if not complete:
+            return None
+        columns, whole = area.draw(self._rng.integers(0, complete * area.block, self._batch_size))
+        self.repeated += not whole
+        return columns if whole else None
+
+    def cut(self) -> None:
+        """Samples are whole transitions; rollouts drop what they have not written."""
+
+    def figures(self) -> dict[str, float]:
+        """Samples in complete blocks, areas that can be read, repeated draws, and torn batches (none here)."""
+        samples = sum(area.update() * area.block for area in self._areas)
+        return {
+            "replay_size": float(samples),
+            "areas_readable": float(sum(map(self._readable, self._areas))),
+            "draws_repeated": float(self.repeated),
+            "torn_batches": float(self.torn),
+        }
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the complete blocks of the areas."""
+        arrays = {f"area_{index}": area.save() for index, area in enumerate(self._areas)}
+        with replacement(folder / AREAS_FILE) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+        return self._state() | {"turn": self._turn}
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Fill the areas as `save` found them, as far as there are so many; CheckpointError where that cannot be."""
+        try:
+            with np.load(folder / AREAS_FILE, allow_pickle=False) as saved:
+                for index, area in enumerate(self._areas):
+                    if f"area_{index}" in saved:
+                        area.load(saved[f"area_{index}"])
+        except (OSError, ValueError, ChannelError) as error:
+            raise CheckpointError(f"{folder / AREAS_FILE} cannot be used: {error}") from None
+        self._counted = [area.written for area in self._areas]
+        self._load_state(state)
+        self._turn = int(state.get("turn", 0)) % max(len(self._areas), 1)
+
+
+def as_batch(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Transitions:
+    """Arrays [B, ...] by the columns of `core.rows.transition_columns` as a batch; all weights 1."""
+    size = len(columns["discount_t"])
+    further = [name for one in schema.further for name in (one.name, f"{one.name}_next") if name in columns]
+    return Transitions(
+        _observation(schema, columns, ""),
+        columns["action"],
+        columns["reward"],
+        columns["discount_t"],
+        _observation(schema, columns, "_next"),
+        np.zeros(size, np.uint64),
+        np.zeros(size, np.uint32),
+        np.ones(size, np.float32),
+        columns["policy_version"],
+        {name: columns[name] for name in further},
+    )
+
+
+def _observation(schema: RowSchema, columns: Mapping[str, NDArray[Any]], end: str) -> Any:
+    if f"{STATE}{end}" in columns:
+        return columns[f"{STATE}{end}"]
+    return {schema.array_name(one): columns[f"{one.name}{end}"] for one in schema.observation}

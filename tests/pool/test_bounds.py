@@ -1,0 +1,127 @@
+"""The offline optimum against a mixed-integer program, and the bounds against the optimum."""
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from ddrl.pool.bounds import lower_bound, optimum, repairman_share, share_bound
+from ddrl.pool.policies.fair import Fair
+from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.records import TaskTrace, generate
+from ddrl.pool.simulator import simulate
+
+
+def by_milp(traces, devices: int) -> float:
+    """The least makespan as a mixed-integer program (HiGHS), one worker a task: begin times, orders, assignments.
+
+    y[a, b] = 1: hold a before hold b, if they are on one device; x[a, d] = 1: hold a on device d."""
+    holds = [(k, r) for k, one in enumerate(traces) for r in range(one.rounds)]
+    n, pairs = len(holds), [(a, b) for a in range(len(holds)) for b in range(a + 1, len(holds))]
+    horizon = sum(one.alone(r) for one in traces for r in range(one.rounds)) + sum(t.startup[0][0] for t in traces)
+    size = n + 1 + len(pairs) + n * devices  # begins, makespan, orders, assignments
+    rows, low = [], []
+
+    def at_least(terms: dict[int, float], bound: float) -> None:
+        row = np.zeros(size)
+        for place, value in terms.items():
+            row[place] += value
+        rows.append(row)
+        low.append(bound)
+
+    seconds = [traces[k].held(r, 0.0, [0.0]) for k, r in holds]
+    on = [[n + 1 + len(pairs) + a * devices + d for d in range(devices)] for a in range(n)]
+    for a, (k, r) in enumerate(holds):
+        one = traces[k]
+        if r == 0:
+            at_least({a: 1}, one.startup[0][0] + one.collect[0][0])
+        else:
+            at_least({a: 1, a - 1: -1}, seconds[a - 1] + one.send[r - 1] + one.collect[r][0])
+        if r == one.rounds - 1:
+            at_least({n: 1, a: -1}, seconds[a] + one.send[r])
+        at_least(dict.fromkeys(on[a], 1.0), 1.0)
+        at_least(dict.fromkeys(on[a], -1.0), -1.0)
+    for p, (a, b) in enumerate(pairs):
+        order = n + 1 + p
+        for d in range(devices):
+            at_least({b: 1, a: -1, order: -horizon, on[a][d]: -horizon, on[b][d]: -horizon}, seconds[a] - 3 * horizon)
+            at_least({a: 1, b: -1, order: horizon, on[a][d]: -horizon, on[b][d]: -horizon}, seconds[b] - 2 * horizon)
+    cost = np.zeros(size)
+    cost[n] = 1
+    whole = np.concatenate([np.zeros(n + 1), np.ones(size - n - 1)])
+    upper = np.concatenate([np.full(n + 1, np.inf), np.ones(size - n - 1)])
+    found = milp(cost, constraints=LinearConstraint(np.array(rows), low), integrality=whole, bounds=Bounds(0, upper))
+    assert found.status == 0, found.message
+    return float(found.fun)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_branch_and_bound_finds_what_a_mixed_integer_program_finds(seed):
+    generator = np.random.default_rng(seed)
+    devices = 1 + seed % 2
+    traces = [
+        generate(
+            f"t{k}",
+            2,
+            generator,
+            round_seconds=float(generator.uniform(2, 8)),
+            duty=float(generator.uniform(0.2, 0.6)),
+            variation=0.4,
+            startup=0.3,
+            send=0.2,
+            switch=0.05,
+        )
+        for k in range(2 + devices)
+    ]
+    found = optimum(traces, devices)
+    assert found.exact
+    assert found.makespan == pytest.approx(by_milp(traces, devices), abs=1e-4)
+
+
+def test_the_optimum_beats_a_schedule_that_serves_in_order():
+    """A short task asks first, and a long one waits behind it although it alone decides the end."""
+    short = TaskTrace("short", [[0.0]], [[1.0]], [[4.0]], [0.0], [0.0])
+    long = TaskTrace("long", [[0.0]] * 2, [[1.1], [6.0]], [[1.0]] * 2, [0.0] * 2, [0.0] * 2)
+    assert simulate([short, long], 1, Fifo(), "alive").makespan == pytest.approx(13.0)
+    assert optimum([short, long], 1).makespan == pytest.approx(9.1)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_simulated_schedule_undercuts_the_optimum_nor_the_optimum_its_bound(workers, devices):
+    for seed in range(15):
+        generator = np.random.default_rng(seed)
+        traces = [
+            generate(
+                f"t{k}", 3, generator, variation=0.3, duty=0.4, workers=workers, startup=0.2, startup_variation=0.5
+            )
+            for k in range(3)
+        ]
+        found = optimum(traces, devices)
+        bound = lower_bound(traces, devices)
+        assert found.exact
+        assert found.makespan >= bound - 1e-9
+        for policy in (Fifo(), Fair()):
+            assert simulate(traces, devices, policy, "alive").makespan >= found.makespan - 1e-9
+
+
+def test_a_search_cut_short_says_so_and_still_gives_a_bound():
+    generator = np.random.default_rng(0)
+    traces = [generate(f"t{k}", 12, generator, variation=0.3, duty=0.45) for k in range(6)]
+    found = optimum(traces, 2, max_nodes=100)
+    assert not found.exact
+    assert found.bound == lower_bound(traces, 2) <= found.makespan
+
+
+def test_a_pool_of_enough_devices_is_bounded_by_its_longest_task():
+    generator = np.random.default_rng(1)
+    traces = [generate(f"t{k}", 5 + k, generator, startup=1.0) for k in range(3)]
+    assert lower_bound(traces, 5) == pytest.approx(1.0 + 7 * 5.0)
+    assert optimum(traces, 3).makespan == pytest.approx(36.0)
+
+
+def test_the_busy_share_is_bounded_by_the_duty_cycles():
+    generator = np.random.default_rng(2)
+    traces = [generate(f"t{k}", 5, generator) for k in range(10)]
+    assert share_bound(traces[:8], 2) == pytest.approx(0.8)
+    assert share_bound(traces, 2) == pytest.approx(1.0)
+    assert repairman_share(1, 1, 0.2) == pytest.approx(0.2)

@@ -1,0 +1,298 @@
+"""Collectors on several hosts: relays start and end them, and what is learned is what one host learns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from ddrl.channels import Board, Lane, MessageLane
+from ddrl.core.roles import assign_roles
+from ddrl.distribution.membership import Orders, Report, decode, encode
+from ddrl.envs import environment_seeds
+from ddrl.pool.collectors import Begin, Ended, Order, Plan, Sent, host_clock
+from ddrl.pool.hosts import HostStarters
+from ddrl.run.members import member_seed
+from tests.pool.test_rounds import BY_WORKER, COLD, ROUNDS, lines, run
+from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of, settings
+from tests.run.test_serial import learned, newest, recorded
+from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
+
+HOSTS = settings("cluster.relays=2")
+
+
+def start(
+    folder: Path, *more: str, script: tuple[str, ...] = ("-m", "ddrl.run"), fault: str = "-1::0"
+) -> subprocess.Popen:
+    """A job on two hosts of this machine: a trainer and two relays. All that it prints goes to its standard output."""
+    file = folder.with_suffix(".toml")
+    file.write_text("[run]\nseed = 7\n")
+    command = mpirun_command(3, str(file), *TINY, *ROUNDS, *HOSTS, *settings(f"run.dir={folder}"), *more)
+    place = command.index("-m")
+    command[place : place + 2] = script
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(Path(__file__).parents[1] / "run" / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
+    )
+
+
+def finish(job: subprocess.Popen) -> str:
+    """Wait for its end; what it printed."""
+    try:
+        return job.communicate(timeout=PATIENCE)[0]
+    finally:
+        job.kill()
+
+
+# -- two hosts with two collectors each, beside one host with four -------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("alone") / "run", *COLD, *BY_WORKER, *settings("run.processes=4"))
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside it, in `table`, what the process table showed while it learned."""
+    folder = tmp_path_factory.mktemp("apart")
+    script = (str(Path(__file__).with_name("collector_ranks.py")), str(folder / "table"))
+    job = start(folder / "run", *COLD, *BY_WORKER, script=script)
+    said = finish(job)
+    assert job.returncode == 0, said
+    return folder / "run"
+
+
+def test_two_hosts_learn_from_the_same_experience_as_one_bit_for_bit(alone, apart):
+    assert learned(newest(apart)) == learned(newest(alone))
+    assert recorded(newest(apart)) == recorded(newest(alone))
+    assert segments_of(apart) == []
+
+
+def test_collectors_of_all_hosts_are_gone_from_the_process_table_while_the_task_learns(apart):
+    """The trainer has one starter and the other host's relay another."""
+    table = lines(apart.parent / "table")
+    assert len(table) > 10
+    for starters in table:
+        assert len(starters) == 2
+        assert set(starters.values()) == {0}
+
+
+def test_every_host_has_several_collectors_which_are_new_processes_each_round(apart):
+    own = lines(apart / "collectors.jsonl")
+    assert {one["worker"] for one in own} == {0, 1, 2, 3}
+    assert len({(one["worker"], one["start"]) for one in own}) == len(own)
+    rounds = Counter(one["round"] for one in own)
+    assert all(rounds[number] == 4 for number in range(max(rounds)))
+    for one in own:
+        assert one["parameters"] <= one["start"] <= one["ready"] <= one["sent"]
+        assert one["end"] is None or one["sent"] <= one["end"]
+
+
+def test_orders_for_all_hosts_are_out_before_the_first_data_of_the_round_before(apart):
+    orders, own = lines(apart / "instructions.jsonl"), lines(apart / "collectors.jsonl")
+    checked = 0
+    for order in orders:
+        assert len(order["start"]) == 4
+        sent = [one["sent"] for one in own if one["round"] == order["round"] - 1]
+        checked += bool(sent)
+        assert not sent or order["issued"] < min(sent)
+    assert checked > 3
+
+
+# -- what fails ----------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_collector_of_another_host_is_replaced_and_nothing_that_is_learned_changes(tmp_path):
+    mark = tmp_path / "killed"
+    of_episodes, _ = np.random.SeedSequence(member_seed(7, 1, 1)).generate_state(2)  # worker 1 in round 1
+    (victim,) = environment_seeds(int(of_episodes), 1)
+    doomed = settings("env.id=tests.run.environments:doomed", "env.num_envs=1", "pool.collect_steps=40")
+    doomed += settings(f'env.kwargs={{victim = {victim}, mark = "{mark}", after = "{tmp_path}"}}')
+    more = [*COLD, *BY_WORKER, *doomed, *settings("run.max_env_steps=400", "replay.min_size=20")]
+    job = start(tmp_path / "apart", *more, *settings("run.processes=1"))
+    said = finish(job)
+    assert job.returncode == 0, said
+    assert mark.exists(), "no collector was killed"
+    run(tmp_path / "alone", *more)
+    assert learned(newest(tmp_path / "apart")) == learned(newest(tmp_path / "alone"))
+    assert recorded(newest(tmp_path / "apart")) == recorded(newest(tmp_path / "alone"))
+
+
+def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
+    """That of host 1, once it has had a collector."""
+    for one in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a collector that has just ended
+            words = one.cmdline()
+            if "ddrl.pool.collectors" in words and words[-2] == "1" and one.children():
+                return one
+    return None
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [
+        ("starter", "the starter of the collectors ended with status -9"),
+        ("relay", "signal 9"),
+    ],
+)
+def test_the_death_of_another_hosts_relay_or_starter_ends_the_job_and_leaves_nothing(who, words, tmp_path):
+    job = start(tmp_path / "run", *settings("pool.collectors=alive", "run.max_env_steps=10000000"))
+    try:
+        starter = wait_until(lambda: starter_elsewhere(job), "host 1 started no collector")
+        family = [starter, *psutil.Process(job.pid).children(recursive=True)]
+        (starter if who == "starter" else starter.parent()).kill()
+        said = finish(job)
+    finally:
+        job.kill()
+    assert job.returncode != 0
+    assert said.count(words) == 1 if who == "starter" else words in said, said
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    if who == "starter":  # after a kill of a rank mpirun kills the others, and the next start sweeps
+        assert segments_of(tmp_path / "run") == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rank", "function", "count"),
+    [
+        (0, "StarterProcess.__init__", 1),
+        (2, "StarterProcess.__init__", 1),
+        (0, "HostStarters.__init__", 1),
+        (0, "HostStarters.say", 3),
+        (0, "HostStarters.hear", 9),
+        (1, "RootRelay._carry", 99),
+        (2, "StarterProcess.write", 2),
+        (2, "StarterProcess.read", 99),
+        (2, "StarterProcess.end", 1),
+    ],
+)
+def test_an_exception_anywhere_ends_the_job_with_one_message(rank, function, count, tmp_path):
+    job = start(tmp_path / "run", *COLD, fault=f"{rank}:{function}:{count}")
+    said = finish(job)
+    assert job.returncode != 0, said
+    assert said.count("RuntimeError: the injected fault in") == 1, said
+    assert segments_of(tmp_path / "run") == []
+
+
+# -- what the trainer hears of other hosts -------------------------------------------------------------------------
+
+ROW = np.dtype([("stream", "<u4"), ("value", "<f4")])
+
+
+class OneHost:
+    """Stands for the starter of the trainer's host: hears what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def say(self, message: Any) -> None:
+        self.told.append(message)
+
+    def hear(self) -> list[Any]:
+        return []
+
+
+class TwoHosts:
+    """A trainer's end of two hosts with a worker of two environments each; host 1's clock is 1000 s behind."""
+
+    def __init__(self) -> None:
+        ranks = assign_roles([0, 0, 1], evaluator=False, collectors=1)
+        config = SimpleNamespace(env=SimpleNamespace(num_envs=2))
+        topology = SimpleNamespace(
+            run_id="none", ranks=ranks, hosts=2, schema=SimpleNamespace(dtype=ROW), config=config
+        )
+        self.remote, self.orders, self.reports = Lane.create(None, ROW, 64), *(MessageLane.create(None) for _ in "ab")
+        channels = SimpleNamespace(
+            topology=topology,
+            board=Board.create(None),
+            orders=self.orders,
+            reports=self.reports,
+            remote_lanes=[self.remote],
+            lanes={0: Lane.create(None, ROW, 64)},
+        )
+        self.own = OneHost()
+        self.starters = HostStarters(cast(Any, channels), cast(Any, self.own), os.getppid())
+
+    def report(self, message: Any, sent: float, took: float, clock: str = "another") -> None:
+        """A message of host 1, said at `sent` by its clock, is received `took` seconds later."""
+        report = Report(1, msgspec.json.encode(message), clock, sent, sent + 1000 + took)
+        self.reports.push(encode(report), 0)
+
+    def push(self, *streams: int) -> None:
+        rows = np.zeros(len(streams), ROW)
+        rows["stream"], rows["value"] = streams, np.arange(len(streams))
+        self.remote.push(rows)
+
+
+def test_what_is_said_of_a_worker_is_heard_once_its_rows_are_there():
+    hosts = TwoHosts()
+    hosts.report(Ended(0, 1, 9.0, -9, 0.1, "", rows=3), 9.0, 0.0)
+    hosts.report(Sent(0, 1, 9.1, 9.2, 9.3, "another", rows=5), 9.3, 0.0)
+    hosts.push(2, 3)
+    assert hosts.starters.hear() == []
+    hosts.push(2)
+    (ended,) = hosts.starters.hear()
+    assert isinstance(ended, Ended)
+    out = np.zeros(8, ROW)
+    assert hosts.starters.lanes[1].pop(out) == 3, "the rows of the killed one, to be dropped"
+    hosts.push(3, 2)
+    (sent,) = hosts.starters.hear()
+    assert isinstance(sent, Sent)
+    assert hosts.starters.lanes[1].pop(out[:1]) == 1
+    assert hosts.starters.lanes[1].pop(out[1:]) == 1
+    assert out["stream"][:2].tolist() == [3, 2]
+    assert hosts.starters.lanes[1].pop(out) == 0
+
+
+def test_times_of_another_clock_are_converted_by_the_fastest_message():
+    hosts = TwoHosts()
+    hosts.report(Ended(0, 1, 5.0, 0, 0.1, ""), 5.0, 0.5)
+    hosts.report(Sent(1, 1, 6.0, 7.0, 8.0, "another"), 8.0, 0.01)
+    hosts.report(Sent(2, 1, 6.0, 7.0, 9.0, "another"), 9.0, 0.001)
+    ended, first, second = hosts.starters.hear()
+    assert ended.end == 1005.5
+    assert [first.start, first.ready, first.sent] == pytest.approx([1006.01, 1007.01, 1008.01])
+    assert second.sent == pytest.approx(1009.001)
+    assert second.start == first.start, "it is the same process"
+    assert second.clock == "another", "gradients of two clocks are in the order of arrival"
+    hosts.starters.say(Order(3, (Plan(at=1010.0), Plan(at=1010.0, after=2.0))))
+    (data,) = hosts.orders.pop()
+    message = decode(data)
+    assert isinstance(message, Orders)
+    there = msgspec.json.decode(message.line, type=Order)
+    assert there.plans[0] == Plan(), "the other host's"
+    assert there.plans[1].at == pytest.approx(9.999)
+    assert there.plans[1].after == 2.0
+    assert hosts.own.told == [Order(3, (Plan(at=1010.0), Plan()))]
+
+
+def test_times_of_the_same_clock_stay():
+    hosts = TwoHosts()
+    hosts.report(Sent(1, 1, 6.0, 7.0, 8.0, host_clock()), 8.0, 0.01, clock=host_clock())
+    (sent,) = hosts.starters.hear()
+    assert (sent.start, sent.ready, sent.sent) == (6.0, 7.0, 8.0)
+
+
+def test_each_host_begins_with_its_own_workers():
+    hosts = TwoHosts()
+    hosts.starters.say(Begin(4, (0, 1)))
+    (data,) = hosts.orders.pop()
+    message = decode(data)
+    assert isinstance(message, Orders)
+    assert message.host == 1
+    assert msgspec.json.decode(message.line, type=Begin) == Begin(4, (1,))
+    assert hosts.own.told == [Begin(4, (0,))]

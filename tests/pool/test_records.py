@@ -1,0 +1,82 @@
+"""A pool's directory read back."""
+
+import pytest
+
+from ddrl.core.errors import PoolError
+from ddrl.pool.bounds import figures_beside_bounds
+from ddrl.pool.records import find_pools, read_pool, waits_for
+from ddrl.pool.simulator import steady_shares, typical_task
+from tests.pool.recorded import write_pool
+
+
+def test_leases_count_from_the_pools_start_and_come_back_whole(tmp_path):
+    outcome = write_pool(tmp_path / "p")
+    record = read_pool(tmp_path / "p")
+    assert (record.tasks, record.devices) == (("task0", "task1", "task2"), ("cpu:0", "cpu:1"))
+    assert len(record.leases) == len(outcome.leases) == 60
+    assert record.leases[0].released == pytest.approx(outcome.leases[0].released)
+    assert record.seconds == outcome.makespan
+    assert record.collectors == ()
+
+
+def test_leases_of_the_pools_life_before_a_resume_are_left_out(tmp_path):
+    write_pool(tmp_path / "p")
+    file = tmp_path / "p" / "pool" / "leases.jsonl"
+    old = '{"task": "task0", "round": 0, "device": 0, "asked": 1, "granted": 2, "released": 3, "busy": 1}\n'
+    file.write_text(old + file.read_text())
+    assert len(read_pool(tmp_path / "p").leases) == 60
+
+
+def test_a_line_that_is_being_written_is_left_for_the_next_look(tmp_path):
+    write_pool(tmp_path / "p", ended=False)
+    file = tmp_path / "p" / "pool" / "leases.jsonl"
+    file.write_text(file.read_text()[:-5])
+    record = read_pool(tmp_path / "p")
+    assert len(record.leases) == 59
+    assert record.seconds == record.leases[-1].released
+
+
+def test_collectors_are_read_where_there_are_any(tmp_path):
+    write_pool(tmp_path / "p", collectors=True)
+    collector = read_pool(tmp_path / "p").collectors[0]
+    assert collector.start < collector.ready < collector.parameters < collector.sent < collector.end
+
+
+def test_waits_add_up_to_what_tasks_waited_where_all_devices_were_held(tmp_path):
+    write_pool(tmp_path / "p", tasks=4, devices=("cpu:0",), duty=0.5)
+    record = read_pool(tmp_path / "p")
+    waited = sum(lease.granted - lease.asked for lease in record.leases)
+    assert waited > 1
+    assert sum(waits_for(record).values()) == pytest.approx(waited, rel=1e-6)
+
+
+def test_no_figure_of_a_pool_beats_its_bound(tmp_path):
+    write_pool(tmp_path / "p", tasks=5, devices=("cpu:0",), duty=0.3, rounds=40)
+    busy, held, makespan = figures_beside_bounds(read_pool(tmp_path / "p"))
+    assert 0.9 < busy.share <= 1.0
+    assert held.share == pytest.approx(1.0)  # a simulated hold computes all the time
+    assert 1.0 <= makespan.share < 1.2
+
+
+def test_the_typical_task_has_the_duty_cycle_that_the_rounds_were_made_with(tmp_path):
+    outcome = write_pool(tmp_path / "p", tasks=2, duty=0.4, rounds=60)
+    typical = typical_task(read_pool(tmp_path / "p"))
+    assert typical.duty == pytest.approx(0.4, rel=0.1)
+    assert typical.round_seconds == pytest.approx(1.0, rel=0.1)
+    assert typical.busy_per_wall == pytest.approx(outcome.busy_share, rel=0.1)
+
+
+def test_simulated_shares_come_near_their_bound_and_never_pass_it():
+    shares, bounds = steady_shares([1, 4, 8], duty=0.2, devices=2, variation=0.05)
+    assert bounds == pytest.approx([0.1, 0.4, 0.8], rel=0.02)
+    assert all(0.93 * bound < share < 1.03 * bound for share, bound in zip(shares, bounds, strict=True))
+
+
+def test_directories_that_are_no_pools_are_refused_in_words(tmp_path):
+    with pytest.raises(PoolError, match="is not the directory of a pool"):
+        read_pool(tmp_path)
+    write_pool(tmp_path / "p")
+    (tmp_path / "p" / "pool" / "leases.jsonl").write_text('{"task": 3\n')
+    with pytest.raises(PoolError, match="damaged"):
+        read_pool(tmp_path / "p")
+    assert find_pools(tmp_path) == [tmp_path / "p"] == find_pools(tmp_path / "p")
