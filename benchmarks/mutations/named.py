@@ -139,8 +139,8 @@ _NAMED = {
         ),
         (
             "demand is due a window late",
-            "return self.curve[left] * (1 - part) + self.curve[left + 1] * part",
-            "return self.curve[left]",
+            "return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part",
+            "return curve[rows, left]",
         ),
     ),
     "admix/market.py": (
@@ -243,7 +243,7 @@ _NAMED = {
         ("the actor learns at every update", "if self.updates % self._settings.actor_delay:", "if False:"),
         (
             "target noise is not clipped",
-            "return noise.clamp(-settings.target_noise_clip, settings.target_noise_clip)",
+            "return noise.clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)",
             "return noise",
         ),
     ),
@@ -351,6 +351,7 @@ _NAMED = {
             "{key: size / samples for key, size in self._held.items()}",
             "{key: 1 / len(self._held) for key, size in self._held.items()}",
         ),
+        ("a subset given back is lost", "self._queue.appendleft(self._pop(node))", "self._pop(node)"),
     ),
     "balance/sizes.py": (
         (
@@ -365,9 +366,6 @@ _NAMED = {
             "np.abs(log_error) * predicted > settings.jump * np.sqrt(spread))",
             "np.abs(log_error) * predicted > np.inf)",
         ),
-    ),
-    "balance/epochs.py": (
-        ("a subset given back is lost", "self._queue.appendleft(self._pop(node))", "self._pop(node)"),
     ),
     "pool/queue.py": (
         (

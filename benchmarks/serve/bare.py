@@ -28,7 +28,7 @@ class Bare:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(policy.model.onnx, options, providers=["CPUExecutionProvider"])
         slots = len(book.ids) + book.bids
-        self._ad = np.concatenate([book.rows, np.tile(book.bid_row, (book.bids, 1))])[None].copy()
+        self._ad = np.concatenate([book.rows, np.tile(book.layout.bid_row(), (book.bids, 1))])[None].copy()
         self._columns = book.fields.index("ecpm"), book.fields.index("ctr")
         self._scores = np.zeros((1, slots), np.float32)
         self._held = policy.model.layout.views(policy.vector)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,22 +76,31 @@ class Decision:
     theta: Floats | None = None  # [n, C], probability that a contract may play; None: 1
 
 
-class Baseline(Protocol):
-    """A policy for `replay`: a class in ddrl/admix/baselines, or package.module:Class of one's own.
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a baseline that has nothing to set."""
 
-    `grid` lists the values of each setting that are tried when it is tuned."""
+
+class Baseline:
+    """A policy for `replay`, one a class in ddrl/admix/baselines.py, or package.module:Class of one's own.
+
+    `grid` lists the values of each setting that are tried when it is tuned. A method `fit` learns the settings from
+    traces of the rules `teachers` instead."""
 
     name: ClassVar[str]
-    Settings: ClassVar[Any]
-    grid: ClassVar[dict[str, tuple[Any, ...]]]
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    Settings: ClassVar[Any] = NoSettings
 
     def __init__(self, outlook: Outlook, settings: Any) -> None:
         """Prepare for the days of `outlook`."""
-        ...
+        self.contracts = outlook.contracts
+        self.demand = np.maximum(outlook.contracts.demand, 1)
+        self.penalty = outlook.contracts.penalty
+        self.alpha = outlook.yesterday_alpha.copy()  # [n, C], worth of one more billed impression [currency]
 
     def decide(self, feedback: Feedback) -> Decision:
-        """Scores of the next block."""
-        ...
+        """Scores of the next block: as long as a rule says nothing else, alpha at the billed rate of today."""
+        return Decision(feedback.rate * self.alpha)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class AdmixVectorEnv:
         self.theta = np.ones(shape)
         self._pacing = Pacing(self.contracts, play.pace_step, count) if play.pace_step else None
         self.delivery = Counts(count, self._contracts)
-        self._earned = {
+        self._earned: dict[str, NDArray[Any]] = {
             "value": np.zeros((count, self._contracts + 1)),  # by contract, and of bids [currency], weighted
             "gain": np.zeros(shape),
             "revenue": np.zeros(count),

@@ -13,7 +13,7 @@ from ddrl.admix import Market, MarketConfig, Mixer, PlayConfig
 from ddrl.admix.days import Case, load
 from ddrl.admix.environment import AdmixVectorEnv
 from ddrl.admix.serving import make_book, requests_of
-from tests.admix.days import SMALL
+from tests.admix.days import SMALL, HandDay, contracts, requests
 from tests.admix.material import env_config, linear_policy
 
 CONFIG = replace(SMALL, billed=0.7, cap=1.0, demand_high=0.3)
@@ -119,3 +119,14 @@ def test_the_server_plays_as_the_reference_to_the_last_bit() -> None:
                 assert decision.worth == pytest.approx(1000 * float(worth), rel=1e-6)
             row += 1
     np.testing.assert_array_equal(mixer.shown, reference.shown)
+
+
+def test_a_baseline_is_billed_as_the_log_says_where_it_shows_the_logs_ad() -> None:
+    logged = np.array([0, 0, 1])
+    made = requests([[1.0]] * 3, np.full((3, 1), 0.1), logged=logged, logged_billed=np.array([0, 1, 1]))
+    day = HandDay(contracts([10]), made)  # whose past rate bills every impression
+    case = Case.of([day], [day], 0.1)
+    rule = load("contract_first")
+    outcome = case.play(rule, rule.Settings())
+    assert outcome.slots[0].tolist() == [0, 0, 0]
+    assert outcome.counted[0].tolist() == [False, True, True]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+TARGET_NOISE_CLIP = 0.5  # where the noise on the target action is cut off (c), in the units of target_noise
+
+
 @dataclass(frozen=True)
 class TD3Settings:
     """The delayed actor and the smoothed target."""
@@ -38,7 +41,6 @@ class TD3Settings:
         "Standard deviation of the noise on the target action (sigma), in units of half the distance of its bounds.",
         ge=0,
     )
-    target_noise_clip: float = setting(0.5, "", "Where that noise is cut off (c), in the same units.", ge=0)
     actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
 
 
@@ -122,7 +124,7 @@ class TD3:
     def _noise(self, batch: Any) -> torch.Tensor:
         settings = self._settings
         noise = self._draw_rows(batch, self._action_size, lambda empty: empty.normal_()) * settings.target_noise
-        return noise.clamp(-settings.target_noise_clip, settings.target_noise_clip)
+        return noise.clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
 
 
 def require_bounds(spec: EnvSpec, algorithm: str) -> None:

@@ -184,9 +184,7 @@ def _play(
     """The role of a rank, once every host has its channels; its exit status. A rank that is neither a relay nor a node
     is the place of a rollout or evaluator, which the host's keeper has forked: it only waits for the end."""
     if nodes is not None:
-        from ddrl.run.nodes.worker import node_process
-
-        return node_process(nodes, topology, mine)
+        return slice_module("balance.nodes", "learner.nodes").node_process(nodes, topology, mine)
     if membership is None:
         return 0
     from ddrl.run.relay import relay_process
