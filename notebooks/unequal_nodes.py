@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.balance import Balancer
-from ddrl.balance.kinds import Scenario, make_scenario, slow_down
-from ddrl.balance.simulator import Course, Simulation, regret, simulate, times
-from ddrl.balance.sizer import make_sizer
+from ddrl.balance.simulator import Course, Scenario, Simulation, make_scenario, regret, simulate, slow_down, times
+from ddrl.balance.sizers import make_sizer
 
 
 def courses(scenario: Scenario, sizers: Sequence[str]) -> dict[str, Course]:

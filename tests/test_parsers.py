@@ -23,7 +23,7 @@ from ddrl.admix.account import NAME as ACCOUNT
 from ddrl.admix.ipinyou import COLUMNS, read_impressions
 from ddrl.admix.messages import Control
 from ddrl.admix.mixer import policy_of
-from ddrl.balance.value_network import SHIPPED, ValueNetwork
+from ddrl.balance.ddqn import SHIPPED, ValueNetwork
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.core.files import decode

@@ -22,13 +22,12 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.harness import RESULTS, arguments, print_table, save
+from benchmarks.microbatch.fronts import hypervolume, nondominated
 from ddrl.balance import Cluster, Observation, make_sizer
-from ddrl.balance.kinds import Scenario, make_scenario, slow_down
-from ddrl.balance.objectives import OBJECTIVES, hypervolume, nondominated
-from ddrl.balance.simulator import Course, regret, simulate
-from ddrl.balance.sizer import AwaitsAll, Sizer
+from ddrl.balance.ddqn import OBJECTIVES, SHIPPED, SHIPPED_TIMES
+from ddrl.balance.simulator import Course, Scenario, make_scenario, regret, simulate, slow_down
+from ddrl.balance.sizers import AwaitsAll, Sizer
 from ddrl.balance.sizes import Sizes
-from ddrl.balance.value_network import SHIPPED, SHIPPED_TIMES
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, lessons_of
 from ddrl.balance import Balancer
+from ddrl.balance.exchange import Exchange, weighted_mean
+from ddrl.balance.leader import Leader
+from ddrl.balance.nodes import serve
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
 from ddrl.distribution.waits import wait
 from ddrl.learner import Learner
-from ddrl.learner.exchange import Exchange, weighted_mean
 from ddrl.pool.devices import CpuController, QuotaGroup
-from ddrl.run.nodes.leader import Leader
-from ddrl.run.nodes.worker import serve
 
 FIXED = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # sizes of the slow node beside the filter's
 WORLD = MPI.COMM_WORLD

@@ -24,13 +24,19 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from ddrl.balance.affine_filter import FilterSettings
-from ddrl.balance.kinds import make_scenario
-from ddrl.balance.node_state import CONTEXT_FEATURES, FIRST, FORMS, GRADIENT_FEATURES, NODE_FEATURES, NodeState
-from ddrl.balance.objectives import OBJECTIVES
-from ddrl.balance.simulator import Simulation
-from ddrl.balance.sizers.ddqn import apply_actions, best_actions, first_of, level_inputs
-from ddrl.balance.sizes import fractions_at, water_level
-from ddrl.balance.value_network import shapes
+from ddrl.balance.ddqn import (
+    CONTEXT_FEATURES,
+    FIRST,
+    FORMS,
+    GRADIENT_FEATURES,
+    NODE_FEATURES,
+    OBJECTIVES,
+    NodeState,
+    shapes,
+)
+from ddrl.balance.simulator import Simulation, make_scenario
+from ddrl.balance.sizers import apply_actions, best_actions, first_of
+from ddrl.balance.sizes import Floats, fractions_at, water_level
 
 KINDS = (
     "static",
@@ -51,7 +57,7 @@ HIDE = {"regimes": (), "steps": (), "no_gradients": GRADIENT_FEATURES}
 
 
 class Network(nn.Module):
-    """`ddrl.balance.value_network.ValueNetwork` in torch."""
+    """`ddrl.balance.ddqn.ValueNetwork` in torch."""
 
     def __init__(self, form: str, generator: torch.Generator) -> None:
         super().__init__()
@@ -158,6 +164,14 @@ def _at(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     """Values [..., A, O] at actions [...]."""
     index = actions[..., None, None].expand(*actions.shape, 1, values.shape[-1])
     return values.gather(-2, index).squeeze(-2)
+
+
+def level_inputs(state: NodeState, slowness: Floats, form: str) -> tuple[Floats, Floats]:
+    """Overhead and speed [..., N] whose water level gives real-valued sizes: what training compares actions by."""
+    if form == "steps":
+        speed = state.cluster.speed * state.step_factor / slowness
+        return np.zeros_like(speed), speed
+    return state.filter.overhead * slowness, state.filter.speed / slowness
 
 
 def gains(

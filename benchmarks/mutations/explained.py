@@ -10,7 +10,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/distribution/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
     ("ddrl/pool/plots.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
     ("ddrl/pool/rounds.py", "swapped arguments", "max(sent.start"): _COMMUTES,
-    ("ddrl/learner/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
+    ("ddrl/balance/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
         "the products of a dot product commute, and their order stays"
     ),
     ("ddrl/core/trust.py", "constant", "digest_size=17"): "a digest of any length names the code as well",

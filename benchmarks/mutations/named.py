@@ -347,6 +347,7 @@ _NAMED = {
             "{key: size / samples for key, size in self._held.items()}",
             "{key: 1 / len(self._held) for key, size in self._held.items()}",
         ),
+        ("a subset given back is lost", "self._queue.appendleft(self._pop(node))", "self._pop(node)"),
     ),
     "balance/sizes.py": (
         (
@@ -361,9 +362,6 @@ _NAMED = {
             "np.abs(log_error) * predicted > settings.jump * np.sqrt(spread))",
             "np.abs(log_error) * predicted > np.inf)",
         ),
-    ),
-    "balance/epochs.py": (
-        ("a subset given back is lost", "self._queue.appendleft(self._pop(node))", "self._pop(node)"),
     ),
     "pool/queue.py": (
         (

@@ -66,6 +66,8 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/distribution/relay": ("tests/distribution/test_relays.py",),
     "ddrl/distribution/transport": ("tests/distribution/test_relays.py",),
     "ddrl/envs/vectors.py": ("tests/envs/test_stepping.py",),
+    "ddrl/balance/leader.py": ("tests/balance/test_nodes.py",),
+    "ddrl/balance/messages.py": ("tests/balance/test_nodes.py",),
     "ddrl/admix/environment.py": ("tests/admix/test_vector.py",),
     "ddrl/admix/contracts.py": ("tests/admix/test_market.py", "tests/admix/test_vector.py"),
     "ddrl/admix/logs.py": ("tests/admix/test_logs.py",),
@@ -86,7 +88,6 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_full_disk.py", "tests/run/test_serial.py"),
     "ddrl/run/modes/local.py": ("tests/run/test_start.py", "tests/run/test_processes.py"),
     "ddrl/pool/mode.py": ("tests/pool/test_mode.py", "tests/pool/test_rounds.py"),
-    "ddrl/run/nodes": ("tests/run/test_nodes.py",),
     "ddrl/admix": ("tests/admix/test_mixer.py", "tests/admix/test_server.py"),
     "ddrl/telemetry": ("tests/telemetry/test_recorder.py", "tests/telemetry/test_progress_and_summary.py"),
 }

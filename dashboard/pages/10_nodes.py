@@ -9,7 +9,7 @@ import streamlit as st
 import watch
 
 from ddrl import plots
-from ddrl.balance.rhythm import values_in_a_rhythm
+from ddrl.balance.simulator import values_in_a_rhythm
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "microbatch.json"
 

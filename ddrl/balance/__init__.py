@@ -3,7 +3,7 @@
 Imports numpy and ddrl.core only: no torch, no MPI. `Balancer` serves a program's own training loop; `python -m
 ddrl.balance --nodes ...` prints sizes without training anything."""
 
-from ddrl.balance.cluster import Cluster, Observation
-from ddrl.balance.sizer import Balancer, make_sizer
+from ddrl.balance.sizers import Balancer, make_sizer
+from ddrl.balance.sizes import Cluster, Observation
 
 __all__ = ["Balancer", "Cluster", "Observation", "make_sizer"]

@@ -11,8 +11,7 @@ import sys
 
 import numpy as np
 
-from ddrl.balance.cluster import Cluster
-from ddrl.balance.sizes import balanced_sizes, memory_limit, model_speed, proportional_sizes
+from ddrl.balance.sizes import Cluster, balanced_sizes, memory_limit, model_speed, proportional_sizes
 from ddrl.core.errors import ConfigError
 
 WORTHWHILE = 0.05  # shorter iterations below which equal sizes are advised

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddrl.balance.cluster import Cluster, Observation
-from ddrl.balance.sizes import Floats
+from ddrl.balance.sizes import Cluster, Floats, Observation
 from ddrl.core.config import setting
 
 DRIFTS = (0.003, 0.5)  # least and greatest drift of a node

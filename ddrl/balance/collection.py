@@ -1,23 +1,22 @@
-"""Which gradients an update awaits and which it takes (M3, M4): a pure state machine, events in, decisions out.
+"""Which gradients an update waits for and uses (`Collection`), and which samples each node computes (`Epochs`).
 
-Whoever speaks to the nodes (a coordinator, the tests) calls it with times of one clock; it starts no timer and sends
-nothing. An iteration: `begin`; `arrive` for each gradient (and `deal` for a node that is free again); after each of
-them, and at `deadline`, `ready` says whether the update can be made; `finish` gives it. The first K of N gradients of
-the current version open the waiting time for the others, the target nodes; what comes later counts in the update then
-in course, if it is fresh enough, else it is dropped and its node goes on with the newest model.
-
-Samples of dropped gradients are given back by `finish` as `requeued`, to be dealt again, or counted as `lost`. Losing
-them biases the gradient toward the data of fast nodes where data and speed go together; requeueing does not."""
+Both are state machines of a coordinator, without messages or timers: it calls them with times of one clock."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ddrl.balance.settings import CollectionSettings
 from ddrl.core.errors import ConfigError
+
+# -- gradients of an update --------------------------------------------------------------------------------------------
 
 
 class Verdict(StrEnum):
@@ -56,7 +55,15 @@ class Counts:
 
 @dataclass
 class Collection:
-    """The coordinator's rules; `version` is the model that nodes now begin with.
+    """The rules of an update (M3, M4); `version` is the model that nodes now begin with.
+
+    An iteration: `begin`; `arrive` for each gradient, and `deal` for a node that is free again; after each of them, and
+    at `deadline`, `ready` says whether the update can be made; `finish` makes it. The first K of N gradients of the
+    current version open the waiting time for the others, the target nodes. A later gradient is used by the update in
+    progress if it is fresh enough; else it is dropped.
+
+    `finish` returns the samples of dropped gradients as `requeued`, to be dealt again, or as `lost`. Losing them biases
+    the gradient toward the data of fast nodes where data and speed are related; requeueing does not.
 
     Invariant (`check`): every sample dealt is used, requeued, lost, or with a node that still computes on it."""
 
@@ -67,7 +74,7 @@ class Collection:
     def __post_init__(self) -> None:
         self._computing: dict[Hashable, tuple[int, int]] = {}  # node: (version, samples)
         self._made_at: dict[int, float] = {}  # when each version that still counts was made
-        self._held: dict[tuple[Hashable, int], int] = {}  # accepted for the update in course: samples
+        self._held: dict[tuple[Hashable, int], int] = {}  # accepted for the current update: samples
         self._requeued = self._lost = 0
         self._current = self._begun = 0  # gradients of the current version: here, and asked for
         self._opened_at = math.inf
@@ -93,7 +100,7 @@ class Collection:
             self.deal(node, size)
 
     def deal(self, node: Hashable, size: int) -> None:
-        """Samples for one more node of the iteration in course: one whose late gradient has just come, or a new one."""
+        """Samples for one more node of the current iteration: a new one, or one whose late gradient arrived."""
         if node in self._computing:
             raise ConfigError(f"node {node} still computes on version {self._computing[node][0]}")
         if size < 1:
@@ -104,12 +111,12 @@ class Collection:
 
     @property
     def first(self) -> int:
-        """How many gradients of the current version open the waiting time: K, or as many as were asked for."""
+        """How many gradients of the current version open the waiting time: K, or all that were dealt."""
         return min(self.settings.first or self._begun, self._begun)
 
     @property
     def holds(self) -> bool:
-        """Whether a gradient has come that the next update will take."""
+        """Whether a gradient has arrived that the next update uses."""
         return bool(self._held)
 
     @property
@@ -129,7 +136,7 @@ class Collection:
         return self._computing[node][0]
 
     def arrive(self, now: float, node: Hashable) -> Verdict:
-        """The gradient of `node` is here. ConfigError for a node that computes nothing."""
+        """The gradient of `node` has arrived. ConfigError for a node that computes nothing."""
         self.computing(node)
         version, samples = self._computing.pop(node)
         fresh = self._staleness(now, version) <= self.settings.threshold or version == self.version
@@ -146,7 +153,7 @@ class Collection:
         return Verdict.ACCEPTED
 
     def leave(self, now: float, node: Hashable) -> None:
-        """`node` died: what it computed on is requeued, whatever the setting, for no gradient of it exists."""
+        """`node` has died: its samples are requeued, whatever the setting, since no gradient of them exists."""
         if node in self._computing:
             version, samples = self._computing.pop(node)
             self._requeued += samples
@@ -160,11 +167,11 @@ class Collection:
 
     @property
     def deadline(self) -> float:
-        """When the waiting time for the target nodes ends; infinite before the first K have come."""
+        """When the waiting time for the target nodes ends; infinite before the first K have arrived."""
         return self._opened_at + self.settings.wait
 
     def ready(self, now: float) -> bool:
-        """Whether the update can be made: all have come, or the first K have and the waiting time is over."""
+        """Whether the update can be made: all have arrived, or the first K have and the waiting time is over."""
         if not self._open or not self._held:
             return False
         return not self.targets or now >= self.deadline
@@ -213,3 +220,111 @@ def expected_first_of(first: int, nodes: int, mean: float = 1.0) -> float:
     if not 1 <= first <= nodes:
         raise ConfigError(f"K = {first} must lie between 1 and {nodes}")
     return mean * sum(1.0 / place for place in range(nodes - first + 1, nodes + 1))
+
+
+# -- samples of an epoch -----------------------------------------------------------------------------------------------
+
+Indices = NDArray[np.int64]
+
+
+class Epochs:
+    """Each epoch's permutation of `count` samples, cut into the nodes' subsets: every sample exactly once an epoch.
+
+    `deal` cuts the next micro-batches by the current sizes; `done`, `give_back` and `lose` say what became of them.
+    What is given back (a dropped gradient, a dead node) is dealt again before the rest. An epoch ends when every sample
+    was done or lost. The permutation of epoch e follows from (seed, e).
+
+    `bytes_dealt` counts sample_bytes for every sample dealt, again where it was dealt again."""
+
+    def __init__(self, count: int, seed: int, *, sample_bytes: int = 0) -> None:
+        if count < 1:
+            raise ConfigError(f"a training set of {count} samples")
+        self.count = count
+        self.seed = seed
+        self.sample_bytes = sample_bytes
+        self.epoch = 0
+        self.bytes_dealt = 0
+        self.lost = 0
+        self._out: dict[Hashable, Indices] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._queue = deque([np.random.default_rng((self.seed, self.epoch)).permutation(self.count)])
+        self._finished = np.zeros(self.count, np.bool_)
+        self._lost_now = 0
+
+    @property
+    def left(self) -> int:
+        """Samples of this epoch that can be dealt now."""
+        return sum(map(len, self._queue))
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sample of the epoch was done (or lost)."""
+        return not self.left and not self._out
+
+    def deal(self, sizes: Mapping[Hashable, int]) -> dict[Hashable, Indices]:
+        """The next subset of each node; the epoch's last ones are shorter, in proportion, and may be empty (left out).
+
+        ConfigError for a node that has not answered for its last subset, and after the epoch's end."""
+        if self.ended:
+            raise ConfigError(f"epoch {self.epoch} has ended: call next_epoch()")
+        for node, size in sizes.items():
+            if node in self._out:
+                raise ConfigError(f"node {node} still holds {len(self._out[node])} samples")
+            if size < 0:
+                raise ConfigError(f"node {node}: a subset of {size} samples")
+        wanted = sum(sizes.values())
+        subsets = dict[Hashable, Indices]()
+        share = min(1.0, self.left / wanted) if wanted else 0.0
+        edges = np.rint(np.cumsum([0, *sizes.values()]) * share).astype(np.int64)
+        for node, size in zip(sizes, np.diff(edges), strict=True):
+            if size:
+                self._out[node] = subsets[node] = self._take(int(size))
+                self.bytes_dealt += int(size) * self.sample_bytes
+        return subsets
+
+    def _take(self, size: int) -> Indices:
+        pieces: list[Indices] = []
+        while size:
+            piece = self._queue.popleft()
+            if len(piece) > size:
+                self._queue.appendleft(piece[size:])
+            pieces.append(piece[:size])
+            size -= len(pieces[-1])
+        return np.concatenate(pieces)
+
+    def done(self, node: Hashable) -> None:
+        """The gradient of the node's subset is in an update."""
+        self._finished[self._pop(node)] = True
+
+    def give_back(self, node: Hashable) -> None:
+        """The node's subset is dealt again: its gradient was dropped, or the node died."""
+        self._queue.appendleft(self._pop(node))
+
+    def lose(self, node: Hashable) -> None:
+        """The node's subset counts as lost for this epoch."""
+        lost = len(self._pop(node))
+        self.lost = self.lost + lost
+        self._lost_now = self._lost_now + lost
+
+    def _pop(self, node: Hashable) -> Indices:
+        if node not in self._out:
+            raise ConfigError(f"node {node} holds no samples")
+        return self._out.pop(node)
+
+    def next_epoch(self) -> None:
+        """A new permutation; ConfigError while samples of the old one are left."""
+        if not self.ended:
+            raise ConfigError(
+                f"epoch {self.epoch} has not ended: {self.left} samples are left, {len(self._out)} nodes work"
+            )
+        self.epoch += 1
+        self._begin()
+
+    def check(self) -> None:
+        """Samples done, held by nodes and still to deal are distinct, and with the lost ones are all."""
+        parts = [np.flatnonzero(self._finished), *self._out.values(), *self._queue]
+        indices = np.concatenate(parts)
+        assert len(np.unique(indices)) == len(indices), "a sample is doubled"
+        assert len(indices) + self._lost_now == self.count, "a sample is missing"

@@ -297,13 +297,6 @@ class LearnerConfig:
         "Ranks of mpirun that compute gradients, each of its part of every batch; 0: the trainer computes them itself.",
         ge=0,
     )
-    node_replay: str = setting(
-        "leader",
-        "",
-        "Whose replay the nodes learn from: leader, the trainer's, which sends the rows of each batch; own, each node "
-        "has one, which gets the rows of every N-th rollout.",
-        choices=("leader", "own"),
-    )
 
 
 @dataclass(frozen=True)
@@ -526,10 +519,6 @@ class Config:
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
-            )
-        if learner.node_replay == "own" and not learner.nodes:
-            raise ConfigError(
-                "learner.node_replay = own needs nodes: set learner.nodes, or learner.node_replay = leader"
             )
         if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
             raise ConfigError(

@@ -47,6 +47,7 @@ class Removed:
 REMOVED = {
     "run.keep_checkpoints": Removed(3, "the three newest checkpoints are kept; copy those that are to stay"),
     "cluster.uplink_block_bytes": Removed(1 << 18, "one message holds at most 256 KiB of experience"),
+    "learner.node_replay": Removed("leader", "gradient nodes learn from the trainer's replay; leave it out"),
     "learner.td3.target_noise_clip": Removed(0.5, "derive a class of your own from TD3"),
     "learner.r2d2.eta": Removed(0.9, "derive a class of your own from R2D2"),
 }

@@ -9,15 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ddrl.plots.balance import (
-    iteration_times,
-    measured_front,
-    measured_regrets,
-    regret_by_kind,
-    seconds_by_node,
-    sizes_by_node,
-    values_of_actions,
-)
 from ddrl.plots.devices import cpu_by_role, gpu_use, memory_by_role
 from ddrl.plots.distribution import (
     bytes_against_bound,
@@ -27,14 +18,6 @@ from ddrl.plots.distribution import (
     version_flow,
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
-from ddrl.plots.nodes import (
-    NodeCourse,
-    causal_regret,
-    clairvoyant_regret,
-    node_course,
-    node_table,
-    regret_over_updates,
-)
 from ddrl.plots.overview import learning_curve, series_over, trainer_time
 from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
 from ddrl.plots.ranks import heartbeat_ages, rank_table
@@ -55,10 +38,7 @@ from ddrl.plots.sketch import sketch
 from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [
-    "NodeCourse",
     "bytes_against_bound",
-    "causal_regret",
-    "clairvoyant_regret",
     "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
@@ -68,37 +48,27 @@ __all__ = [
     "gpu_use",
     "heartbeat_ages",
     "fit_legend",
-    "iteration_times",
     "learning_curve",
-    "measured_front",
     "measured_gantt",
-    "measured_regrets",
     "measured_schemes",
     "memory_by_role",
-    "node_course",
-    "node_table",
     "operations_beside_peers",
     "predicted_returns",
     "priority_law",
     "rank_table",
     "recording_rates",
-    "regret_by_kind",
-    "regret_over_updates",
     "relay_bandwidth",
     "replay_fill",
     "sample_balance",
     "seal_times",
-    "seconds_by_node",
     "series_over",
     "set_up_notebook",
     "settings_table",
-    "sizes_by_node",
     "sketch",
     "state_value",
     "survivors",
     "times_against_hosts",
     "trainer_time",
-    "values_of_actions",
     "version_age_heatmap",
     "version_flow",
     "who_waits",

@@ -14,7 +14,8 @@ from ddrl import __version__
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
-from ddrl.core.roles import Assignment, Role
+from ddrl.core.plugins import slice_module
+from ddrl.core.roles import Assignment
 from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -126,7 +127,8 @@ class Preparation:
         if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:
-            self._check_nodes(ranks)
+            nodes = slice_module("balance.nodes", "learner.nodes")
+            nodes.check_nodes(self.config, self.declaration, ranks)
         topology = Topology(self.run_id, self.config, self.spec, self.declaration, ranks)
         if topology.area_columns and topology.hosts > 1:
             raise ConfigError(
@@ -165,42 +167,6 @@ class Preparation:
                 ) from None
         return TaskRecords(self.directory, self.resume)
 
-    def _check_nodes(self, ranks: tuple[Assignment, ...]) -> None:
-        if all(rank.role is not Role.NODE for rank in ranks):
-            raise ConfigError(
-                f"learner.nodes = {self.config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
-                "-m ddrl.run, or set learner.nodes = 0"
-            )
-        source = self.declaration.experience.source
-        if source != "replay":
-            raise ConfigError(
-                f"learner.nodes: {self.declaration.algorithm} learns from {source}, but nodes are given parts of "
-                "batches that a replay draws; set learner.nodes = 0"
-            )
-        if self.config.learner.node_replay == "own":
-            self._check_own_replays(ranks)
-        from ddrl.balance import Observation
-        from ddrl.run.nodes.sharing import make_node_sizer
-
-        cluster, sizer = make_node_sizer(self.config, list(range(self.config.learner.nodes)))
-        sizer.propose(Observation.blank(cluster))
-
-    def _check_own_replays(self, ranks: tuple[Assignment, ...]) -> None:
-        config = self.config
-        rollouts = sum(rank.role is Role.ROLLOUT for rank in ranks)
-        own = "learner.node_replay = own"
-        if rollouts < config.learner.nodes:
-            raise ConfigError(
-                f"{own}: each node gets the rows of its own rollouts, and there are {rollouts} for "
-                f"{config.learner.nodes} nodes (learner.nodes): start more ranks, or use fewer nodes"
-            )
-        if config.section("balance").first or config.table("balance.ddqn").get("choose_first"):
-            raise ConfigError(
-                f"{own} awaits the gradients of all nodes: set balance.first = 0, and no balance.ddqn.choose_first"
-            )
-        if config.replay.source != "auto":
-            raise ConfigError(f"{own} is a replay a node: set replay.source = auto, not {config.replay.source}")
-
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""
         mine = {override.partition("=")[0].strip() for override in command.overrides}
@@ -215,17 +181,6 @@ class Preparation:
             theirs = state[name.replace("learner.", "").replace(".", "_")]
             if theirs != mine:
                 raise ConfigError(f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}")
-        theirs = state["source"].get("nodes", 0)
-        learner = self.config.learner
-        mine = learner.nodes if learner.node_replay == "own" else 0
-        if mine != theirs:
-            advice = (
-                f"learner.node_replay = own and learner.nodes = {theirs}" if theirs else "learner.node_replay = leader"
-            )
-            raise ConfigError(
-                f"the checkpoint {checkpoint.path} holds the replays of {theirs or 'no'} nodes, and now there would be "
-                f"{mine}: go on with {advice}"
-            )
         for override in overrides:  # what is set now comes before what was set while the run went on
             live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
             if live is not None:

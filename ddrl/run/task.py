@@ -56,11 +56,7 @@ def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
 
 
 def build_source(topology: Topology, channels: HostChannels) -> Experience:
-    """The source that the algorithm declares, or the replays of the nodes."""
-    if topology.config.learner.node_replay == "own":
-        from ddrl.run.nodes.replays import NodeReplays
-
-        return NodeReplays(topology.config, topology.schema, topology.declaration.experience)
+    """The source that the algorithm declares."""
     from ddrl.replay.sources import make_source
 
     return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)

@@ -111,7 +111,7 @@ class CollectorStarter(Protocol):
 
 
 class GradientSource(Protocol):
-    """Who computes gradients: the learner itself, or nodes (`run.nodes`)."""
+    """Who computes gradients: the learner itself, or gradient nodes (`balance.leader`)."""
 
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""

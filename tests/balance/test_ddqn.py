@@ -6,11 +6,19 @@ from safetensors.numpy import save_file
 
 from ddrl.balance import Cluster, Observation, make_sizer
 from ddrl.balance.affine_filter import FilterSettings
-from ddrl.balance.kinds import make_scenario
-from ddrl.balance.node_state import CONTEXT_FEATURES, FACTORS, FIRST, FORMS, NODE_FEATURES, NodeState
-from ddrl.balance.simulator import Simulation, regret, simulate
-from ddrl.balance.sizers.ddqn import apply_actions, best_actions, first_of
-from ddrl.balance.value_network import SHIPPED, ValueNetwork, shapes
+from ddrl.balance.ddqn import (
+    CONTEXT_FEATURES,
+    FACTORS,
+    FIRST,
+    FORMS,
+    NODE_FEATURES,
+    SHIPPED,
+    NodeState,
+    ValueNetwork,
+    shapes,
+)
+from ddrl.balance.simulator import Simulation, make_scenario, regret, simulate
+from ddrl.balance.sizers import apply_actions, best_actions, first_of
 from ddrl.core.errors import CheckpointError
 
 KEEP, SWITCH = 0, len(FACTORS) + 2

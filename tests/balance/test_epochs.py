@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.balance.epochs import Epochs
+from ddrl.balance.collection import Epochs
 from ddrl.core.errors import ConfigError
 
 

@@ -3,11 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.microbatch.fronts import hypervolume, nondominated
 from ddrl.balance import make_sizer
 from ddrl.balance.collection import expected_first_of
-from ddrl.balance.kinds import KINDS, make_scenario, slow_down
-from ddrl.balance.objectives import check_weights, hypervolume, nondominated, rewards
-from ddrl.balance.simulator import Simulation, awaited, simulate, times
+from ddrl.balance.ddqn import check_weights, rewards
+from ddrl.balance.simulator import KINDS, Simulation, awaited, make_scenario, simulate, slow_down, times
 from ddrl.core.errors import ConfigError
 
 

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 
 from ddrl.balance import Balancer, Cluster, Observation, make_sizer
-from ddrl.balance.kinds import make_scenario, slow_down
-from ddrl.balance.noise_scale import NoiseScale
-from ddrl.balance.simulator import regret, simulate
-from ddrl.balance.sizer import PACKAGE
+from ddrl.balance.simulator import make_scenario, regret, simulate, slow_down
+from ddrl.balance.sizers import PACKAGE, NoiseScale
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
 

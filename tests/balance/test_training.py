@@ -9,12 +9,9 @@ import torch
 
 from benchmarks.microbatch import train as training
 from ddrl.balance.affine_filter import FilterSettings
-from ddrl.balance.kinds import make_scenario
-from ddrl.balance.node_state import CONTEXT_FEATURES, FORMS, NODE_FEATURES, NodeState
-from ddrl.balance.simulator import Simulation
-from ddrl.balance.sizers.ddqn import level_inputs
+from ddrl.balance.ddqn import CONTEXT_FEATURES, FORMS, NODE_FEATURES, NodeState, ValueNetwork
+from ddrl.balance.simulator import Simulation, make_scenario
 from ddrl.balance.sizes import fractions_at, water_level
-from ddrl.balance.value_network import ValueNetwork
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -52,7 +49,7 @@ def test_a_difference_reward_is_what_one_nodes_action_changes_and_keeping_change
 
     def reward(actions):
         cluster = state.cluster
-        inputs = level_inputs(state, state.slowness(actions, "regimes"), "regimes")
+        inputs = training.level_inputs(state, state.slowness(actions, "regimes"), "regimes")
         level = water_level(cluster.total, *inputs, cluster.min_size, cluster.max_size)
         return simulation.reward(fractions_at(level, *inputs, cluster.min_size, cluster.max_size), all_nodes)
 

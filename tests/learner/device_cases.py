@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from ddrl.balance.exchange import Exchange
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
-from ddrl.learner.exchange import Exchange
 from ddrl.learner.export import random_observations
 from ddrl.learner.flat import FlatParameters
 from ddrl.learner.transfers import move
@@ -32,11 +32,11 @@ from ddrl.run.training import Move
 from tests.learner import (
     continuous_cases,
     learner_cases,
-    test_exchange,
     test_named_observations,
     test_pqn,
     test_queue_networks,
 )
+from tests.learner.sequence_cases import CUE, SHORT, sequences
 from tests.run.launch import TINY, settings
 from tests.testing import fakegpu
 
@@ -101,9 +101,7 @@ CASES = {
     "rainbow": Case("c51", VECTOR, table={"atoms": 11, "sigma": 0.5}, draws=True),
     "qrdqn": Case("qrdqn", VECTOR, table={"quantiles": 7}),
     "iqn": Case("iqn", VECTOR, table={"fractions": 6, "target_fractions": 5}, draws=True),
-    "r2d2": Case(
-        "r2d2", test_exchange.CUE, lambda spec, size, seed: test_exchange.sequences(size), test_exchange.SHORT
-    ),
+    "r2d2": Case("r2d2", CUE, lambda spec, size, seed: sequences(size), SHORT),
     "td3": Case("td3", BOX, continuous_cases.random_batch, draws=True),
     "d4pg": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 11}),
     "d4pg, quantiles": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 7, "critic": "quantile"}),

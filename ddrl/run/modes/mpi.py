@@ -175,9 +175,7 @@ def _play(
 ) -> int:
     """The role of a rank, once every host's channels stand; its exit status."""
     if nodes is not None:
-        from ddrl.run.nodes.worker import node_process
-
-        return node_process(nodes, topology, mine)
+        return slice_module("balance.nodes", "learner.nodes").node_process(nodes, topology, mine)
     if membership is None:
         from ddrl.run.members import member_process
 

@@ -12,9 +12,7 @@ from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
-from ddrl.core.metrics import COLUMNS
 from ddrl.core.plugins import slice_module
-from ddrl.core.roles import Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
@@ -25,11 +23,8 @@ from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ddrl.run.nodes.leader import Leader
 
 DISCARDED_ROWS = 64
-RANK = COLUMNS.index("rank")
-ENDED = COLUMNS.index("ended")
 
 
 def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launcher: int) -> dict[str, Any]:
@@ -39,6 +34,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     standing: Agreement | None = None
     starter: Any = None
     collectors: Any = None
+    leader: Any = None  # of gradient nodes
     trouble: BaseException | None = None
     meeting = world
     try:
@@ -58,7 +54,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
                 others = join_others(world, topology)
                 assert others is not None
                 meeting = others
-                leader = None if comm is None else _lead_nodes(comm, task, channels)
+                if comm is not None:
+                    leader = slice_module("balance.nodes", "learner.nodes").lead_nodes(comm, task, channels)
                 if rounds is not None:
                     collectors = rounds.go_in_rounds(task, starter, launcher)
             except BaseException as error:
@@ -92,49 +89,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     return summary
 
 
-def _lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader:
-    """Let gradient nodes compute the task's gradients."""
-    from ddrl.learner.exchange import Exchange
-    from ddrl.run.nodes.leader import Leader
-    from ddrl.run.nodes.replays import NodeReplays
-
-    def look() -> None:
-        if task.board.command == Command.FAIL:
-            raise JobFailed(read_failure(task.topology.run_id, 0))
-
-    ranks = [member.rank for member in task.topology.ranks if member.role is Role.NODE]
-
-    def ended() -> list[int]:
-        table = task.observers.tables()
-        return [ranks.index(int(rank)) for rank in table[table[:, ENDED] == 1.0, RANK] if rank in ranks]
-
-    training = task.training
-    replays = training.source if isinstance(training.source, NodeReplays) else None
-    exchange = Exchange(training.learner)
-    counters = training.ends.counters
-    training.gradients = leader = Leader(
-        comm,
-        exchange,
-        task.config,
-        counters=counters,
-        look=look,
-        note=task.note,
-        replays=replays,
-        make_segment=channels.create_segment,
-        ended=ended,
-    )
-    return leader
-
-
 def _save_in_a_copy(task: Task) -> bool:
-    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well. Where nodes have
-    replays, these end with them: the last checkpoint stays the newest."""
-    if task.config.learner.node_replay == "own":
-        _tell(
-            f"not saved, for the nodes' replays end with them; go on from the last checkpoint: --resume "
-            f"{task.directory.path}"
-        )
-        return True
+    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well."""
     child = leave_process_group()
     if child:
         return ended_well(child)

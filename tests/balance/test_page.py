@@ -6,8 +6,7 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
-from ddrl.balance.kinds import make_scenario
-from ddrl.balance.rhythm import values_in_a_rhythm
+from ddrl.balance.simulator import make_scenario, values_in_a_rhythm
 from notebooks import unequal_nodes
 
 DOCUMENT = {

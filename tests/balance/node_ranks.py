@@ -17,18 +17,15 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from ddrl.balance.exchange import Exchange
+from ddrl.balance.leader import Leader
+from ddrl.balance.messages import Rows, arrays_of
+from ddrl.balance.nodes import serve
 from ddrl.balance.settings import BalanceConfig
 from ddrl.channels.segment import Segment
-from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig, RunConfig
-from ddrl.core.errors import ChannelError, CheckpointError, ConfigError, JobFailed
-from ddrl.core.rows import row_schema
+from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.learner import Learner
-from ddrl.learner.exchange import Exchange
-from ddrl.run.nodes.leader import Leader
-from ddrl.run.nodes.messages import Rows, arrays_of
-from ddrl.run.nodes.replays import NodeReplays, OwnReplay
-from ddrl.run.nodes.worker import serve
 from tests.learner import continuous_cases, learner_cases
 from tests.sources import check_sources
 
@@ -41,9 +38,9 @@ SLOW = NODES  # rank of the node that waits
 BATCH = 24
 
 
-def setup(algorithm="dqn", node_replay="leader", silence_limit=300.0, **balance):
+def setup(algorithm="dqn", silence_limit=300.0, **balance):
     options = {"algorithm": algorithm, "nodes": NODES, "batch_size": BATCH, "hidden": [16], "target_period": 2}
-    learner = LearnerConfig(max_grad_norm=1e6, node_replay=node_replay, **options)
+    learner = LearnerConfig(max_grad_norm=1e6, **options)
     replay = ReplayConfig(capacity=3000, min_size=100, n_step=1, samples_per_insert=1.0, samples_tolerance=1000.0)
     env, run = EnvConfig(num_envs=2), RunConfig(seed=2, silence_limit=silence_limit)
     return Config(run=run, env=env, replay=replay, learner=learner).with_section(BalanceConfig(**balance))
@@ -115,14 +112,17 @@ def exact(leader, learner, config, gate):
             copy(learner, alone)
     leader.gradient(batch, next(iter(learner.parts)))  # every node now has the newest vectors
     found = {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner)}
-    found["mapped"] = [node.mapped for node in leader.nodes.values()]
+    found["mapped"] = [node.in_memory for node in leader.nodes.values()]
     return {**found, "rung": rung(leader, len(errors))}
 
 
 def rung(leader, gradients):
     """For each node whether it has the bells; then whether the leader's was rung for each gradient but the first."""
-    bells = leader._post.bells
-    return [*(node.rings for node in leader.nodes.values()), bells is not None and bells[0].value >= gradients * NODES]
+    memory = leader._connection.memory
+    return [
+        *(node.rings for node in leader.nodes.values()),
+        memory is not None and leader._connection.rings >= gradients * NODES,
+    ]
 
 
 def flat(gradient):
@@ -168,13 +168,13 @@ def first_of(leader, learner, config, gate):
         update(seed)
     held = leader.nodes[NODES - 1].rows.pick_pos.tolist()
     gate("all")
-    until(leader, lambda: len(leader._free()) == NODES)
+    until(leader, lambda: len(leader._free_nodes()) == NODES)
     update(3)
-    until(leader, lambda: len(leader._free()) == NODES)
+    until(leader, lambda: len(leader._free_nodes()) == NODES)
     update(4)
-    until(leader, lambda: len(leader._free()) == NODES)
+    until(leader, lambda: len(leader._free_nodes()) == NODES)
     mine = leader.parts["value"]
-    again = [rows.pick_pos.tolist() for rows in mine.again]
+    again = [rows.pick_pos.tolist() for rows in mine.undealt]
     kept = [answer.rows.pick_pos.tolist() for answer in mine.answers.values()]  # for the next update
     found = {"used": used, "sizes": sizes, "held": held, "again": again, "kept": kept, "errors": errors}
     return {**found, "counts": counts(leader), "rung": rung(leader, 3)}
@@ -188,7 +188,7 @@ def waiting(leader, learner, config, gate):
         if math.isfinite(collection.deadline):
             gate(0)
 
-    for seed, wait, leader._look in ((0, 100.0, look), (1, 0.1, lambda: None)):
+    for seed, wait, leader._check_job in ((0, 100.0, look), (1, 0.1, lambda: None)):
         collection.settings = replace(collection.settings, wait=wait)
         begin = time.perf_counter()
         gradient = leader.gradient(batch_of(config, seed), "value")
@@ -196,7 +196,7 @@ def waiting(leader, learner, config, gate):
         learner.apply(gradient)
     waited = time.perf_counter() - begin
     gate("all")
-    until(leader, lambda: len(leader._free()) == NODES)
+    until(leader, lambda: len(leader._free_nodes()) == NODES)
     return {"used": used, "waited": waited, "counts": counts(leader)}
 
 
@@ -252,7 +252,7 @@ def silent(leader, learner, config, gate):
     except JobFailed as error:
         gate("all")
         leader._clock = lambda: 0.0
-        until(leader, lambda: len(leader._free()) == NODES)
+        until(leader, lambda: len(leader._free_nodes()) == NODES)
         return str(error)
 
 
@@ -274,93 +274,6 @@ def capped(leader, learner, config, gate):
     return sizes
 
 
-class WatchedReplay(OwnReplay):
-    """Keeps what each task learned from."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.seen = []
-
-    def rows(self, task):
-        rows = super().rows(task)
-        self.seen.append({name: array.copy() for name, array in arrays_of(rows).items()})
-        return rows
-
-
-def lanes_rows(config, steps=40):
-    """Rows of four lanes with two environments each; the first number of a state, and the version, is the stream."""
-    schema, draw = row_schema(spec(config)), np.random.default_rng(3)
-    rows = np.zeros(8 * steps, schema.dtype)
-    rows["state"] = draw.standard_normal(rows["state"].shape)
-    rows["reward"] = draw.standard_normal(rows["reward"].shape)
-    if spec(config).discrete:
-        rows["action"] = draw.integers(0, 3, len(rows))
-    rows["stream"], rows["step"] = np.tile(np.arange(8), steps), np.repeat(np.arange(steps), 8)
-    rows["policy_version"] = rows["state"].reshape(len(rows), -1)[:, 0] = rows["stream"]
-    return rows
-
-
-def own(leader, learner, config, gate):
-    """Nodes with a replay each: what every gradient was computed with, and what the leader counts."""
-    replays, exchange, steps = leader._replays, Exchange(learner), []
-    before = replays.ready()
-    recorded = replays.record(lanes_rows(config), 7)
-    until(leader, replays.ready)
-    for _ in range(4):
-        batch = replays.sample()
-        for part in learner.parts:
-            updates = [one.updates for one in learner.parts.values()]
-            vectors = {name: exchange.vector(name).copy() for name in exchange.versions()}
-            mine = leader.gradient(batch, part)
-            if mine is None:
-                continue
-            steps.append((part, updates, vectors, flat(mine).clone(), mine.batch))
-            learner.apply(mine)
-        replays.learned(batch, None)
-    replays.cut()
-    figures, state = replays.figures(), replays.pacing.state()
-    versions = batch.policy_version.tolist()
-    return {
-        "steps": steps,
-        "versions": versions,
-        "counted": [before, recorded, figures["replay_size"], state["samples"]],
-    }
-
-
-def compare(found, seen, config):
-    """Relative errors of the gradients of `own` beside one learner's, over the rows that the nodes drew."""
-    alone, errors = Learner.of(config, spec(config)), []
-    exchange = Exchange(alone)
-    for index, (part, updates, vectors, mine, batch) in enumerate(found.pop("steps")):
-        for name, vector in vectors.items():
-            exchange.set_vector(name, vector)
-        exchange.set_updates(updates)
-        alone.seed(int(np.random.SeedSequence([2, *updates, *part.encode()]).generate_state(1)[0]))
-        arrays = {name: np.concatenate([node[index][name] for node in seen]) for name in seen[0][index]}
-        whole = alone.gradient(Rows(arrays, (0, BATCH)), part)
-        errors.append(float(torch.linalg.norm(mine - flat(whole)) / torch.linalg.norm(flat(whole))))
-        assert batch is None
-    states = [np.concatenate([one["s_tm1"][:, 0] for one in node]) for node in seen]
-    found["streams"] = [sorted({int(value) for value in node}) for node in states]
-    found["versions_drawn"] = [int(value) for node in seen for value in node[-1]["policy_version"]]
-    return {**found, "errors": errors}
-
-
-def own_left(leader, learner, config, gate):
-    """A node with a replay fails."""
-    replays = leader._replays
-    replays.record(lanes_rows(config), 7)
-    until(leader, replays.ready)
-    said = []
-    for doing in (lambda: leader.gradient(replays.sample(), "value"), lambda: replays.save(FOLDER)):
-        try:
-            doing()
-        except (JobFailed, CheckpointError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-    until(leader, lambda: len(leader._free()) == len(leader.nodes))
-    return said
-
-
 K = {"first": 2, "sizer": "equal"}
 CASES = {
     "exact dqn": (exact, setup(), ""),
@@ -377,9 +290,6 @@ CASES = {
     "nobody": (nobody, setup(), "all fail"),
     "observed": (observed, setup(sizer="ddqn"), ""),
     "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),
-    "own dqn": (own, setup(node_replay="own"), ""),
-    "own td3": (own, setup("td3", node_replay="own", sizer="equal"), ""),  # so that rounding is always the same
-    "own left": (own_left, setup(node_replay="own"), "slow fails"),
 }
 
 
@@ -390,10 +300,10 @@ def node_exchange(name, config, kind):
     learner = Learner.of(settings, spec(config))
     if kind == "gate" and WORLD.rank == SLOW:
         gated(learner, name.replace(" ", "_"))
-    if kind == "all fail" or (kind in ("fail", "slow fails") and WORLD.rank == SLOW):
+    if kind == "all fail" or (kind == "fail" and WORLD.rank == SLOW):
 
         def fail(batch, part, evaluations=learner.algorithm.evaluations):
-            if learner.algorithm.updates == 1 or kind in ("all fail", "slow fails"):
+            if learner.algorithm.updates == 1 or kind == "all fail":
                 raise MemoryError("no memory left")
             return evaluations(batch, part)
 
@@ -411,11 +321,6 @@ def segment(made, kind, nbytes):
     return made[-1]
 
 
-def of_replays(config):
-    """What replays are made of."""
-    return config, row_schema(spec(config)), Experience()
-
-
 def main():
     torch.set_num_threads(1)
     results = {}
@@ -424,10 +329,9 @@ def main():
         if WORLD.rank == 0:
             notes = []
             learner = Learner.of(config, spec(config))
-            replays = NodeReplays(*of_replays(config)) if config.learner.node_replay == "own" else None
             segments = []
             make = no_room if kind == "sent" else partial(segment, segments)
-            leader = Leader(comm, Exchange(learner), config, note=notes.append, replays=replays, make_segment=make)
+            leader = Leader(comm, Exchange(learner), config, notify=notes.append, make_segment=make)
             gate = lambda at, name=name: (FOLDER / f"{name.replace(' ', '_')}-{at}").touch()  # noqa: E731
             found = case(leader, learner, config, gate)
             leader.close()
@@ -437,8 +341,6 @@ def main():
             everyone = comm.gather(None)
             if case is exact:
                 results[name]["nodes"] = [node["vectors"] for node in everyone[1:]]
-            if case is own:
-                results[name]["found"] = compare(found, [node["seen"] for node in everyone[1:]], config)
         else:
             made = []
 
@@ -446,15 +348,8 @@ def main():
                 made.append(node_exchange(name, config, kind))
                 return made[0]
 
-            replays = []
-
-            def make_replay(config=config, replays=replays):
-                replays.append(WatchedReplay(*of_replays(config), WORLD.rank - 1))
-                return replays[0]
-
-            own_replay = config.learner.node_replay == "own"
-            serve(comm, make, None, lambda: True, make_replay if own_replay else None)
-            comm.gather({"vectors": digests(made[0].learner), "seen": replays[0].seen if replays else []})
+            serve(comm, make, None, lambda: True)
+            comm.gather({"vectors": digests(made[0].learner)})
     if WORLD.rank == 0:
         print(json.dumps(results), flush=True)
 

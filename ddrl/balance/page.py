@@ -1,15 +1,36 @@
-"""Micro-batch sizes of unequal nodes: what each got and took, regret to the causal oracle, fronts of objectives."""
+"""Figures of unequal nodes: sizes and times of each, regret to the oracles, fronts of objectives, the learned sizer's
+values; `node_course` and `node_table` read a run's records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from ddrl.balance.sizes import proportional_sizes
+from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet
+from ddrl.telemetry.reading import Processes
+from ddrl.telemetry.series import ROLES
+
+__all__ = [
+    "NodeCourse",
+    "causal_regret",
+    "clairvoyant_regret",
+    "iteration_times",
+    "measured_front",
+    "measured_regrets",
+    "node_course",
+    "node_table",
+    "regret_by_kind",
+    "regret_over_updates",
+    "seconds_by_node",
+    "sizes_by_node",
+    "values_of_actions",
+]
 
 MOST_NAMED = 12  # nodes whose names fit below a figure
 NOT_MEASURED = "not measured yet: python -m benchmarks.microbatch"
@@ -121,7 +142,7 @@ def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropp
 
 def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 400) -> go.Figure:
     """What an agent expects of each action beside keeping the filter's size, over iterations. Marks below say where
-    the node is slow in the coming iteration (`ddrl.balance.rhythm`)."""
+    the node is slow in the coming iteration (`ddrl.balance.simulator`)."""
     figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=height)
     values = found["values"]
     steps = np.arange(len(found["values"]))
@@ -138,3 +159,76 @@ def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 400) -
     )
     figure.update_layout(margin_b=150)  # as above: five lines
     return figure
+
+
+# -- a run's records ---------------------------------------------------------------------------------------------------
+
+
+class NodeCourse(NamedTuple):
+    """What the nodes of a run did, at the K records in which all of the N nodes there had been measured."""
+
+    updates: NDArray[np.float64]  # [K]
+    sizes: NDArray[np.float64]  # [K, N], samples of each node's newest measured part
+    seconds: NDArray[np.float64]  # [K, N], that it took
+
+
+def node_course(processes: Processes) -> NodeCourse:
+    """Sizes and times of the gradient nodes, in rank order."""
+    codes = processes.column("role")
+    nodes = np.flatnonzero((codes == ROLES.index(Role.NODE)).any(0))
+    sizes = processes.column("node_size")[:, nodes]
+    seconds = processes.column("node_seconds")[:, nodes]
+    trainer = processes.column("updates")[:, :1]
+    known = (np.isfinite(sizes) & (seconds > 0)).all(1) & np.isfinite(trainer).all(1)
+    return NodeCourse(trainer[known, 0], sizes[known], seconds[known])
+
+
+def causal_regret(course: NodeCourse) -> NDArray[np.float64]:
+    """(T - T_causal) / T_causal at each record but the first [K - 1].
+
+    T is the slowest node's time. The causal oracle sizes by the speeds of the record before; a node's time is taken as
+    proportional to its size, so overheads count as part of a sample's time."""
+    sizes = course.sizes
+    speed = course.sizes / course.seconds
+    totals = np.rint(sizes.sum(1)).astype(np.int64)
+    lower = np.ones(sizes.shape[1], np.int64)
+    oracle = [
+        proportional_sizes(int(total), before, lower, np.full_like(lower, total))
+        for total, before in zip(totals[1:], speed[:-1], strict=True)
+    ]
+    best = (np.array(oracle).reshape(sizes[1:].shape) / speed[1:]).max(1)
+    return course.seconds[1:].max(1) / best - 1.0
+
+
+def clairvoyant_regret(course: NodeCourse) -> NDArray[np.float64]:
+    """The same beside sizes by the speeds of the record itself [K], which nobody knows before: never below 0."""
+    return course.seconds.max(1) * (course.sizes / course.seconds).sum(1) / course.sizes.sum(1) - 1.0
+
+
+def regret_over_updates(course: NodeCourse, *, height: int = 300) -> go.Figure:
+    """`causal_regret` and `clairvoyant_regret` at each record, with their medians."""
+    figure = new_figure("Regret to the oracles, estimated", "updates", "", height=height)
+    if len(course.updates) < 2:
+        return say_nothing_yet(figure, "needs two records")
+    found = {"causal": causal_regret(course), "clairvoyant": clairvoyant_regret(course)[1:]}
+    for index, (name, regret) in enumerate(found.items()):
+        add_line(figure, course.updates[1:], regret, f"{name}, median {np.median(regret):.0%}", index)
+    figure.update_yaxes(tickformat=".0%")
+    return figure
+
+
+def node_table(processes: Processes) -> dict[str, NDArray[Any]]:
+    """One row a node at the newest record: what it got, took, and how its gradients fared."""
+    last = {name: processes.column(name)[-1] for name in processes.columns}
+    nodes = np.flatnonzero(last["role"] == ROLES.index(Role.NODE))
+    return {
+        "node": np.arange(len(nodes)),
+        "rank": last["rank"][nodes],
+        "host": last["host"][nodes],
+        "samples": last["node_size"][nodes],
+        "ms": np.round(last["node_seconds"][nodes] * 1e3, 2),
+        "samples/s": np.round(last["node_size"][nodes] / last["node_seconds"][nodes]),
+        "gradients": last["gradients"][nodes],
+        "late": last["gradients_late"][nodes],
+        "dropped": last["gradients_dropped"][nodes],
+    }

@@ -1,19 +1,62 @@
-"""What the DDQN sees of each node and of the cluster, and what its actions mean.
+"""The learned sizer's parts: objectives, what it sees of nodes and of the cluster, its network, its actions.
 
-Written by one `NodeState` an iteration from an observation, read by the sizer and, the same way, by its training.
-Besides the affine filter it keeps what that filter forgets: how long a node stays slow and fast, how regular that is,
-how far it falls, and its slow average."""
+`sizers.Ddqn` puts them together; benchmarks/microbatch/train.py trains the network with the same ones. Numpy alone."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from ddrl.balance.affine_filter import AffineFilter, FilterSettings
-from ddrl.balance.cluster import Cluster, Observation
-from ddrl.balance.sizes import Floats
+from ddrl.balance.sizes import Cluster, Floats, Observation, Sizes, balanced_sizes, proportional_sizes
+from ddrl.core.errors import CheckpointError, ConfigError, shortened
+from ddrl.core.files import decode
+
+# -- objectives --------------------------------------------------------------------------------------------------------
+# All are to be raised: -time / reference; statistical efficiency (phi + M0) / (phi + M) of M accepted samples beside a
+# batch of M0 (McCandlish et al. 2018; Pollux, Qiao et al. 2021, eq. 6); -share of dropped samples; -imbalance, the
+# spread of the nodes' end times beside the iteration's.
+
+OBJECTIVES = ("time", "efficiency", "dropped", "imbalance")
+
+
+def rewards(
+    seconds: Floats, reference: Floats, finish: Floats, sizes: NDArray[np.int64] | Floats, total: Floats, phi: Floats
+) -> Floats:
+    """Vector rewards [..., 4] of iterations that ended after `seconds` [...], their nodes after `finish` [..., N].
+
+    Nodes that end later than `seconds` are dropped."""
+    accepted = finish <= seconds[..., None] * (1 + 1e-12)
+    used = np.where(accepted, sizes, 0).sum(-1)
+    busy = np.minimum(finish, seconds[..., None])
+    return np.stack(
+        [
+            -seconds / reference,
+            (phi + total) / (phi + used),
+            -(total - used) / total,
+            -(1.0 - busy.mean(-1) / seconds),
+        ],
+        -1,
+    )
+
+
+def check_weights(weights: Sequence[float]) -> Floats:
+    """Weights of the objectives [4]: at least 0 and summing to 1; ConfigError otherwise."""
+    values = np.asarray(weights, np.float64)
+    if values.shape != (len(OBJECTIVES),) or not np.isfinite(values).all() or (values < 0).any():
+        raise ConfigError(f"weights {list(weights)}: one of at least 0 each for {', '.join(OBJECTIVES)}")
+    if abs(values.sum() - 1.0) > 1e-6:
+        raise ConfigError(f"weights {list(weights)} sum to {values.sum():g}: they must sum to 1")
+    return values
+
+
+# -- what the agent sees -----------------------------------------------------------------------------------------------
 
 # One action a node. The first keeps the filter's size, the next multiply it, the last three choose another regime.
 FACTORS = (1.0, 0.6, 0.8, 0.95, 1.05, 1.25)
@@ -57,7 +100,10 @@ _SLOW_AVERAGE = 0.03
 
 
 class NodeState:
-    """Tracks C clusters of N nodes; arrays [..., N]."""
+    """What is known of each node after each observation; arrays [..., N].
+
+    Besides the affine filter: how long a node stays slow and fast, how regular that is, how far it falls, and its slow
+    average, all of which the filter forgets."""
 
     def __init__(self, cluster: Cluster, settings: FilterSettings) -> None:
         shape = cluster.speed.shape
@@ -208,3 +254,117 @@ class NodeState:
         table = np.moveaxis(np.concatenate([factors, regimes]), 0, -1)
         table = np.broadcast_to(table, (*actions.shape, table.shape[-1]))
         return np.take_along_axis(table, actions[..., None], -1)[..., 0]
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+# One network for each node, so that there may be any number of nodes: each node's features are encoded alone, the codes
+# are pooled (mean and maximum, with the cluster's own features), and each node's values follow from its code and the
+# pool, those of K from the pool. Inference only. Saved as safetensors, whose metadata holds the form of the actions,
+# the hidden features and what made the file.
+
+SHIPPED = Path(__file__).parent / "ddqn.safetensors"
+SHIPPED_TIMES = SHIPPED.with_name("ddqn_times.safetensors")  # trained without the gradients' statistics
+WIDTH = 48
+HIDDEN = 64
+
+
+class Values(NamedTuple):
+    """Action values: of each node [..., N, actions, objectives], of K [..., len(FIRST), objectives]."""
+
+    nodes: NDArray[np.float32]
+    first: NDArray[np.float32]
+
+
+def shapes(form: str) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the network, as it is multiplied: [inputs, outputs]."""
+    features = len(NODE_FEATURES)
+    pooled = 2 * WIDTH + len(CONTEXT_FEATURES)
+    objectives = len(OBJECTIVES)
+    return {
+        "encode1.weight": (features, WIDTH),
+        "encode1.bias": (WIDTH,),
+        "encode2.weight": (WIDTH, WIDTH),
+        "encode2.bias": (WIDTH,),
+        "node.weight": (WIDTH, HIDDEN),
+        "pool.weight": (pooled, HIDDEN),
+        "node.bias": (HIDDEN,),
+        "values.weight": (HIDDEN, FORMS[form] * objectives),
+        "values.bias": (FORMS[form] * objectives,),
+        "first1.weight": (pooled, HIDDEN),
+        "first1.bias": (HIDDEN,),
+        "first2.weight": (HIDDEN, len(FIRST) * objectives),
+        "first2.bias": (len(FIRST) * objectives,),
+    }
+
+
+class _About(msgspec.Struct, frozen=True):
+    form: str = ""
+    hidden: tuple[str, ...] = ()
+
+
+class ValueNetwork:
+    """Loaded once; `__call__` takes features [..., N, F] and context [..., G]."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], form: str, hidden_features: tuple[str, ...]) -> None:
+        self.form = form
+        self._tensors = dict(tensors)
+        self._seen = np.array([name not in hidden_features for name in NODE_FEATURES], np.float32)
+
+    @staticmethod
+    def load(path: Path) -> ValueNetwork:
+        """CheckpointError where the file is missing, damaged, or of another network."""
+        try:
+            opened: Any = safe_open(path, "numpy")  # its methods have no types
+            with opened as file:
+                tensors: dict[str, NDArray[np.float32]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = (file.metadata() or dict[str, str]()).get("ddqn", "{}").encode()
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: cannot be read as the network of a sizer: {shortened(error)}") from None
+        about = decode(metadata, _About, CheckpointError, f"{path}: cannot be read as the network of a sizer")
+        if about.form not in FORMS or {name: tensor.shape for name, tensor in tensors.items()} != shapes(about.form):
+            raise CheckpointError(
+                f"{path} holds another network: train it anew, python -m benchmarks.microbatch --train"
+            )
+        return ValueNetwork(tensors, about.form, about.hidden)
+
+    def __call__(self, features: NDArray[np.float32], context: NDArray[np.float32]) -> Values:
+        """Action values for every objective."""
+        t = self._tensors
+        code = np.maximum((features * self._seen) @ t["encode1.weight"] + t["encode1.bias"], 0)
+        code = np.maximum(code @ t["encode2.weight"] + t["encode2.bias"], 0)
+        pool = np.concatenate([code.mean(-2), code.max(-2), context], -1)
+        hidden = code @ t["node.weight"] + (pool @ t["pool.weight"] + t["node.bias"])[..., None, :]
+        nodes = np.maximum(hidden, 0) @ t["values.weight"] + t["values.bias"]
+        first = np.maximum(pool @ t["first1.weight"] + t["first1.bias"], 0) @ t["first2.weight"] + t["first2.bias"]
+        objectives = len(OBJECTIVES)
+        return Values(
+            nodes.reshape(*nodes.shape[:-1], -1, objectives), first.reshape(*first.shape[:-1], -1, objectives)
+        )
+
+
+# -- actions -----------------------------------------------------------------------------------------------------------
+
+
+def best_actions(values: NDArray[np.float32], margin: float) -> NDArray[np.int64]:
+    """Best of values [..., actions]; 0 where no other one is better by `margin`."""
+    best = values.argmax(-1)
+    gain = np.take_along_axis(values, best[..., None], -1)[..., 0] - values[..., 0]
+    return np.where(gain > margin, best, 0)
+
+
+def first_of(actions: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
+    """K for actions [...]."""
+    return np.ceil(np.asarray(FIRST)[actions] * nodes).astype(np.int64)
+
+
+def apply_actions(state: NodeState, actions: NDArray[np.int64], form: str) -> Sizes:
+    """Sizes for actions [..., N]; in the form "steps" p_i keeps what it was multiplied by."""
+    cluster = state.cluster
+    slowness = state.slowness(actions, form)
+    if form == "steps":
+        state.step_factor = np.clip(state.step_factor / slowness, 1e-3, 1e3)
+        speed = cluster.speed * state.step_factor
+        return proportional_sizes(cluster.total, speed, cluster.min_size, cluster.max_size)
+    overhead = state.filter.overhead * slowness
+    speed = state.filter.speed / slowness
+    return balanced_sizes(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)

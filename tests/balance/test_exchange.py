@@ -8,21 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from ddrl.balance.exchange import Exchange, weighted_mean
+from ddrl.balance.messages import Rows, SharedMemory, arrays_of, count_rows, join_rows, pack, take_rows, unpack
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
-from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
-from ddrl.learner.exchange import Exchange, weighted_mean
-from ddrl.replay.batches import Sequences
-from ddrl.run.nodes.messages import Rows, arrays_of, cut, join, pack, rows_of, unpack
-from ddrl.run.nodes.shared import SharedVectors
 from tests.learner import continuous_cases, learner_cases
+from tests.learner.sequence_cases import CUE, SHORT, sequences
 
 SIZES = (1, 11, 4)
 DISCRETE, CONTINUOUS = ("dqn", "c51", "qrdqn", "iqn"), ("td3", "d4pg")
-CUE = EnvSpec("Cue", ArraySpec((2,), "float32"), 2)
-SHORT = {"length": 3, "burn_in": 2, "units": 8}
 
 
 def case(algorithm: str, **options):
@@ -40,30 +36,11 @@ def case(algorithm: str, **options):
     return learner, learner_cases.random_batch(learner_cases.VECTOR, size, 3)
 
 
-def sequences(size: int) -> Sequences:
-    draw = np.random.default_rng(4)
-    length = draw.integers(1, 4, size).astype(np.uint32)
-    return Sequences(
-        draw.standard_normal((size, 8, 2)).astype(np.float32),
-        draw.integers(0, 2, (size, 5)),
-        draw.standard_normal((size, 3)).astype(np.float32),
-        draw.choice([0.0, 0.9], (size, 3)).astype(np.float32),
-        draw.integers(1, 4, (size, 3)).astype(np.uint32),
-        draw.integers(0, 3, size).astype(np.uint32),
-        length,
-        np.arange(size, dtype=np.uint64),
-        np.zeros(size, np.uint32),
-        draw.random(size).astype(np.float32),
-        np.zeros(size, np.uint64),
-        {"memory": draw.standard_normal((size, 16)).astype(np.float32)},
-    )
-
-
 def parts_of(batch, sizes=SIZES):
     """The batch as nodes get it: cut, sent, and read again."""
     edges = np.cumsum([0, *sizes])
     for start, stop in itertools.pairwise(edges):
-        message = pack({}, arrays_of(cut(batch, start, stop)))
+        message = pack({}, arrays_of(take_rows(batch, start, stop)))
         _, arrays = unpack(message, dict)
         yield Rows(arrays, (int(start), len(batch.weight)))
 
@@ -111,8 +88,8 @@ def test_in_float64_the_sum_is_the_whole_to_twelve_digits():
 
 def test_a_batch_that_is_cut_and_joined_is_the_batch():
     batch = sequences(16)
-    again = join([cut(batch, 0, 5), cut(batch, 5, 6), cut(batch, 6, 16)])
-    assert rows_of(again) == 16
+    again = join_rows([take_rows(batch, 0, 5), take_rows(batch, 5, 6), take_rows(batch, 6, 16)])
+    assert count_rows(again) == 16
     for name, array in arrays_of(batch).items():
         np.testing.assert_array_equal(arrays_of(again)[name], array)
 
@@ -145,9 +122,9 @@ def test_learning_in_given_memory_gives_the_same_bits_there(algorithm):
         return made[0]
 
     here.update(batch), there.update(batch)
-    shared = SharedVectors.create(make, Exchange(there), 2)
+    shared = SharedMemory.create(make, Exchange(there), 3, has_vectors=True)
     reader = Exchange(case(algorithm)[0])
-    node = SharedVectors.attach(shared.name, reader, 2, 1)
+    node = SharedMemory.attach(shared.name, reader, 3, 1, has_vectors=True)
     node.read(node.vectors)
     made[0].unlink()
     for _ in range(3):
@@ -194,3 +171,12 @@ def test_a_norm_over_the_batch_is_refused_by_name():
 
     with pytest.raises(NetworkError, match=r"layers\.1 \(BatchNorm1d\) normalises over the batch"):
         Exchange(learner_cases.learner_of(LearnerConfig(), module=Normed()))
+
+
+def test_a_part_of_a_batch_keeps_fields_that_are_made_of_several_arrays():
+    near, far, reward = (np.full((2, 1), value) for value in (1.0, 2.0, 3.0))
+    rows = Rows({"s_t/near": near, "s_t/far": far, "r_t": reward}, (0, 2))
+    assert list(arrays_of(rows)) == ["s_t/near", "s_t/far", "r_t"]
+    assert rows.s_t["near"] is near
+    assert rows.s_t["far"] is far
+    assert rows.r_t is reward

@@ -1,8 +1,8 @@
-"""What data-parallel nodes exchange of a learner, in host memory: vectors by name, and gradients in a part's layout.
+"""The vectors of a learner that data-parallel nodes exchange, in host memory: parameters by name, and gradients.
 
-"value.online" names the online vector of part value, "critic.target" a target copy; a gradient travels as a vector of
-the same layout, whatever passes made it and on whichever device, so nodes need not be alike. Knows neither MPI nor who
-sums."""
+"value.online" names the online vector of part value, "critic.target" a target copy. A gradient travels as a vector of
+its part's layout, whichever device computed it, so nodes need not be alike. Knows no MPI.
+"""
 
 from __future__ import annotations
 

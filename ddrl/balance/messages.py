@@ -1,0 +1,360 @@
+"""Messages between the leader and its gradient nodes, and the memory that those on one host share.
+
+The leader is rank 0 of a communicator, in the trainer's process; node i is rank i + 1. A message is one header, a
+msgspec struct, followed by named arrays; nothing is pickled. Parameters and gradients travel as messages of their own
+straight from the memory that holds them. On the leader's host `SharedMemory` replaces those, and its doorbells wake
+whoever a message is for. Imports neither torch nor, before a message is sent, MPI.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.channels import Doorbell
+from ddrl.channels.board import CounterRow
+from ddrl.channels.segment import Segment
+from ddrl.core.errors import MessageError
+from ddrl.distribution.waits import rest
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ddrl.balance.exchange import Exchange, Vector
+
+MESSAGE = 1  # MPI tag of headers with their arrays
+VECTOR = 2  # MPI tag of parameters and gradients
+ALIGNMENT = 64  # [bytes] of arrays in a message and in shared memory
+SEGMENT_KIND = "nodes"
+
+Header = TypeVar("Header")
+Fields = dict[str, NDArray[Any]]
+MakeSegment = Callable[[str, int], Segment]  # from its kind and the bytes of its payload
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+class Request(msgspec.Struct):
+    """Leader to node: compute the gradient of the rows that this carries. Without a part: end.
+
+    The vectors named in `vectors` have changed: they follow as messages, or were changed in the shared memory."""
+
+    part: str = ""
+    updates: tuple[int, ...] = ()  # of each part, that the vectors result from
+    vectors: tuple[str, ...] = ()
+    in_memory: bool = False  # vectors are read from the shared memory, and the gradient is written there
+    memory: str = ""  # name of the shared memory, once, for a node that has not yet tried to map it
+    memory_has_vectors: bool = False
+    place: tuple[int, int] = (0, 0)  # first of these rows in the batch, rows of the batch
+    seed: int = 0
+    statistics: bool = False  # the algorithm's figures are wanted
+    observed: bool = False  # the sizer reads the gradient's norm and loss
+    samples: int = 0  # of this node's previous gradient
+    seconds: float = math.nan  # that it took, as measured by the leader
+    late: int = 0  # gradients of this node so far
+    dropped: int = 0
+
+
+class Reply(msgspec.Struct):
+    """Node to leader: first its signature; then a gradient for each request; `failure` where the node ends."""
+
+    signature: dict[str, str] = {}
+    machine: str = ""  # with the signature: where its process runs
+    rank: int = 0
+    pid: int = 0
+    pid_namespace: int = 0
+    failure: str = ""
+    gradient: bool = False
+    in_memory: bool = False  # the gradient is in the shared memory: no vector follows
+    rings: bool = False  # the node has mapped the doorbells
+    figures: dict[str, float] = {}
+    norm: float = 0.0  # of the gradient, where observed
+    loss: float = 0.0  # mean over the rows, where observed
+
+
+def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """One message: lengths of the encoded header and of the table of arrays, both of these, the arrays."""
+    table = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    encoded = msgspec.msgpack.encode(header)
+    encoded_table = msgspec.msgpack.encode(table)
+    begin = 8 + len(encoded) + len(encoded_table)
+    place = begin
+    offsets: list[int] = []
+    for array in arrays.values():
+        offsets.append(_aligned(place))
+        place = offsets[-1] + array.nbytes
+    message = np.empty(place, np.uint8)
+    message[:8].view(np.uint32)[:] = (len(encoded), len(encoded_table))
+    message[8:begin] = np.frombuffer(encoded + encoded_table, np.uint8)
+    for offset, array in zip(offsets, arrays.values(), strict=True):
+        np.copyto(message[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape), array)
+    return message
+
+
+def unpack(message: NDArray[np.uint8], kind: type[Header]) -> tuple[Header, Fields]:
+    """Header and arrays (views) of what `pack` made; MessageError for anything else."""
+    try:
+        first, second = (int(size) for size in message[:8].view(np.uint32))
+        header = msgspec.msgpack.decode(message[8 : 8 + first].tobytes(), type=kind)
+        place = 8 + first + second
+        table = msgspec.msgpack.decode(
+            message[8 + first : place].tobytes(), type=list[tuple[str, str, tuple[int, ...]]]
+        )
+        arrays: Fields = {}
+        for name, dtype, shape in table:
+            place = _aligned(place)
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            arrays[name] = message[place : place + size].view(dtype).reshape(shape)
+            place += size
+        return header, arrays
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise MessageError(f"a message between gradient nodes cannot be read: {error}") from None
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+# -- rows of batches ---------------------------------------------------------------------------------------------------
+# A batch is a named tuple whose fields are arrays, or dicts of arrays, whose first axis counts rows.
+
+
+class Rows:
+    """Rows of a batch on a node: the batch's fields, and their `place` (first row, rows of the whole batch)."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], place: tuple[int, int]) -> None:
+        self.place = place
+        for name, array in arrays.items():
+            field, _, key = name.partition("/")
+            if key:
+                self.__dict__.setdefault(field, {})[key] = array
+            else:
+                setattr(self, field, array)
+        self._fields = tuple(dict.fromkeys(name.partition("/")[0] for name in arrays))
+
+
+def arrays_of(batch: Any) -> Fields:
+    """A batch's arrays by name: field, or field/key where a field is a dict of arrays."""
+    arrays: Fields = {}
+    for field in batch._fields:
+        value = getattr(batch, field)
+        if isinstance(value, np.ndarray):
+            arrays[field] = value
+        elif isinstance(value, dict):
+            arrays |= {f"{field}/{key}": array for key, array in cast(Fields, value).items()}
+    return arrays
+
+
+def count_rows(batch: Any) -> int:
+    """Rows of a batch."""
+    return len(next(iter(arrays_of(batch).values())))
+
+
+def take_rows(batch: Any, start: int, stop: int) -> Any:
+    """Rows start to stop, as views."""
+    return _rebuild([batch], lambda arrays: arrays[0][start:stop])
+
+
+def join_rows(batches: Sequence[Any]) -> Any:
+    """The rows of all batches in order; a single batch itself."""
+    return batches[0] if len(batches) == 1 else _rebuild(batches, np.concatenate)
+
+
+def _rebuild(batches: Sequence[Any], make: Callable[[Sequence[NDArray[Any]]], Any]) -> Any:
+    """A batch each of whose arrays is made from the corresponding ones of `batches`."""
+
+    def field(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: make([value[key] for value in values]) for key in cast(Fields, values[0])}
+        return make(values)
+
+    first = batches[0]
+    return type(first)(*(field([getattr(batch, name) for batch in batches]) for name in first._fields))
+
+
+# -- one end of the messages -------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """The messages of one process, leader or node. `memory`, once set, wakes receivers on this host; bytes are added to
+    `counters`."""
+
+    def __init__(self, comm: MPI.Comm, counters: CounterRow | None) -> None:
+        self._comm = comm
+        self._counters = counters
+        self._rank = comm.Get_rank()
+        self._sending: list[tuple[MPI.Request, Any, int]] = []  # with the memory that is sent, and the receiver
+        self._abandoned: list[tuple[MPI.Request, Any]] = []  # messages of dead ranks, and their memory
+        self.memory: SharedMemory | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the communicator: the leader and all nodes that there have been."""
+        return self._comm.Get_size()
+
+    def send(self, rank: int, header: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Begin to send a message."""
+        self._send(rank, pack(header, arrays), MESSAGE)
+
+    def send_vector(self, rank: int, vector: NDArray[np.uint8]) -> None:
+        """Begin to send; `vector` must not change before it has arrived."""
+        self._send(rank, vector, VECTOR)
+
+    def _send(self, rank: int, data: NDArray[np.uint8], tag: int) -> None:
+        self._is_sending()
+        self._sending.append((self._comm.Isend(data, rank, tag), data, rank))
+        if self.memory is not None:
+            self.memory.bells[rank].ring()
+        self._count("bytes_sent", data)
+
+    def _is_sending(self) -> bool:
+        self._sending = [message for message in self._sending if not message[0].Test()]
+        return bool(self._sending)
+
+    def flush(self) -> None:
+        """Wait until everything sent has arrived."""
+        from mpi4py import MPI
+
+        MPI.Request.Waitall([request for request, _, _ in self._sending])
+        self._sending = []
+
+    def receive(self) -> tuple[int, NDArray[np.uint8]] | None:
+        """The next message and the rank of its sender; None where none has arrived. Never waits."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        for _ in range(2):  # the first call may only make MPI take in what the second one returns
+            message = self._comm.Improbe(MPI.ANY_SOURCE, MESSAGE, status)
+            if message is not None:
+                data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                message.Recv(data)
+                self._count("bytes_received", data)
+                return status.Get_source(), data
+        return None
+
+    def receive_vector(self, rank: int, vector: NDArray[np.uint8], is_alive: Callable[[], bool]) -> bool:
+        """Wait for the vector that follows a message of `rank`; False where that died first."""
+        request = self._comm.Irecv(vector, rank, VECTOR)
+        while not request.Test():
+            if not is_alive():
+                self._abandoned.append((request, vector))
+                return False
+        self._count("bytes_received", vector)
+        return True
+
+    def forget(self, rank: int) -> None:
+        """`rank` has died: nothing sent to it is waited for any more. The memory is kept, since MPI may still read
+        it."""
+        self._abandoned += [(request, data) for request, data, receiver in self._sending if receiver == rank]
+        self._sending = [message for message in self._sending if message[2] != rank]
+
+    @property
+    def rings(self) -> int:
+        """Changes whenever somebody rings for this process."""
+        return self.memory.bells[self._rank].value if self.memory is not None else 0
+
+    def sleep(self, rings: int, begun: float, longest: float, *, all_ring: bool = True) -> None:
+        """Sleep until somebody has rung since `rings` was read, at most `longest` [s]. Where not `all_ring`: a share of
+        the time since `begun` (time.perf_counter).
+
+        MPI over shared memory wakes nobody, and moves what is being sent only while it is called: so every sleep is
+        short."""
+        if self.memory is None or self._is_sending() or not all_ring:
+            rest(begun, longest=longest)
+        else:
+            self.memory.bells[self._rank].wait(rings, longest)
+
+    def _count(self, name: str, data: NDArray[np.uint8]) -> None:
+        if self._counters is not None:
+            self._counters[name].add(data.nbytes)
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+class SharedMemory:
+    """Memory that the leader and the nodes of its host map: a doorbell for each rank; the vectors that gradients depend
+    on; the gradients of each node.
+
+    On the CPU the learner's vectors move here: the leader steps them here, nodes read them and write their gradients
+    here, and the leader sums these: nothing is sent or copied. The leader writes while no node computes, a node (only
+    its own gradients) while it does: so vectors and gradients are here only where every update awaits all gradients.
+    """
+
+    def __init__(
+        self, segment: Segment, exchange: Exchange, ranks: int, *, has_vectors: bool, fresh: bool = False
+    ) -> None:
+        self.name = segment.name or ""
+        self.has_vectors = has_vectors
+        self._memory = segment.array
+        pieces = _pieces(self._memory, _piece_lengths(exchange, ranks, has_vectors))
+        self.bells = [Doorbell(next(pieces), fresh) for _ in range(ranks)]
+        self.vectors: dict[str, Vector] = {}
+        self.gradients: list[dict[str, Vector]] = []
+        if has_vectors:
+            self.vectors = {name: next(pieces) for name in exchange.versions()}
+            self.gradients = [{part: next(pieces) for part in exchange.learner.parts} for _ in range(ranks - 1)]
+        self._exchange = exchange
+        self._reads = False
+        self._published: dict[str, int] = {}
+
+    @classmethod
+    def create(cls, make: MakeSegment, exchange: Exchange, ranks: int, *, has_vectors: bool) -> SharedMemory:
+        """The leader's. ChannelError where there is no room."""
+        nbytes = sum(map(_aligned, _piece_lengths(exchange, ranks, has_vectors)))
+        memory = cls(make(SEGMENT_KIND, nbytes), exchange, ranks, has_vectors=has_vectors, fresh=True)
+        for gradients in memory.gradients:
+            for vector in gradients.values():
+                vector.fill(0)  # the padding between parameters is summed as well
+        exchange.move_into(memory.vectors)
+        return memory
+
+    @classmethod
+    def attach(cls, name: str, exchange: Exchange, ranks: int, node: int, *, has_vectors: bool) -> SharedMemory:
+        """A node's. ChannelError where it cannot be mapped: the node is on another host."""
+        memory = cls(Segment.attach(name, SEGMENT_KIND), exchange, ranks, has_vectors=has_vectors)
+        if has_vectors:
+            exchange.move_into({f"{part}.gradient": vector for part, vector in memory.gradients[node].items()})
+        return memory
+
+    def read(self, names: Iterable[str]) -> None:
+        """A node's: these vectors have changed. From the first call on, which names all of them, a learner on the CPU
+        reads them here; one on a device copies those that have changed."""
+        if not self._reads:
+            self._exchange.move_into(self.vectors, fill=False)
+            self._reads = True
+        for name in names:
+            self._exchange.set_vector(name, self.vectors[name])
+
+    def publish(self, versions: Mapping[str, int]) -> None:
+        """The leader's: make the vectors here equal the learner's. Copies only from a device: on the CPU they are the
+        same memory."""
+        for name, version in versions.items():
+            if self._published.get(name) != version:
+                vector = self._exchange.vector(name)
+                if vector.ctypes.data != self.vectors[name].ctypes.data:
+                    np.copyto(self.vectors[name], vector)
+                self._published[name] = version
+
+
+def _piece_lengths(exchange: Exchange, ranks: int, has_vectors: bool) -> list[int]:
+    """Bytes of each doorbell, then of each vector, then of each node's gradients."""
+    bells = [ALIGNMENT] * ranks
+    if not has_vectors:
+        return bells
+    layouts = {name: part.online.layout for name, part in exchange.learner.parts.items()}
+    vectors = [layouts[name.rpartition(".")[0]].nbytes for name in exchange.versions()]
+    return bells + vectors + [layout.nbytes for layout in layouts.values()] * (ranks - 1)
+
+
+def _pieces(memory: NDArray[np.uint8], lengths: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    start = 0
+    for length in lengths:
+        yield memory[start : start + length]
+        start += _aligned(length)

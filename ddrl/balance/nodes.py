@@ -1,0 +1,250 @@
+"""Gradient nodes as ranks of a job: what `ddrl.run` calls by name where learner.nodes is above 0.
+
+`check_nodes` refuses runs that cannot use nodes, `lead_nodes` makes the trainer use them, `node_process` is the life of
+a node's rank. A node computes the gradient of the rows and vectors that it is sent. It never steps an optimizer,
+publishes, evaluates or records. Where it fails it tells the leader why, which continues without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddrl.balance.leader import STACKS_SIGNAL, Leader, make_node_sizer
+from ddrl.balance.messages import Connection, Fields, Reply, Request, Rows, SharedMemory, unpack
+from ddrl.balance.sizes import Observation
+from ddrl.channels.board import Command, CounterRow
+from ddrl.channels.segment import namespace
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
+from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, NetworkError
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Assignment, Role
+from ddrl.run.members import START_TIMEOUT
+from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
+from ddrl.run.topology import HostChannels, Topology, describe, read_failure
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ddrl.balance.exchange import Exchange
+    from ddrl.run.task import Task
+
+MAX_SLEEP = 0.02  # [s] between polls for messages and for the end of the job
+RANK = COLUMNS.index("rank")
+ENDED = COLUMNS.index("ended")
+
+
+# -- in the trainer's process ------------------------------------------------------------------------------------------
+
+
+def check_nodes(config: Config, declaration: Declaration, ranks: Sequence[Assignment]) -> None:
+    """ConfigError where these ranks, this algorithm or the sizer's settings do not allow gradient nodes."""
+    if all(rank.role is not Role.NODE for rank in ranks):
+        raise ConfigError(
+            f"learner.nodes = {config.learner.nodes} needs ranks for the nodes: start with mpirun -n N python "
+            "-m ddrl.run, or set learner.nodes = 0"
+        )
+    source = declaration.experience.source
+    if source != "replay":
+        raise ConfigError(
+            f"learner.nodes: {declaration.algorithm} learns from {source}, but nodes are given parts of "
+            "batches that a replay draws; set learner.nodes = 0"
+        )
+    cluster, sizer = make_node_sizer(config, list(range(config.learner.nodes)))
+    sizer.propose(Observation.blank(cluster))
+
+
+def lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Leader:
+    """Make the task's training take its gradients from the nodes of `comm`, until the leader's `close`."""
+    from ddrl.balance.exchange import Exchange
+
+    ranks = [member.rank for member in task.topology.ranks if member.role is Role.NODE]
+    training = task.training
+
+    def check_job() -> None:
+        if task.board.command == Command.FAIL:
+            raise JobFailed(read_failure(task.topology.run_id, 0))
+
+    def ended_nodes() -> list[int]:
+        table = task.observers.tables()
+        return [ranks.index(int(rank)) for rank in table[table[:, ENDED] == 1.0, RANK] if rank in ranks]
+
+    leader = Leader(
+        comm,
+        Exchange(training.learner),
+        task.config,
+        counters=training.ends.counters,
+        check_job=check_job,
+        notify=task.note,
+        make_segment=channels.create_segment,
+        ended_nodes=ended_nodes,
+    )
+    training.gradients = leader
+    return leader
+
+
+# -- in a node's process -----------------------------------------------------------------------------------------------
+
+
+def node_process(comm: MPI.Comm, topology: Topology, assignment: Assignment) -> int:
+    """Compute gradients until the leader ends the work or the job fails; the process's exit status."""
+    channels = HostChannels.attach(topology.run_id, assignment.host, START_TIMEOUT)
+    counters = channels.counters_row(assignment)
+    board = channels.board
+    config = topology.config
+    place = [rank for rank in topology.on_host(assignment.host) if rank.role is Role.NODE].index(assignment)
+
+    def make_exchange() -> Exchange:
+        from ddrl.balance.exchange import Exchange, node_device
+        from ddrl.learner.learner import Learner
+
+        set_torch_threads(config.learner.threads)
+        exchange = Exchange(Learner.of(config, topology.spec, node_device(config.learner.device, place)))
+        spare_collector()
+        flush_denormals()
+        return exchange
+
+    try:
+        serve(comm, make_exchange, counters, lambda: board.command != Command.FAIL)
+    finally:
+        counters["ended"].set(1.0)
+    return 1 if board.command == Command.FAIL else 0
+
+
+def serve(
+    comm: MPI.Comm,
+    make_exchange: Callable[[], Exchange],
+    counters: CounterRow | None,
+    job_continues: Callable[[], bool],
+) -> None:
+    """Answer the leader, rank 0 of `comm`, until it ends the work or `job_continues()` is False. A failure is sent to
+    the leader."""
+    from mpi4py import MPI
+
+    connection = Connection(comm, counters)
+    faulthandler.register(STACKS_SIGNAL)
+    try:
+        exchange = make_exchange()
+        who = Reply(
+            signature=exchange.signature,
+            machine=platform.node(),
+            rank=MPI.COMM_WORLD.Get_rank(),
+            pid=os.getpid(),
+            pid_namespace=namespace(),
+        )
+        connection.send(0, who, {})
+        node = Node(connection, comm.Get_rank() - 1, exchange, counters)
+        while (message := _await_message(connection, job_continues)) is not None:
+            request, arrays = unpack(message, Request)
+            if not request.part:
+                return
+            node.answer(request, arrays)
+    except DdrlError as error:
+        connection.send(0, Reply(failure=str(error)), {})
+    except Exception as error:
+        connection.send(0, Reply(failure=describe(error, f"node {comm.Get_rank() - 1}")), {})
+    finally:
+        connection.flush()
+
+
+def _await_message(connection: Connection, job_continues: Callable[[], bool]) -> np.ndarray | None:
+    """The leader's next message; None once the job has failed."""
+    begun = time.perf_counter()
+    while job_continues():
+        rings = connection.rings
+        received = connection.receive()
+        if received is not None:
+            return received[1]
+        connection.sleep(rings, begun, MAX_SLEEP)
+    return None
+
+
+class Node:
+    """Computes what requests ask for."""
+
+    def __init__(self, connection: Connection, number: int, exchange: Exchange, counters: CounterRow | None) -> None:
+        self._connection = connection
+        self._number = number
+        self._exchange = exchange
+        self._counters = counters
+        self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
+
+    def answer(self, request: Request, arrays: Fields) -> None:
+        """Take the vectors that the request names, compute, and send the gradient. NetworkError where the algorithm
+        gives none."""
+        from ddrl.balance.exchange import norm
+
+        learner = self._exchange.learner
+        begin = time.perf_counter()
+        self._map(request)
+        self._update_vectors(request)
+        learner.seed(request.seed)
+        rows = Rows(arrays, request.place)
+        gradient = learner.gradient(rows, request.part, request.statistics or request.observed)
+        if gradient is None:
+            raise NetworkError(
+                f"{learner.algorithm.name} gave evaluations but no loss for part {request.part}: with learner.nodes a "
+                "part is passed over by giving no evaluations"
+            )
+        figures = {name: float(value) for name, value in gradient.figures.items()}
+        memory = self._connection.memory
+        buffer = self._gradients[request.part]
+        vector = self._exchange.flat(gradient, buffer)
+        reply = Reply(gradient=True, rings=memory is not None, in_memory=memory is not None and memory.has_vectors)
+        if reply.in_memory and vector.ctypes.data != buffer.ctypes.data:
+            np.copyto(buffer, vector)
+        if request.statistics:
+            reply.figures = figures
+        if request.observed:
+            reply.norm = norm(gradient)
+            reply.loss = figures["loss"]
+        priority = {} if gradient.priority is None else {"priority": gradient.priority.cpu().numpy()}
+        seconds = time.perf_counter() - begin
+        self._connection.send(0, reply, priority)
+        if not reply.in_memory:
+            self._connection.send_vector(0, vector)
+        self._connection.flush()
+        if self._counters is not None:
+            self._count(self._counters, request, seconds)
+
+    def _map(self, request: Request) -> None:
+        """Map the memory that the request names, if this node is on the leader's host."""
+        if request.memory:
+            ranks = self._connection.ranks
+            has_vectors = request.memory_has_vectors
+            with contextlib.suppress(ChannelError):  # on another host there is none of this name
+                memory = SharedMemory.attach(
+                    request.memory, self._exchange, ranks, self._number, has_vectors=has_vectors
+                )
+                self._connection.memory = memory
+                if has_vectors:
+                    self._gradients = memory.gradients[self._number]
+
+    def _update_vectors(self, request: Request) -> None:
+        memory = self._connection.memory
+        if request.in_memory and memory is not None:
+            memory.read(request.vectors)
+        else:
+            for name in request.vectors:
+                vector = self._exchange.vector(name)
+                self._connection.receive_vector(0, vector, lambda: True)
+                self._exchange.set_vector(name, vector)
+        self._exchange.set_updates(request.updates)
+
+    def _count(self, counters: CounterRow, request: Request, seconds: float) -> None:
+        counters["gradients"].add(1)
+        counters["gradient_seconds"].add(seconds)
+        counters["heartbeat"].set(time.time())
+        counters["gradients_late"].set(request.late)
+        counters["gradients_dropped"].set(request.dropped)
+        if request.part == next(iter(self._exchange.learner.parts)) and request.samples:
+            counters["node_size"].set(request.samples)
+            counters["node_seconds"].set(request.seconds)
