@@ -1,5 +1,4 @@
-"""Evictions: which episode goes when replay is full. Each is one class in one file, reached by the setting
-replay.eviction.
+"""Evictions: which episode goes when replay is full, reached by the setting replay.eviction.
 
 A built-in eviction names one of the kernel's. One from outside is a Python class with the methods of `Eviction`,
 written package.module:Class and constructed with its own settings (the table `[replay.<name>]`).
@@ -56,6 +55,30 @@ class KernelEviction:
 
     def __init__(self, settings: Any) -> None:
         """Take the checked `Settings` of the class: None, for none of the kernel's has any."""
+
+
+class Fifo(KernelEviction):
+    """First in, first out: the episode that began first goes."""
+
+    name = "fifo"
+
+
+class SecondChance(KernelEviction):
+    """First in, first out, but an episode that was drawn since the pointer passed it last is passed over once."""
+
+    name = "second_chance"
+
+
+class Lru(KernelEviction):
+    """The episode whose last draw is longest ago goes; running episodes only where no ended one is there."""
+
+    name = "lru"
+
+
+class Lfu(KernelEviction):
+    """The episode drawn least goes; running episodes only where no ended one is there."""
+
+    name = "lfu"
 
 
 def make_eviction(config: Config) -> KernelEviction | Eviction:

@@ -1,4 +1,4 @@
-"""Selectors: ways of drawing picks, each one class in one file, reached by the setting replay.selector.
+"""Selectors: ways of drawing picks, reached by the setting replay.selector.
 
 A built-in selector names one of the kernel's and gives its options (`KernelSelector`). One from outside is a Python
 class with the methods of `Selector`, written package.module:Class. Both are made with their own settings (the table
@@ -113,6 +113,50 @@ class Selector(Protocol):
     def load_state(self, state: bytes) -> None:
         """Become what `state` gave."""
         ...
+
+
+class Uniform(KernelSelector):
+    """Every pick alike."""
+
+    name = "uniform"
+    uses_priorities = False
+
+    def kernel_options(self, settings: None, common: Common) -> dict[str, float]:
+        return {}
+
+
+class Prioritized(PrioritySelector):
+    """P = p^alpha / sum p^alpha (Schaul et al. 2016, eq. 1)."""
+
+    name = "prioritized"
+
+
+class RankBased(PrioritySelector):
+    """P = rank^-alpha / sum rank^-alpha (Schaul et al. 2016, section 3.3)."""
+
+    name = "rank_based"
+
+
+@dataclass(frozen=True)
+class RecencySettings(Stratified):
+    """The table [replay.recency]."""
+
+    half_life: float = setting(10_000.0, "picks", "Picks made later that halve the probability of one.", gt=0)
+
+
+class Recency(KernelSelector):
+    """P halves with every half_life picks made later."""
+
+    name = "recency"
+    uses_priorities = False
+    Settings: ClassVar[type] = RecencySettings
+
+    def kernel_options(self, settings: RecencySettings, common: Common) -> dict[str, float]:
+        return {
+            "half_life": settings.half_life,
+            "importance_exponent": common.importance_exponent,
+            "stratified": settings.stratified,
+        }
 
 
 def make_selector(config: Config) -> KernelSelector | Selector:
