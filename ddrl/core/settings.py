@@ -47,6 +47,7 @@ class Removed:
 REMOVED = {
     "run.keep_checkpoints": Removed(3, "the three newest checkpoints are kept; copy those that are to stay"),
     "cluster.uplink_block_bytes": Removed(1 << 18, "one message holds at most 256 KiB of experience"),
+    "areas.guard": Removed("generations", "set replay.source = benchmarks.admix.sources:PlainFlag"),
     "learner.node_replay": Removed("leader", "gradient nodes learn from the trainer's replay; leave it out"),
     "learner.td3.target_noise_clip": Removed(0.5, "derive a class of your own from TD3"),
     "learner.r2d2.eta": Removed(0.9, "derive a class of your own from R2D2"),
@@ -57,6 +58,7 @@ RENAMED_VALUES = {
     ("cluster.scheme", "two_tree"): "benchmarks.distribution.schemes:TwoTree",
     ("cluster.scheme", "binomial"): "benchmarks.distribution.schemes:Binomial",
     ("cluster.scheme", "scatter_ring"): "benchmarks.distribution.schemes:ScatterRing",
+    ("replay.source", "pool"): "benchmarks.admix.sources:RandomPool",
 }
 
 

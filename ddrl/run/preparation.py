@@ -205,6 +205,7 @@ class Preparation:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.schemes import check_cluster
 
+        self.config.check_source()
         if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:
