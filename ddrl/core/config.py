@@ -323,6 +323,9 @@ class RunConfig:
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
     )
+    start_limit: float = setting(
+        600.0, "s", "The same before a process's first sign of life: hundreds that start at once take minutes.", gt=0
+    )
     silence_limit: float = setting(
         300.0,
         "s",
