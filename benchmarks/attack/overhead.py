@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ddrl.run.silence import LOOK_PERIOD, Silence
 
 from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
-from ddrl.run.silence import LOOK_PERIOD, Silence
 from ddrl.run.task import LOOK_PERIOD as TASK_LOOK_PERIOD
 from ddrl.telemetry import ControlServer, attach
 

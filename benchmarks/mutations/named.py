@@ -66,7 +66,11 @@ _NAMED = {
             "return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None",
             "return None",
         ),
-        ("the best policy is not confirmed", "self.best.confirm(evaluator.confirm(self.best.vector()))", "pass"),
+        (
+            "the best policy is not confirmed",
+            "self.best.confirm(evaluator.confirm(self.best.vector(), self.beat))",
+            "pass",
+        ),
     ),
     "acting/choosers.py": (
         ("epsilon never falls", "progress = min(env_steps / config.epsilon_decay_steps, 1.0)", "progress = 0.0"),

@@ -1,6 +1,6 @@
 """The account of a policy: held-out days that it played, beside every baseline and the optimum. RUN/days.json.
 
-Written by `python -m ddrl.evaluate RUN --days N` (`accounting`), read by the dashboard and notebooks.
+Written by `python -m ddrl.evaluate RUN --days N` (`account_days`), read by the dashboard and notebooks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
 from ddrl.core.files import read_json, write_atomically
-
-# -- account -----------------------------------------------------------------------------------------------------------
 
 MODULE = "ddrl.admix"  # of environments whose policies have accounts
 FORMAT = "ddrl admix days 1"
@@ -90,8 +88,7 @@ def read_account(run: Path) -> Account | None:
     return account
 
 
-# -- accounting --------------------------------------------------------------------------------------------------------
-# Makes the account of a policy (`account`): it, every baseline, and the optimum on the same held-out days.
+# ---- accounting -----------------------------------------------------------------------------------------------------
 
 
 MOMENTS = 97  # of a course: two in each of 48 windows
@@ -245,7 +242,7 @@ def _as_days(days: Sequence[Any]) -> Sequence[Day]:
 
 def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[Day]) -> _Played:
     """The policy, greedily, an environment a day."""
-    waiting = [days[0], *days]  # the vector looks at a first day before its environments begin theirs in turn
+    waiting = [days[0], *days]  # the vector asks for a first day before its environments begin theirs in turn
 
     def next_day(seed: int, episode: int) -> Day:
         return waiting.pop(0) if waiting else days[0]

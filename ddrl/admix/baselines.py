@@ -192,7 +192,7 @@ class ResolvingLp(Baseline):
     """The linear program of what remains, solved anew every w requests on delayed counts and a sample of the forecast.
 
     The remaining demand is scaled to the requests of the sample (at most 4000) that lie ahead. The dual is solved by
-    coordinate descent from the last solution; on samples like these it comes within 1e-6 of HiGHS in 15 ms."""
+    coordinate descent from the last solution; on samples like these it is within 1e-6 of HiGHS after 15 ms."""
 
     name = "resolving_lp"
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"share": (0.05, 0.02), "correct": (0.0, 0.5, 1.0)}

@@ -1,4 +1,5 @@
-"""Contract ads, the cells of visitors, and the requests that both meet: the data that every part of ad mixing shares.
+"""Contract ads, the cells of visitors, and the requests that both meet, the inventory forecast, and pacing by it: what
+every part of ad mixing shares.
 
 A cell is one combination of region, gender and age: cell = (region * 2 + gender) * ages + age. Arrays over contracts
 are [C], over cells [cells], over bid slots [B], over windows [W].
@@ -15,10 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
-
-# -- contracts ---------------------------------------------------------------------------------------------------------
-
-# -- contracts ---------------------------------------------------------------------------------------------------------
 
 GENDERS = 2
 REQUEST_TYPES: dict[str, Any] = {  # of the arrays of `Requests`, as the kernel takes them
@@ -80,7 +77,7 @@ class Requests:
     time: NDArray[np.float64]  # [k], days since the day began, in [0, 1)
     window: NDArray[np.int64]  # [k]
     cell: NDArray[np.int64]  # [k]
-    slot: NDArray[np.int64]  # [k], where on the page the ad stands
+    slot: NDArray[np.int64]  # [k], place of the ad on the page
     bid_ad: NDArray[np.int64]  # [k, B], ad id of each bid; 0 where there is none
     ecpm: NDArray[np.float32]  # [k, B], currency per 1000 impressions; 0: no ad in this bid slot
     bid_ctr: NDArray[np.float32]  # [k, B], predicted click rate of the bidding ads
@@ -119,7 +116,7 @@ class Requests:
         return self.ecpm.max(1).astype(np.float64) / 1000
 
 
-# -- inventory ---------------------------------------------------------------------------------------------------------
+# ---- inventory ------------------------------------------------------------------------------------------------------
 # The inventory forecast, and what the bipartite graph of supply and demand yields: theta and the day's play curves.
 #
 # Supply nodes are cells of visitors, demand nodes are contracts, an edge joins a contract with each cell it targets.
@@ -212,8 +209,8 @@ class Inventory:
         return self.contracts.demand / np.maximum(self.contracts.billed_rate, 1e-3)
 
 
-# -- pacing ------------------------------------------------------------------------------------------------------------
-# Adaptive pacing: duals that follow the rate which the REMAINING demand needs. A baseline, and a prior of policies.
+# ---- pacing ---------------------------------------------------------------------------------------------------------
+# Adaptive pacing: duals that follow the rate which the remaining demand needs. A baseline, and a prior of policies.
 
 
 Floats = NDArray[np.float64]

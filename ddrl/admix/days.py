@@ -23,8 +23,6 @@ from ddrl.core import plugins
 from ddrl.core.config import check_ranges
 from ddrl.core.errors import EnvError
 
-# -- replay ------------------------------------------------------------------------------------------------------------
-
 Floats = NDArray[np.float64]
 
 
@@ -224,11 +222,9 @@ def replay(
     return Outcome(value, counts.shown, counts.billed, contract, worth, counted, trace)
 
 
-# -- scoring -----------------------------------------------------------------------------------------------------------
-# Baselines on days: what is known the morning before, the optimum, the normalised score.
-#
-# normalised = (V - V_bid_only) / (V_opt - V_bid_only): 0 for bids alone, 1 for the optimum.
-
+# ---- scoring --------------------------------------------------------------------------------------------------------
+# What is known the morning before, the optimum, and the normalised score,
+# (V - V_bid_only) / (V_opt - V_bid_only): 0 for bids alone, 1 for the optimum.
 
 PACKAGE = "ddrl.admix.baselines"
 SAMPLE = 4000  # requests of the forecast that re-solving may use

@@ -1,6 +1,6 @@
 """A load generator: `python -m ddrl.admix.load URL`, a process of its own.
 
-Closed loop: each of `--connections` connections sends its next request when it has the last answer; what comes out is
+Closed loop: each of `--connections` connections sends its next request when it has the last answer; the result is
 the server's capacity. Open loop (`--rate`): requests are due at times drawn from a Poisson process whatever the server
 does, and a request's latency counts from the time it was due, so that a stall shows in all whom it kept waiting. Where
 all connections are busy a request waits for one.

@@ -1,4 +1,7 @@
-"""The schema of a log, version 1: columns of the two Parquet files, and contracts.json.
+"""Logs of ad mixing: their schema, version 1, a log as a day that can be played, and writing one.
+
+A log is a folder with contracts.json and two Parquet files: track_log (what each request could show) and
+joined_exposure (what was shown and billed).
 
 Both Parquet files are ordered by request_id, so that they join as they stream and need never fit into memory. The
 metadata of each file holds its name and version under the key `ddrl.admix`.
@@ -22,8 +25,6 @@ from numpy.typing import NDArray
 from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
 from ddrl.core.errors import EnvError, MissingExtraError, shortened
 from ddrl.core.files import read_json
-
-# -- schema ------------------------------------------------------------------------------------------------------------
 
 VERSION = 1
 LARGEST = 1 << 27  # numbers in a table by cell
@@ -174,7 +175,7 @@ def arrow() -> Any:
     return pyarrow
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
+# ---- columns --------------------------------------------------------------------------------------------------------
 # Parquet columns as numpy arrays, batch by batch: the only place that knows how Arrow stores lists.
 
 
@@ -258,7 +259,7 @@ def _table(path: Path, first_row: int, batch: Any) -> Table:
     return Table(path, first_row, values, np.zeros(batch.num_rows, np.int64) if sizes is None else sizes)
 
 
-# -- reader ------------------------------------------------------------------------------------------------------------
+# ---- reader ---------------------------------------------------------------------------------------------------------
 # From the rows of a log to `Requests`: what is broken is refused or dropped and counted, what is joined is joined.
 #
 # Rules (docs/admix.md has the table). A missing column, a null, another version or wrong order is always an EnvError. A
@@ -501,7 +502,7 @@ class _Exposures:
             self._waiting = next(self._tables, None)
 
 
-# -- day ---------------------------------------------------------------------------------------------------------------
+# ---- day ------------------------------------------------------------------------------------------------------------
 # A log as a day that the environment can play, and as one `Requests` where it fits into memory.
 
 
@@ -581,8 +582,8 @@ def open_log(folder: Path, bids: int = 24, on_error: str = "raise") -> LogDay:
     return LogDay(folder, record, contracts, Reader(folder, contracts, record.windows, bids, on_error))
 
 
-# -- writer ------------------------------------------------------------------------------------------------------------
-# Writes a log as it comes: requests with their queues, what was shown, whether it was billed.
+# ---- writer ---------------------------------------------------------------------------------------------------------
+# Writes a log part by part: requests with their queues, what was shown, whether it was billed.
 
 
 class LogWriter:
@@ -608,7 +609,7 @@ class LogWriter:
 
     def write(self, requests: Requests, shown: NDArray[np.int64], billed: NDArray[np.bool_]) -> None:
         """Append requests with the queue slot shown [k] (contract index, or C + bid slot; -1: nothing) and its billing
-        [k]. Targeted contracts stand in the queue, filtered ones with the bit FILTERED."""
+        [k]. Targeted contracts are in the queue, filtered ones with the bit FILTERED."""
         count = self._contracts.count
         targeted = self._eligible[requests.cell] | requests.eligible
         present = np.concatenate([targeted, requests.ecpm > 0], 1)  # [k, Q]

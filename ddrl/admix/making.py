@@ -72,7 +72,7 @@ class Morning:
 
 def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = None) -> Morning:
     """The morning of the environments that `factory` ("generated", "logged" or their Gymnasium forms) makes from
-    `settings`: of the market's first day, or of the log; with `folder` the contracts of that log stand in their place,
+    `settings`: of the market's first day, or of the log; with `folder` the contracts of that log take their place,
     and its requests are yesterday's. ConfigError, EnvError."""
     given = {name: value for name, value in settings.items() if name != "num_envs"}
     kind = factory.removesuffix("_env")
@@ -161,7 +161,7 @@ def _box(shape: tuple[int, ...], dtype: str) -> spaces.Space[Any]:
 
 
 def _divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the market and of play; no name stands in both."""
+    """Settings of the market and of play; no name is in both."""
     known = _known(settings, MarketConfig, PlayConfig)
     market = {item.name for item in fields(MarketConfig)}
     return {k: v for k, v in known.items() if k in market}, {k: v for k, v in known.items() if k not in market}

@@ -27,7 +27,7 @@ SLOTS = 3  # places on a page
 
 
 class Market:
-    """Contracts and the laws of their days."""
+    """Contracts, and the distribution from which their days are drawn."""
 
     def __init__(self, config: MarketConfig) -> None:
         self.config = config
@@ -172,7 +172,7 @@ class MarketDay:
 
     @cached_property
     def yesterday_alpha(self) -> NDArray[np.float64]:
-        """Duals alpha [C] of the day before (of this day's law where it is the first), by coordinate descent."""
+        """Duals alpha [C] of the day before (of a day drawn like it, where it is the first), by coordinate descent."""
         seed, day = self._name[1:]
         past = MarketDay(self.market, seed, max(day - 1, 0))
         problem = Problem.of(past.requests(), self.contracts, self.market.config.click_value, past.billed_rate)

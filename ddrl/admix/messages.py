@@ -11,8 +11,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
 MAX_CANDIDATES = 1000  # of one request
 _Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Money = Annotated[float, Meta(ge=0)]
@@ -64,7 +62,7 @@ class Candidate(Struct):
 
 class Explanation(Struct):
     """Why an ad was chosen: the highest score of all that could be shown. A contract's score is a bid equivalent: a bid
-    of more eCPM would have gone before it."""
+    of more eCPM would have been shown instead."""
 
     time: float
     margin: float | None  # score of the chosen ad above the next one [eCPM]; null: there was no other
@@ -131,7 +129,7 @@ class Error(Struct):
     error: str
 
 
-# -- openapi -----------------------------------------------------------------------------------------------------------
+# ---- openapi --------------------------------------------------------------------------------------------------------
 # The OpenAPI document of the server, made from the structs of `messages`; served at /openapi.json.
 
 
@@ -156,7 +154,7 @@ _ERRORS = {
 
 
 def document(**limits: int) -> dict[str, Any]:
-    """OpenAPI 3.1; `limits` are told in its description."""
+    """OpenAPI 3.1; its description names the `limits`."""
     kinds = [kind for *_, taken, given in _PATHS for kind in (taken, given) if kind not in (None, bytes, str)]
     schemas, components = msgspec.json.schema_components([*kinds, Error], ref_template="#/components/schemas/{name}")
     schema = iter(schemas)
@@ -180,10 +178,10 @@ def document(**limits: int) -> dict[str, Any]:
                 }
                 operation["responses"][status] = error
         paths.setdefault(path, {})[method] = operation
-    told = ", ".join(f"{name} = {value}" for name, value in limits.items())
+    named = ", ".join(f"{name} = {value}" for name, value in limits.items())
     return {
         "openapi": "3.1.0",
-        "info": {"title": "ddrl.serve", "version": "1", "description": f"Ad mixing by a trained policy. {told}"},
+        "info": {"title": "ddrl.serve", "version": "1", "description": f"Ad mixing by a trained policy. {named}"},
         "paths": paths,
         "components": {"schemas": components},
     }

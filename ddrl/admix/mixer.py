@@ -127,7 +127,6 @@ def _words(array: Any) -> str:
     return "none" if array is None else f"{array.dtype} {list(array.shape)}"
 
 
-# -- served_policy -----------------------------------------------------------------------------------------------------
 # A policy as a mixer uses it: an acting model with one vector, named by what it is, ready to score.
 
 
@@ -167,7 +166,7 @@ class ServedPolicy:
         return self.model.spec
 
     def scores(self) -> NDArray[np.float32]:
-        """Scores [1, C] or [1, slots] of what stands in `inputs`; to be read before the next call."""
+        """Scores [1, C] or [1, slots] of what is in `inputs`; to be read before the next call."""
         return self._acting.greedy(None, self.vector)
 
 
@@ -196,13 +195,7 @@ def policy_of(data: bytes, shared: ServedPolicy) -> ServedPolicy:
     return ServedPolicy(shared.model, vector, shared=shared)
 
 
-# -- mixer -------------------------------------------------------------------------------------------------------------
-# The mixer: a display request in, the ad to show out, counted as shown.
-#
-# One mixer holds the counters of one market; one thread. `decide` takes and gives JSON, `choose` structs. Rules of the
-# queue, of ties and of play control stand in `ddrl/kernel/ad_queue.hpp` and docs/admix.md. A request that is refused
-# changes nothing; one that is answered was counted once.
-
+# ---- mixer ----------------------------------------------------------------------------------------------------------
 
 REASONS = (
     "",
@@ -382,7 +375,7 @@ class Mixer:
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
         self._policy = policy
         self.changes = self.changes + 1
-        self._held: NDArray[np.float32] | None = None  # the action that stands for further requests
+        self._held: NDArray[np.float32] | None = None  # the action that decides further requests
         self._held_for = 0
 
     @property
@@ -470,7 +463,7 @@ class Mixer:
         )
 
 
-# -- snapshot ----------------------------------------------------------------------------------------------------------
+# ---- snapshot -------------------------------------------------------------------------------------------------------
 # The mixer's counters on disk: what must survive a restart, as one JSON file.
 #
 #     format    "ddrl mixer 1"

@@ -136,7 +136,7 @@ class QueueCritic(nn.Module):
 
     It sees each action as a share of the bounds' distance, and as its departure from the prior: what a departure is
     worth is small beside what the prior says of the state. Where rewards are by place, an actor climbs each place's
-    value by that place's action alone: rewards are as in an auction, and whoever climbs their sum by all actions learns
+    value by that place's action alone: rewards are as in an auction, and an actor that climbs the whole sum learns
     to bid low, so that the others pay less."""
 
     def __init__(self, spec: EnvSpec, hidden: list[int], outputs: int) -> None:

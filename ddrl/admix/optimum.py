@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Problem:
-    """The program's data; pairs (i, j) that may be shown stand in three arrays, ordered by request."""
+    """The program's data; pairs (i, j) that may be shown are in three arrays, ordered by request."""
 
     bid: Floats  # e_i [R]
     row: NDArray[np.int64]  # request of each pair [P], non-decreasing

@@ -1,4 +1,4 @@
-"""The ASGI application: paths to the mixer, bounds on what is taken, figures of what was done.
+"""The HTTP server: the ASGI application (paths to the mixer, limits on requests, figures), and the process around it.
 
 One event loop calls it, so a decision is never interrupted. Status: 200; 404 and 405 for paths and methods; 408 a body
 that does not arrive; 413 too large; 422 refused by the mixer; 429 too many bodies under way; 500 a policy that gives no
@@ -28,8 +28,6 @@ from ddrl.admix.mixer import Mixer, ServedPolicy, load_served, policy_of
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError
 from ddrl.core.files import decode
-
-# -- app ---------------------------------------------------------------------------------------------------------------
 
 BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
 LoadPolicy = Callable[[bytes], Awaitable[ServedPolicy]]  # of a safetensors file; b"": the newest in RUN
@@ -229,8 +227,8 @@ class App:
         return 200, "\n".join((*lines, "")).encode()
 
 
-# -- server ------------------------------------------------------------------------------------------------------------
-# The server's life: it listens, looks after its policy and its counters, and ends without a request lost.
+# ---- server ---------------------------------------------------------------------------------------------------------
+# The server listens, keeps its policy and its counters up to date, and ends without losing a request.
 #
 # uvicorn serves `App` in this process on one event loop. SIGTERM or Ctrl-C: no new connection is taken, requests that
 # were accepted are answered, the counters are saved.
@@ -311,7 +309,7 @@ def _listen(config: ServeConfig) -> socket.socket:
 
 
 class _Life:
-    """What goes on beside requests: policies are loaded in a thread and change between two requests."""
+    """Work beside requests: policies are loaded in a thread and change between two requests."""
 
     def __init__(self, mixer: Mixer, run: Path, config: ServeConfig, state: Path) -> None:
         self.mixer = mixer
@@ -330,7 +328,7 @@ class _Life:
                 self._tasks.append(asyncio.create_task(self._repeat(period, action)))
 
     async def end(self) -> None:
-        """Stop what goes on beside requests, then save the counters: all that was accepted has been answered."""
+        """Stop the work beside requests, then save the counters: all that was accepted has been answered."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -341,7 +339,7 @@ class _Life:
             await asyncio.sleep(period)
             try:
                 await action()
-            except DdrlError as error:  # a policy half copied, a full disk: what serves goes on
+            except DdrlError as error:  # a policy half copied, a full disk: serving continues
                 print(f"ddrl.serve: {error}", file=sys.stderr, flush=True)
 
     async def _look(self) -> None:

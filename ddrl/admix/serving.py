@@ -1,7 +1,7 @@
 """`python -m ddrl.serve`: a run's policy and a day of `ddrl.admix` become a mixer, which serves or scores a log.
 
-What serving shares with the environment (contracts, forecast, the state's fields) is handed to `ddrl.serve` here, as a
-`Book`.
+A whole log is decided request by request, as a server would: counters grow with what the mixer shows. Where that is the
+log's own ad, its billing is the log's; other impressions stay under way, and count at the contract's estimated rate.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, RunDirErro
 from ddrl.core.files import replacement
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.run.directory import RunLock
-
-# -- serving -----------------------------------------------------------------------------------------------------------
 
 _MODULE = "ddrl.admix"
 STATE = "serving.json"
@@ -101,15 +99,15 @@ def _serve(mixer: Mixer, options: argparse.Namespace, config: ServeConfig) -> No
             snapshot.restore(state, mixer)
         snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
         gc.collect()
-        gc.freeze()  # what stands now is never looked at again
-        signal.signal(signal.SIGTERM, _pass_over)  # the server's own handler stands while it serves
+        gc.freeze()  # what exists now is never collected
+        signal.signal(signal.SIGTERM, _pass_over)  # the server has a handler of its own while it serves
         serve(mixer, options.run, config, state, _say)
     finally:
         lock.release()
 
 
 def _say(words: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever read it has gone
+    with contextlib.suppress(BrokenPipeError):  # its reader has ended
         print(words, flush=True)
 
 
@@ -139,12 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- log_scoring -------------------------------------------------------------------------------------------------------
-# A whole log decided by a mixer, request by request, as a server would have: `python -m ddrl.serve RUN --log FOLDER`.
-#
-# Counters grow with what the mixer shows. Where that is the log's own ad, its billing is the log's; other impressions
-# stay under way, so they count at the contract's estimated rate.
-
+# ---- scoring a log ---------------------------------------------------------------------------------------------------
 
 BATCH = 4096  # rows written at once
 

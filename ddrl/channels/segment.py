@@ -170,7 +170,7 @@ class Segment:
         return self._memory
 
     def unlink(self) -> None:
-        """Remove the name; the memory goes when the last process has unmapped it. No error where it is gone."""
+        """Remove the name; the memory goes when the last process has unmapped it. A name already gone is no error."""
         if self.name is not None:
             (SHM / self.name).unlink(missing_ok=True)
 
@@ -198,10 +198,10 @@ def sweep_dead() -> list[str]:
     return sorted(swept)
 
 
-def unlink_run(run_id: str) -> list[str]:
-    """Remove every segment of one run, of any owner; returns their names."""
+def unlink_run(run_id: str, host: int | None = None) -> list[str]:
+    """Remove every segment of one run, of one of its hosts where that is given, whoever owns it; their names."""
     removed: list[str] = []
-    for path in _segments(f"{run_id}-h"):
+    for path in _segments(f"{run_id}-h" if host is None else f"{run_id}-h{host}-"):
         with contextlib.suppress(OSError):
             path.unlink()
             removed.append(path.name)

@@ -323,6 +323,9 @@ class RunConfig:
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
     )
+    start_limit: float = setting(
+        600.0, "s", "The same before a process's first sign of life: hundreds that start at once take minutes.", gt=0
+    )
     silence_limit: float = setting(
         300.0,
         "s",
@@ -505,17 +508,8 @@ class Config:
                 f"({replay.samples_per_insert:g}) must cover one batch (learner.batch_size = {learner.batch_size}): "
                 "neither side could move; raise replay.samples_tolerance"
             )
-        if rollout.refresh == "write" and not replay.through_areas:
-            raise ConfigError(
-                f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
-                "none: set replay.source = areas, or rollout.refresh = step"
-            )
-        bounded = rollout.max_policy_lag < NEVER
-        if bounded and replay.through_areas:
-            raise ConfigError(
-                f"rollout.max_policy_lag ({rollout.max_policy_lag:g}, at_max_lag = {rollout.at_max_lag}) has no effect "
-                f"on replay.source = {replay.source}: leave it out (fewer areas.blocks keep samples fresher)"
-            )
+        if ":" not in replay.source:  # one from outside is imported once the user trusts the run
+            self.check_source()
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
                 f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
@@ -528,6 +522,22 @@ class Config:
             )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")
+
+    def check_source(self) -> None:
+        """ConfigError where rollouts' settings do not fit replay.source; imports a source from outside the library."""
+        replay = self.replay
+        rollout = self.rollout
+        if rollout.refresh == "write" and not replay.through_areas:
+            raise ConfigError(
+                f"rollout.refresh = write waits for blocks of sample areas, and replay.source = {replay.source} has "
+                "none: set replay.source = areas, or rollout.refresh = step"
+            )
+        bounded = rollout.max_policy_lag < NEVER
+        if bounded and replay.through_areas:
+            raise ConfigError(
+                f"rollout.max_policy_lag ({rollout.max_policy_lag:g}, at_max_lag = {rollout.at_max_lag}) has no effect "
+                f"on replay.source = {replay.source}: leave it out (fewer areas.blocks keep samples fresher)"
+            )
 
     @overload
     def section(self, of: type[Section]) -> Section: ...

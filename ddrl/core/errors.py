@@ -68,6 +68,10 @@ class PoolError(DdrlError):
     """A device, a lease or a task of a pool that cannot be had or used."""
 
 
+class KeeperError(DdrlError):
+    """A process that cannot be started or ended."""
+
+
 class MessageError(DdrlError):
     """A message from outside that is malformed or not ours."""
 

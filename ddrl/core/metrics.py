@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Literal
 
 from ddrl.core.errors import ConfigError
@@ -56,6 +57,14 @@ def _share(role: Role, name: str, doc: str) -> tuple[Across, ...]:
     return (Across("share", role, name, "", doc),)
 
 
+class Phase(IntEnum):
+    """What a trainer does between two heartbeats."""
+
+    RUNNING = 1
+    SAVING = 2
+    WAITING = 3  # for a pool's device
+
+
 MAX_GPUS = 8  # of a host, reported one by one
 
 METRICS: tuple[Metric, ...] = (
@@ -92,6 +101,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("cpu_seconds", "count", "s", "Processor time used, all threads; measured once a host."),
     Metric("memory_bytes", "gauge", "bytes", "Resident memory without pages shared with others; measured once a host."),
     Metric("ended", "gauge", "", "1 once the process has done its last work."),
+    Metric(
+        "phase", "gauge", "", "What the trainer does, which says how long it may be silent: ddrl.core.metrics.Phase."
+    ),
     # rollout
     Metric(
         "env_steps",

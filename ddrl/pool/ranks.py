@@ -27,11 +27,11 @@ from ddrl.distribution.relay import Membership
 from ddrl.pool.mode import plan_of, run_plan
 from ddrl.pool.setup import PoolPlan
 from ddrl.run import cli
-from ddrl.run.job import SLICE_MARK, abort_on_error, barrier, broadcast, part
 from ddrl.run.members import GOING
 from ddrl.run.modes.local import local_ranks
 from ddrl.run.modes.mpi import meet
 from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
+from ddrl.run.ranks import SLICE_MARK, abort_on_error, barrier, broadcast, part
 from ddrl.run.relay import relay_process
 from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
 

@@ -160,9 +160,9 @@ def run_task(plan: PoolPlan, task: PoolTask, run_id: str, hosts: int) -> tuple[d
 
             document = run_serial(preparation, equip)
         else:
-            from ddrl.run.modes.local import run_local
+            from ddrl.run.modes.local import run_here
 
-            document = run_local(preparation, equip, hosts)
+            document = run_here(preparation, equip, hosts)
     finally:
         for lender in lenders:
             lender.close()

@@ -12,18 +12,16 @@ import os
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import ConfigError, DdrlError
 from ddrl.core.plugins import slice_module
 from ddrl.core.settings import apply_overrides, config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.directory import RunDirectory
-from ddrl.run.preparation import announce
+from ddrl.run.preparation import Preparation, Probe, announce, describe_environment
 from ddrl.run.process import end
-
-if TYPE_CHECKING:
-    from ddrl.run.preparation import Preparation
 
 PRINT_ONLY = {"-h", "--help", "--print-config"}
 
@@ -87,21 +85,25 @@ def _asked_by(command: Command) -> str:
 def _one_host(command: Command) -> int:
     if _of_pool(command):
         return slice_module("pool.mode", _asked_by(command)).run_pool(command)
-    from ddrl.run.preparation import Preparation
-
     run_id = uuid.uuid4().hex[:8]
-    preparation = Preparation(command, run_id, announce(command, run_id, 0))
-    if preparation.config.learner.nodes:
-        preparation.topology(())  # refuses what needs ranks, before anything stands
-    from ddrl.channels.segment import sweep_dead
-
+    path = announce(command, run_id, 0)
     sweep_dead()
+
+    def prepare(probe: Probe = describe_environment) -> Preparation:
+        preparation = Preparation(command, run_id, path, probe)
+        if preparation.config.learner.nodes:
+            preparation.topology(())  # refuses what needs ranks, before any channel exists
+        return preparation
+
     if command.serial:
-        from ddrl.run.modes.serial import run_serial as run
-    else:
-        from ddrl.run.modes.local import run_local as run
-    launcher = "python -m ddrl.run --serial" if command.serial else "python -m ddrl.run"
-    return _conclude(run(preparation), preparation.directory, launcher)
+        from ddrl.run.modes.serial import run_serial
+
+        preparation = prepare()
+        return _conclude(run_serial(preparation), preparation.directory, "python -m ddrl.run --serial")
+    from ddrl.run.modes.local import run_local
+
+    document, preparation = run_local(prepare, run_id)
+    return _conclude(document, preparation.directory, "python -m ddrl.run")
 
 
 def _mpi(arguments: list[str]) -> int:
@@ -126,9 +128,7 @@ def _mpi(arguments: list[str]) -> int:
 
 
 def _prepare(arguments: list[str], run_id: str, path: Path | None) -> Preparation:
-    """On rank 0 alone: hundreds of other ranks need none of this."""
-    from ddrl.run.preparation import Preparation
-
+    """On rank 0 alone."""
     command = parse(arguments)
     if command.serial:
         raise ConfigError("--serial is one process: start it without mpirun")

@@ -65,7 +65,8 @@ class RunLock:
                 f"the run directory {run} cannot be written ({error.strerror}): change its permissions, or copy it and "
                 "resume the copy"
             ) from None
-        self.release = weakref.finalize(self, os.close, descriptor)  # closed once, by whoever comes first
+        self.descriptor: int | None = descriptor
+        self.release = weakref.finalize(self, os.close, descriptor)  # closes it once
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -86,6 +87,14 @@ class RunLock:
         with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
             text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
             os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+
+    @classmethod
+    def adopt(cls, descriptor: int) -> RunLock:
+        """A lock that another process has taken and shared: it holds until both have released it."""
+        lock = cls.__new__(cls)
+        lock.descriptor = descriptor
+        lock.release = weakref.finalize(lock, os.close, descriptor)
+        return lock
 
 
 # -- disk --------------------------------------------------------------------------------------------------------------

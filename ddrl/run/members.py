@@ -16,17 +16,17 @@ import numpy as np
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
 from ddrl.channels.area import AreaWriter
-from ddrl.channels.board import Board, Command, CounterRow
+from ddrl.channels.board import Command, CounterRow
 from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.roles import Assignment, Role
+from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import MetStates, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
-from ddrl.run.process import step_back
-from ddrl.run.topology import HostChannels, board_name, describe, report_failure
+from ddrl.run.topology import HostChannels, describe, report_failure
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 MAX_EVALUATION_ENVS = 20
@@ -35,28 +35,24 @@ CONFIRMATION_TURN = 1 << 30  # no evaluation beside training reaches this turn, 
 GOING = (Command.RUN, Command.PAUSE)
 
 
-def member_process(run_id: str, host: int, rank: int) -> int:
+def member_process(channels: HostChannels, assignment: Assignment) -> int:
     """Run one rollout or evaluator until the board says stop; the process's exit status."""
-    step_back()
-    board = Board.attach(board_name(run_id, host))
+    board = channels.board
     try:
-        channels = HostChannels.attach(run_id, host, START_TIMEOUT)
-        assignment = channels.topology.ranks[rank]
         counters = channels.counters_row(assignment)
-        policy = channels.attach_policy(START_TIMEOUT)
-        if policy is None:
-            return 1 if board.command == Command.FAIL else 0
         if assignment.role is Role.EVALUATOR:
-            evaluate_versions(channels, assignment, counters)
+            if channels.attach_policy(START_TIMEOUT) is not None:
+                evaluate_versions(channels, assignment, counters)
         else:
-            worker = make_worker(channels, assignment, counters)
+            env = make_rollout_env(channels.topology.config, assignment)  # before there is a policy to wait for
             try:
-                worker.run()
+                if channels.attach_policy(START_TIMEOUT) is not None:
+                    make_worker(channels, assignment, counters, env=env).run()
             finally:
                 counters["ended"].set(1.0)
-                worker.env.close()
+                env.close()
     except BaseException as error:
-        report_failure(board, run_id, host, describe(error, f"rank {rank}"))
+        report_failure(board, channels.topology.run_id, channels.host, describe(error, f"rank {assignment.rank}"))
         return 1
     return 1 if board.command == Command.FAIL else 0
 
@@ -66,19 +62,29 @@ def member_seed(seed: int, index: int, cut: int = 0) -> int:
     return int(np.random.SeedSequence([seed, index, cut]).generate_state(1)[0])
 
 
+def make_rollout_env(config: Config, assignment: Assignment) -> VectorEnv:
+    """The environments of one rollout, with its entry of env.by_rollout."""
+    given = config.env.by_rollout
+    if not given:
+        return make_vector_env(config.env)
+    own = given[assignment.index % len(given)]
+    return make_vector_env(replace(config.env, kwargs={**config.env.kwargs, **own}))
+
+
 def make_worker(
-    channels: HostChannels, assignment: Assignment, counters: CounterRow, reader: PolicyReader | None = None
+    channels: HostChannels,
+    assignment: Assignment,
+    counters: CounterRow,
+    reader: PolicyReader | None = None,
+    env: VectorEnv | None = None,
 ) -> RolloutWorker:
-    """One rollout with its environments, writing to its lane; the host's policy must stand. reader: of the mailbox;
-    None: its own place there, taken now."""
+    """One rollout with its environments, writing to its lane; the host's policy must be published. reader: of the
+    mailbox; None: its own place there, taken now. env: its environments; None: made here."""
     topology = channels.topology
     config = channels.topology.config
     model, mailbox = _policy_of(channels)
-    given = config.env.by_rollout
-    mine = config.env
-    if given:
-        mine = replace(mine, kwargs={**mine.kwargs, **given[assignment.index % len(given)]})
-    env = make_vector_env(mine)
+    if env is None:
+        env = make_rollout_env(config, assignment)
     seed = member_seed(config.run.seed, assignment.index)
     writer = _make_writer(channels, assignment.index)
     if reader is None:
@@ -137,10 +143,10 @@ class Evaluator:
             confirmed = self._play(vector, config.evaluation.confirm_episodes, seed + 1, stop)
         return Evaluation(policy_version, env_steps, played, confirmed)
 
-    def confirm(self, vector: np.ndarray) -> Returns:
-        """Play evaluation.confirm_episodes further episodes."""
+    def confirm(self, vector: np.ndarray, stop: Callable[[], bool] | None = None) -> Returns:
+        """Play evaluation.confirm_episodes further episodes. InterruptedError where `stop` says yes meanwhile."""
         seed = member_seed(self._config.run.seed + EVALUATION_SEED, CONFIRMATION_TURN) + 1
-        return self._play(vector, self._config.evaluation.confirm_episodes, seed, None)
+        return self._play(vector, self._config.evaluation.confirm_episodes, seed, stop)
 
     def meet_states(self, vector: np.ndarray) -> MetStates:
         """States that the policy meets in the held-out episodes, with the returns that followed."""

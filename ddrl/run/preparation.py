@@ -4,25 +4,32 @@ directory, checkpoint. Whatever can be refused is refused here, before any chann
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+import time
+from collections.abc import Callable
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddrl import __version__
+from ddrl.core import errors
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError
+from ddrl.core.errors import ConfigError, DdrlError, EnvError, MissingExtraError, RunDirError
 from ddrl.core.plugins import slice_module
-from ddrl.core.roles import Assignment
+from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, planned_path
-from ddrl.run.topology import Topology
+from ddrl.run.topology import Topology, describe
 
 # -- banner ------------------------------------------------------------------------------------------------------------
 # The first words of a run, within half a second of rank 0's start: what runs where, and how to watch it.
@@ -86,13 +93,87 @@ LIVE_SETTINGS = {
 }
 
 
+PROBE_PERIOD = 0.2  # [s] between two looks at the process that makes an environment
+
+
+class _Probed(msgspec.Struct):
+    spec: EnvSpec | None = None
+    declaration: Declaration | None = None
+    kind: str = ""  # class of the error
+    text: str = ""
+
+
+def describe_environment(config: Config) -> tuple[EnvSpec, Declaration]:
+    """What the environment gives and takes, and what the algorithm needs; imports the user's code, but no torch."""
+    from ddrl.envs import probe_spec
+    from ddrl.learner import describe as describe_algorithm
+
+    spec = probe_spec(config.env)
+    return spec, describe_algorithm(config, spec)
+
+
+def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None) -> tuple[EnvSpec, Declaration]:
+    """`describe_environment` in a fork, so that this process never imports the user's code. The same errors, and
+    EnvError where it takes longer than run.start_limit; `meanwhile` is called once in PROBE_PERIOD."""
+    from ddrl.run.keeper import Keeper, Place
+
+    answer = os.memfd_create("probe")
+
+    def work() -> int:
+        try:
+            found = _Probed(*describe_environment(config))
+        except DdrlError as error:
+            found = _Probed(kind=type(error).__name__, text=str(error))
+        except Exception as error:
+            found = _Probed(kind="EnvError", text=describe(error, f"env.id = {config.env.id}"))
+        os.write(answer, msgspec.msgpack.encode(found))
+        return 0
+
+    keeper = Keeper({0: Place(1, Role.ROLLOUT, work)})
+    try:
+        child = keeper.start(0)
+        deadline = time.monotonic() + config.run.start_limit
+        gone = keeper.look(0.0)
+        while not gone:
+            meanwhile()
+            gone = keeper.look(PROBE_PERIOD)
+            if not gone and time.monotonic() > deadline:
+                raise EnvError(
+                    f"env.id = {config.env.id}: its constructor has not returned within {config.run.start_limit:g} s "
+                    f"(run.start_limit), in process {child.pid} on {socket.gethostname()}:\n{child.stacks()}"
+                )
+        _, ended = gone[0]
+        data = os.pread(answer, os.fstat(answer).st_size, 0)
+        if not data:
+            raise EnvError(f"env.id = {config.env.id}: the process that made one {ended.how}\n{ended.words}".rstrip())
+        found = msgspec.msgpack.decode(data, type=_Probed)
+    finally:
+        keeper.end(0.0)
+        keeper.close()
+        os.close(answer)
+    if found.kind:
+        kind: type[DdrlError] = getattr(errors, found.kind, EnvError)
+        error = kind.__new__(kind)
+        error.args = (found.text,)
+        raise error
+    assert found.spec is not None
+    assert found.declaration is not None
+    return found.spec, found.declaration
+
+
+Probe = Callable[[Config], tuple[EnvSpec, Declaration]]
+
+
 class Preparation:
     """A command line turned into a run that can start."""
 
-    def __init__(self, command: Command, run_id: str, path: Path | None = None) -> None:
-        """`path`: the directory of a new run, where it has been announced."""
+    def __init__(
+        self, command: Command, run_id: str, path: Path | None = None, probe: Probe = describe_environment
+    ) -> None:
+        """`path`: the directory of a new run, where it has been announced; `probe`: asks the user's code."""
         self.run_id = run_id
         self._path = path
+        self._probe = probe
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume, claim=True)
@@ -107,23 +188,24 @@ class Preparation:
         _require_training()
 
     @cached_property
+    def _probed(self) -> tuple[EnvSpec, Declaration]:
+        return self._probe(self.config)
+
+    @property
     def spec(self) -> EnvSpec:
-        """What the environment gives and takes; makes one and closes it."""
-        from ddrl.envs import probe_spec
+        """What the environment gives and takes."""
+        return self._probed[0]
 
-        return probe_spec(self.config.env)
-
-    @cached_property
+    @property
     def declaration(self) -> Declaration:
-        """What the algorithm needs of every process; loads its module, but no torch."""
-        from ddrl.learner import describe
-
-        return describe(self.config, self.spec)
+        """What the algorithm needs of every process."""
+        return self._probed[1]
 
     def topology(self, ranks: tuple[Assignment, ...]) -> Topology:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.schemes import check_cluster
 
+        self.config.check_source()
         if self.config.uses("pool"):
             self._check_rounds()
         if self.config.learner.nodes:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 _skip_finalize = threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -39,6 +40,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.requested = False
         self.terminated = False  # by SIGTERM: whoever sent it may kill this process any moment
+        self.signals = SIGNALS
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
@@ -110,6 +112,11 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if is_orphan(parent):  # it ended before the request stood
         sys.exit(1)
+
+
+def name_process(name: str) -> None:
+    """Name this process, for ps and top: at most 15 letters."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def is_orphan(parent: int) -> bool:

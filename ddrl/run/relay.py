@@ -28,9 +28,11 @@ def relay_process(
     mine: Assignment,
     channels: HostChannels,
     on_death: Callable[[int], object] = lambda row: None,
+    check: Callable[[], object] = lambda: None,
 ) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
-    the membership; the process's exit status. on_death: see `HostSampler`."""
+    the membership; the process's exit status. on_death: see `HostSampler`; check: called again and again, it may
+    raise."""
     starter: CollectorStarter | None = None
     if mine.host and topology.in_rounds:
         starter = slice_module("pool.rounds", "pool.collectors").start_host(topology.run_id, mine.host)
@@ -41,7 +43,9 @@ def relay_process(
             sampler = HostSampler(channels.counters, on_death=on_death)
             sampler.start()
             try:
-                relay.run()
+                while not relay.finished:
+                    relay.step()
+                    check()
             finally:
                 sampler.close()
     finally:

@@ -9,10 +9,9 @@ that looks after other processes where there are any.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +22,7 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
+from ddrl.core.metrics import Phase
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.membership import SchemeWish, decode_plan, encode
@@ -30,7 +30,6 @@ from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import ReplaySource
 from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
 from ddrl.run.directory import Disk, RunDirectory, write_json
-from ddrl.run.silence import Silence
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
@@ -240,7 +239,6 @@ class Observers:
         self._sampler: HostSampler | None = None
         if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
             self._sampler = HostSampler(channels.counters)
-        self._next_law = 0.0
 
     def start(self) -> None:
         """Apply what had been set live, and begin to sample."""
@@ -250,15 +248,14 @@ class Observers:
         state = self._training.state
         self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
 
-    def look(self) -> None:
-        """A few times a second: commands, the plan in force, the law of the selector."""
+    def look(self, now: float) -> None:
+        """Act on commands; record a new plan."""
         if self._control is not None:
             self._control.poll()
         self._plans.look()
-        now = time.monotonic()
-        if now < self._next_law:
-            return
-        self._next_law = now + LAW_PERIOD
+
+    def record_law(self, now: float) -> None:
+        """Record how the selector's probabilities are distributed."""
         source = self._training.source
         law = source.probabilities() if isinstance(source, ReplaySource) else None
         if law is not None and len(law):
@@ -369,6 +366,16 @@ class Outcome(Enum):
     DONE = 2  # `Task.reason` says why
 
 
+@dataclass
+class Duty:
+    """Something done once in `period` [s] between two draws. `look(now)`, now [s, CLOCK_MONOTONIC], may give the reason
+    why the task ends, and raises JobFailed where another process has failed."""
+
+    period: float
+    look: Callable[[float], Reason | None]
+    next: float = field(default=0.0, repr=False)
+
+
 class Task:
     """One training, from its first version to its summary."""
 
@@ -377,11 +384,9 @@ class Task:
         topology: Topology,
         channels: HostChannels,
         records: TaskRecords,
-        watch: Callable[[], None] = lambda: None,
-        restart: Callable[[int], bool] | None = None,
+        duties: Sequence[Duty] = (),
     ) -> None:
-        """`watch` looks after other processes, some times a second; `restart` starts a silent one again, if it
-        can; None where there are no others."""
+        """`duties`: of the mode, after the task's own."""
         config = topology.config
         resume = records.resume
         self.topology = topology
@@ -391,7 +396,6 @@ class Task:
         self.board = channels.board
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = self.save  # what a due checkpoint calls
-        self._watch = watch
         learner, self.model = build_learner(topology)
         self._counters = channels.counters_row(topology.ranks[0])
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
@@ -428,8 +432,14 @@ class Task:
         self._record_event = self.observers.recorder.record_event
         self.disk.record_event = self._record_event
         self._next_look = 0.0
-        say = partial(self._record_event, "alarm")
-        self._silence = Silence(config.run.silence_limit, say, restart) if restart else None
+        self.duties = [
+            Duty(0.0, self._report),
+            Duty(0.0, self.observers.look),
+            Duty(LAW_PERIOD, self.observers.record_law),
+            Duty(0.0, self._read_evaluations),
+            Duty(0.0, self._check_limits),
+            *duties,
+        ]
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -454,7 +464,7 @@ class Task:
         now = time.monotonic()
         if now >= self._next_look or state.env_steps >= self.config.run.max_env_steps:
             self._next_look = now + LOOK_PERIOD
-            self.reason = self.reason or self.look()
+            self.look(now)
         if self.reason is None and state.env_steps >= self._next_checkpoint and self.disk.due("checkpoint"):
             self.cut()
         return self.reason is not None
@@ -462,6 +472,10 @@ class Task:
     def note(self, text: str) -> None:
         """Tell the user, on the terminal and in the records."""
         self._record_event("note", text)  # which the progress line prints
+
+    def alarm(self, text: str, rank: int) -> None:
+        """Tell the user what is wrong with a rank."""
+        self._record_event("alarm", text, rank=rank)
 
     def end(self, reason: Reason) -> None:
         """End after the update that is under way."""
@@ -475,16 +489,22 @@ class Task:
         else:
             self.training.wait(timeout)
 
-    def look(self) -> Reason | None:
-        """The slow things, a few times a second: figures, commands, evaluations, limits, the other processes."""
+    def look(self, now: float) -> None:
+        """Do the duties whose time has come; the first reason to end counts."""
+        for duty in self.duties:
+            if now >= duty.next:
+                duty.next = now + duty.period
+                reason = duty.look(now)
+                self.reason = self.reason or reason
+
+    def _report(self, now: float) -> None:
+        """Figures and a sign of life; JobFailed where another process of this host has said that it failed."""
         self.training.report()
         if self.board.command == Command.FAIL:
             raise JobFailed(read_failure(self.topology.run_id, 0))
-        self.observers.look()
-        self._watch()
-        if self._silence is not None and self._silence.due():
-            self._silence.look(self.observers.tables())
-        self._read_evaluations()
+
+    def _check_limits(self, now: float) -> Reason | None:
+        """Why the run ends, by its settings or by command."""
         self.best.save_again()
         run = self.config.run
         state = self.training.state
@@ -505,7 +525,7 @@ class Task:
         self.observers.record_evaluation(evaluation)
         self.best.consider(evaluation, vector)
 
-    def _read_evaluations(self) -> None:
+    def _read_evaluations(self, now: float = 0.0) -> None:
         pin = self._results.pin() if self._results is not None else None
         if self._results is None or pin is None or pin.version <= self._newest_result:
             return
@@ -529,6 +549,7 @@ class Task:
         """Write a checkpoint. Running episodes go on; the resumed run begins new ones. RunDirError where the disk
         refuses."""
         begin = time.perf_counter()
+        self._counters["phase"].set(Phase.SAVING)
         training = self.training
         training.state.wall_seconds = training.seconds
         training.state.cuts += 1
@@ -545,11 +566,20 @@ class Task:
             training.learner.save(folder / LEARNER)
             state["source"] = training.source.save(folder)
 
-        path = write_checkpoint(self.directory.checkpoints, steps, state, write)
+        try:
+            path = write_checkpoint(self.directory.checkpoints, steps, state, write)
+        finally:
+            self._counters["phase"].set(Phase.RUNNING)
+            self.beat()
         self._next_checkpoint = self._checkpoint_after(steps)
         self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
         self._record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)
         return path
+
+    def beat(self) -> bool:
+        """A sign of life, where no move is made for long; False, for it is asked whether to stop."""
+        self._counters["heartbeat"].set(time.time())
+        return False
 
     def _checkpoint_after(self, env_steps: int) -> float:
         period = self.config.run.checkpoint_period
@@ -607,10 +637,10 @@ class Task:
         try:
             if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
                 vector = self.acting_vector()
-                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps), vector)
+                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=self.beat), vector)
             best = self.best.evaluation
             if best is not None and best.confirmed is None and self.config.evaluation.confirm_episodes:
-                self.best.confirm(evaluator.confirm(self.best.vector()))
+                self.best.confirm(evaluator.confirm(self.best.vector(), self.beat))
             if self.training.lender is None and has_distributions(self.training.learner):
                 met = evaluator.meet_states(self.acting_vector())
                 self.observers.recorder.record_snapshot("values", **values_of(self.training.learner, met))

@@ -264,6 +264,21 @@ class HostChannels:
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
         return cls(topology, host, board, owner=False)
 
+    def attach_drained(self) -> None:
+        """In the trainer: attach all that it reads, which its keeper has made."""
+        for rank in self.topology.on_host(self.host):
+            if rank.role is Role.ROLLOUT and self.topology.area_columns:
+                self.areas.append(self.attach_area(rank.index))
+            elif rank.role is Role.ROLLOUT:
+                lane = self._keep(Lane.attach(self._name("lane", rank.index), self._dtype))
+                self.lanes[rank.index] = lane
+        self.attach_remote()
+
+    def in_fork(self) -> HostChannels:
+        """The same channels in a forked process, which removes none of them."""
+        self._owner = False
+        return self
+
     def attach_lane(self, index: int) -> Lane:
         """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's
         elsewhere."""
@@ -346,12 +361,17 @@ class HostChannels:
         """The mailbox that the evaluator writes: a policy it has played, with its result in the values."""
         return self._keep(Mailbox.attach(self._name("evaluations")))
 
-    def counters_row(self, assignment: Assignment) -> CounterRow:
-        """A rank's own row, with who it is already written."""
+    def name_row(self, assignment: Assignment) -> CounterRow:
+        """A rank's row, with who it is written."""
         row = self.counters.row(self.topology.row_of(assignment))
         row["rank"].set(assignment.rank)
         row["role"].set(list(Role).index(assignment.role))
         row["host"].set(assignment.host)
+        return row
+
+    def counters_row(self, assignment: Assignment) -> CounterRow:
+        """This process's own row."""
+        row = self.name_row(assignment)
         row["pid"].set(os.getpid())
         return row
 

@@ -23,6 +23,7 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
+from ddrl.core.metrics import Phase
 from ddrl.core.rows import RowKind
 
 if TYPE_CHECKING:
@@ -375,6 +376,7 @@ class Training:
         self.lag_bound: LagBound | None = None
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
+        self._phase = ends.counters["phase"]
         self.rounds: RoundCycle | None = None
         self._moves = self._cycle()
         self.next_move = next(self._moves)
@@ -404,7 +406,9 @@ class Training:
         Where a pool lends the device, waits for it before a move that needs it.
         """
         if self.lender is not None and self.needs_device:
+            self._phase.set(Phase.WAITING)
             self.lender.take()
+            self._phase.set(Phase.RUNNING)
         self.next_move = next(self._moves)
         if self.lender is not None:
             self.lender.give_back(self.next_move)

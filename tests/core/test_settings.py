@@ -150,6 +150,8 @@ def test_removed_settings_of_an_earlier_run_are_dropped_where_nothing_changes():
     [
         ("[run]\nkeep_checkpoints = 9\n", r"run.keep_checkpoints = 9 was removed, 3 is in force: .* copy those"),
         ("[learner.r2d2]\neta = 0.5\n", r"learner.r2d2.eta = 0.5 was removed, 0.9 is in force: derive a class"),
+        ("[areas]\nguard = 'flag'\n", "areas.guard = flag was removed, generations is in force: set replay.source = "),
+        ("[replay]\nsource = 'pool'\n", "set replay.source = benchmarks.admix.sources:RandomPool"),
         ("[cluster]\nscheme = 'two_tree'\n", "set cluster.scheme = benchmarks.distribution.schemes:TwoTree"),
     ],
 )
@@ -167,3 +169,10 @@ def test_a_removed_setting_cannot_be_set():
         load_config(None, ["run.keep_checkpoints=3"])
     with pytest.raises(ConfigError, match=r"'learner\.r2d2\.eta' was removed: derive"):
         plugin_settings(load_config(None, ["learner.r2d2.eta=0.9"]), "learner", R2D2)
+
+
+def test_reading_a_run_imports_no_source_from_outside():
+    text = "[replay]\nsource = 'no.such.module:Source'\n[rollout]\nrefresh = 'write'\nmax_policy_lag = 3.0\n"
+    config = config_from_toml(text, "an unknown run")
+    with pytest.raises(ConfigError, match=r"there is no module no"):
+        config.check_source()

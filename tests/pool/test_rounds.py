@@ -31,7 +31,7 @@ from ddrl.pool.rounds import MAX_RESTARTS, Collectors
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
-from ddrl.run.modes.local import run_local
+from ddrl.run.modes.local import run_here
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Task
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
@@ -60,7 +60,7 @@ def run(folder: Path, *more: str, equip: Callable[[Task], None] = lambda task: N
     file = folder.with_suffix(".toml")
     file.write_text("[run]\nseed = 7\n")
     arguments = [str(file), *TINY, *ROUNDS, *settings(f"run.dir={folder}"), *more]
-    run_local(Preparation(parse(arguments), uuid.uuid4().hex[:8]), equip)
+    run_here(Preparation(parse(arguments), uuid.uuid4().hex[:8]), equip)
     return folder
 
 
@@ -95,7 +95,7 @@ def test_a_resumed_run_collects_what_the_run_without_a_break_did(alone, tmp_path
     run(tmp_path / "cut", *COLD, *BY_WORKER)
     shutil.rmtree(newest(tmp_path / "cut"))
     assert newest(tmp_path / "cut").name < newest(alone).name
-    run_local(Preparation(parse(["--resume", str(tmp_path / "cut")]), uuid.uuid4().hex[:8]))
+    run_here(Preparation(parse(["--resume", str(tmp_path / "cut")]), uuid.uuid4().hex[:8]))
     assert learned(newest(tmp_path / "cut")) == learned(newest(alone))
     assert recorded(newest(tmp_path / "cut")) == recorded(newest(alone))
 

@@ -4,8 +4,8 @@ import atexit
 
 from mpi4py import MPI
 
-from ddrl.run.job import Agreement
 from ddrl.run.process import end
+from ddrl.run.ranks import Agreement
 from tests.sources import check_sources
 
 check_sources()

@@ -6,7 +6,7 @@ import time
 
 from mpi4py import MPI
 
-from ddrl.run.job import Barrier, BarrierError, barrier
+from ddrl.run.ranks import Barrier, BarrierError, barrier
 from tests.sources import check_sources
 
 check_sources()

@@ -189,3 +189,9 @@ def slow() -> Walk:
 
     time.sleep(0.05)
     return Slow()
+
+
+def endless() -> Walk:
+    """A constructor that never returns."""
+    while True:
+        time.sleep(1.0)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from ddrl.core.errors import JobFailed
-from ddrl.core.metrics import COLUMNS
+from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
-from ddrl.run.silence import MAX_RESTARTS, Silence
+from ddrl.run.keeper import Silence, Silent
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings
 
@@ -20,54 +18,49 @@ HANGS = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.si
 class Watched:
     """A trainer, a relay, an evaluator and two rollouts, and a clock that stands until it is moved."""
 
-    def __init__(self, limit: float = 100.0, restarts: bool = True) -> None:
+    def __init__(self, limit: float = 100.0) -> None:
         self.now = 50.0
-        self.said: list[tuple[str, int]] = []
-        self.restarted: list[int] = []
+        self.found: list[Silent] = []
         self.table = np.full((5, len(COLUMNS)), np.nan)
         roles = (Role.TRAINER, Role.RELAY, Role.EVALUATOR, Role.ROLLOUT, Role.ROLLOUT)
         self.set("role", [list(Role).index(role) for role in roles])
         self.set("rank", range(5))
         self.set("host", 0)
-
-        def restart(rank: int) -> bool:
-            self.restarted.append(rank)
-            return restarts
-
-        self.silence = Silence(limit, lambda words, rank: self.said.append((words, rank)), restart, lambda: self.now)
+        self.silence = Silence(limit, 600.0, lambda: self.now)
 
     def set(self, name: str, values: object, rows: object = slice(None)) -> None:
         self.table[rows, COLUMNS.index(name)] = values  # type: ignore[index]
 
-    def after(self, seconds: float, beating: object) -> None:
+    def after(self, seconds: float, beating: object) -> list[Silent]:
         self.now += seconds
         self.set("heartbeat", self.now, beating)
-        self.silence.look(self.table)
+        found = self.silence.look(self.table)
+        self.found += found
+        return found
 
 
-def test_silence_is_said_once_and_then_ended_by_a_restart() -> None:
+def test_silence_is_said_once_and_then_at_its_limit() -> None:
     watched = Watched()
     watched.after(0, slice(None))
     watched.after(1, slice(None))
     for _ in range(20):
         watched.after(4, [0, 1, 2, 3])
-    assert [rank for _, rank in watched.said] == [4]
-    assert "rank 4 (rollout of host 0) has shown no sign of life for 12 s" in watched.said[0][0]
-    watched.after(20, [0, 1, 2, 3])
-    assert watched.restarted == [4]
-    assert "was started again (1 of 3 times)" in watched.said[-1][0]
-    watched.after(4, slice(None))
-    watched.after(50, slice(None))
-    assert watched.restarted == [4]
+    (told,) = watched.found
+    assert (told.rank, told.final) == (4, False)
+    assert "rank 4 (rollout of host 0) has shown no sign of life for 12 s" in told.words
+    (final,) = watched.after(20, [0, 1, 2, 3])
+    assert (final.rank, final.final) == (4, True)
 
 
-def test_a_silent_relay_ends_the_run() -> None:
-    watched = Watched(restarts=False)
+def test_the_trainer_is_watched_too_but_not_while_it_waits_for_a_device() -> None:
+    watched = Watched()
     watched.after(0, slice(None))
-    for _ in range(9):
-        watched.after(10, [0, 2, 3, 4])
-    with pytest.raises(JobFailed, match=r"rank 1 \(relay of host 0\).*it hangs, or its host"):
-        watched.after(20, [0, 2, 3, 4])
+    assert [one.role for one in watched.after(101, [1, 2, 3, 4])] == [Role.TRAINER]
+    watched.set("phase", Phase.WAITING, 0)
+    assert watched.after(1000, [1, 2, 3, 4]) == []
+    watched.set("phase", Phase.SAVING, 0)
+    watched.after(0, 0)
+    assert [one.final for one in watched.after(1000, [1, 2, 3, 4])] == [False]
 
 
 def test_clocks_of_other_hosts_do_not_matter_nor_does_who_has_ended() -> None:
@@ -76,45 +69,27 @@ def test_clocks_of_other_hosts_do_not_matter_nor_does_who_has_ended() -> None:
         watched.set("heartbeat", 1e9 - beat, 3)  # a clock that runs backwards
         watched.set("ended", 1.0, 4)
         watched.after(10, [0, 1, 2])
-    assert watched.said == []
+    assert watched.found == []
 
 
-def test_a_rank_that_comes_late_counts_from_when_it_came() -> None:
+def test_before_its_first_sign_of_life_a_process_has_the_time_of_a_start() -> None:
     watched = Watched()
-    watched.set("role", np.nan, 4)
     watched.after(0, [0, 1, 2, 3])
-    watched.after(500, [0, 1, 2, 3])
-    watched.set("role", list(Role).index(Role.ROLLOUT), 4)
-    watched.after(1, [0, 1, 2, 3])
-    assert watched.said == []
-    watched.after(50, [0, 1, 2, 3])
-    assert watched.said == []
-    watched.after(12, [0, 1, 2, 3])
-    assert [rank for _, rank in watched.said] == [4]  # a tenth of the minutes that a start may take
+    for _ in range(11):
+        watched.after(50, [0, 1, 2, 3])
+    assert [(one.rank, one.final) for one in watched.found] == [(4, False)]
+    assert not watched.silence.has_started(4)
+    assert [(one.rank, one.final) for one in watched.after(60, [0, 1, 2, 3])] == [(4, True)]
 
 
-def test_who_fell_silent_before_the_first_look_is_known_to_have_lived() -> None:
+def test_a_process_that_was_started_again_starts_anew() -> None:
     watched = Watched()
     watched.after(0, slice(None))
-    watched.after(101, [0, 1, 2, 3])
-    assert watched.restarted == [4]
-
-
-def test_the_run_ends_where_a_process_cannot_be_started_again_or_hangs_again_and_again() -> None:
-    watched = Watched(restarts=False)
-    watched.after(0, slice(None))
+    assert [one.final for one in watched.after(101, [0, 1, 2, 3])] == [True]
+    watched.silence.restarted(4)
+    assert watched.after(50, [0, 1, 2, 3]) == []
     watched.after(1, slice(None))
-    with pytest.raises(JobFailed, match=r"rank 2 \(evaluator of host 0\) .* 100 s \(run.silence_limit\)"):
-        watched.after(100, [0, 1, 3, 4])
-    watched = Watched()
-    watched.after(0, slice(None))
-    for _ in range(MAX_RESTARTS):
-        watched.after(1, slice(None))
-        watched.after(101, [0, 1, 2, 3])
-    watched.after(1, slice(None))
-    with pytest.raises(JobFailed, match="no sign of life"):
-        watched.after(101, [0, 1, 2, 3])
-    assert watched.restarted == [4] * MAX_RESTARTS
+    assert [one.final for one in watched.after(100, [0, 1, 2, 3])] == [True]
 
 
 def test_a_local_rollout_that_hangs_is_started_again_and_the_run_ends_well(tmp_path: Path) -> None:

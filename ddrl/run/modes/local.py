@@ -1,30 +1,26 @@
-"""The same job without mpirun: this process trains, its children roll out and evaluate, all on one host.
+"""A job on one host, without mpirun.
 
-Children are started as modules (`python -m ddrl.run.child`) with nothing but the run id, so notebooks and scripts need
-no `__main__` guard."""
+`run_local` is the keeper itself: it starts the trainer as a program and forks the members. `run_here` trains in this
+process, as tasks of a pool do, which borrow a device for some moves; the keeper of its members is a program."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.board import Board, Command
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, JobFailed
-from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.job import drive
-from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts, interrupts_held_back
-from ddrl.run.task import Task
+from ddrl.run.keeper import import_for_members
+from ddrl.run.preparation import Preparation, Probe, probe_in_fork
+from ddrl.run.process import Interrupts
+from ddrl.run.processes import TRAINER_PROGRAM, HostKeeper, Job
 from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
 
-STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
+if TYPE_CHECKING:
+    from ddrl.run.task import Task
 
 
 def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
@@ -45,93 +41,44 @@ def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
     return tuple(members)
 
 
-class Members:
-    """The child processes of a local run."""
-
-    def __init__(self, run_id: str, members: Sequence[Assignment]) -> None:
-        self._errors: dict[int, IO[bytes]] = {}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._run_id = run_id
-        for member in members:
-            self._start(member.rank)
-
-    def _start(self, rank: int) -> None:
-        errors = self._errors[rank] = tempfile.TemporaryFile()  # noqa: SIM115 (read and closed when the process has ended)
-        with interrupts_held_back():
-            self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.child", self._run_id, "0", str(rank), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-
-    def restart(self, rank: int) -> bool:
-        """Kill a member that hangs and start it again: it takes up the same channels."""
-        process = self._processes[rank]
-        process.kill()
-        process.wait()
-        self._errors[rank].close()
-        self._start(rank)
-        return True
-
-    def check(self) -> None:
-        """Raise JobFailed if a member ended before it was told to."""
-        for rank, process in self._processes.items():
-            status = process.poll()
-            if status is not None:
-                how = (
-                    f"was killed by {signal.Signals(-status).name}"
-                    if status < 0
-                    else f"ended early with status {status}"
-                )
-                raise JobFailed(f"rank {rank} (process {process.pid}) {how}{self._last_words(rank)}")
-
-    def stop(self, timeout: float) -> None:
-        """Wait for all members; those that do not end within `timeout` [s] each are killed."""
-        for process in self._processes.values():
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for errors in self._errors.values():
-            errors.close()
-
-    def _last_words(self, rank: int) -> str:
-        errors = self._errors[rank]
-        errors.seek(0)
-        text = errors.read().decode(errors="replace").strip()
-        return f":\n{text}" if text else ""
-
-
 def run_local(
+    prepare: Callable[[Probe], Preparation], run_id: str, program: Sequence[str] = TRAINER_PROGRAM
+) -> tuple[dict[str, Any], Preparation]:
+    """Run to the end; the summary, and what `prepare` made, which is called while the trainer imports torch."""
+    with Job(run_id, 0) as job, job.interrupts_passed_on():
+        job.start_trainer(program)
+        import_for_members()
+        preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
+        topology = preparation.topology(local_ranks(preparation.config))
+        records = preparation.open_records()
+        job.check_interrupts()
+        job.open(topology)
+        job.hand_over(records)
+        return job.run(), preparation
+
+
+def run_here(
     preparation: Preparation, equip: Callable[[Task], None] = lambda task: None, hosts: int = 0
 ) -> dict[str, Any]:
-    """Run to the end; the summary. The members start while this process looks at the environment and loads torch.
+    """Run to the end, training in this process; the summary. The keeper starts while this process loads torch.
 
     `equip` is called with the task before its first turn. hosts > 0: there are relays on as many, ranks of the job
-    whose rank 0 has started this process and made its board.
-    """
-    config = preparation.config
+    whose rank 0 has started this process and made its board."""
+    from ddrl.run.task import Task
+    from ddrl.run.trainer import drive, start_rounds
+
     run_id = preparation.run_id
-    ranks = local_ranks(config, hosts)
-    name = board_name(run_id, 0)
-    board = Board.attach(name) if hosts else Board.create(name)
-    in_rounds = config.uses("pool")
-    own = (Role.EVALUATOR,) if in_rounds else (Role.EVALUATOR, Role.ROLLOUT)
-    members = Members(run_id, [rank for rank in ranks if rank.role in own])
-    rounds = slice_module("pool.rounds", "pool.collectors") if in_rounds else None
-    starter = None if rounds is None else rounds.start_host(run_id, 0)
+    board = Board.attach(board_name(run_id, 0)) if hosts else Board.create(board_name(run_id, 0))
+    keeper = HostKeeper(run_id, 0)
     channels: HostChannels | None = None
-    collectors: Any = None
+    rounds: Any = None
     try:
-        topology = preparation.topology(ranks)
+        topology = preparation.topology(local_ranks(preparation.config, hosts))
         records = preparation.open_records()
         channels = HostChannels.create(topology, 0, board)
         with Interrupts() as interrupts:
-            task = Task(topology, channels, records, members.check, None if in_rounds else members.restart)
-            if rounds is not None:
-                collectors = rounds.go_in_rounds(task, starter, os.getppid() if hosts else None)
+            task = Task(topology, channels, records, [keeper.duty()])
+            rounds = start_rounds(task, os.getppid() if hosts else None)
             equip(task)
             document = drive(task, interrupts)
         if hosts and board.command == Command.FAIL:  # of a relay, after the task had ended
@@ -140,12 +87,9 @@ def run_local(
     finally:
         if board.command != Command.FAIL:
             board.command = Command.STOP
-        timeout = STOP_TIMEOUT if channels is not None else 0.0  # without channels they wait for nothing
-        if collectors is not None:
-            collectors.close()
-        elif starter is not None:
-            starter.stop(timeout)
-        members.stop(timeout)
+        if rounds is not None:
+            rounds.close()
+        keeper.end(channels is not None)
         if channels is not None:
             channels.close()
         else:

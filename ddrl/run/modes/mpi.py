@@ -18,8 +18,10 @@ from ddrl.channels.segment import sweep_dead
 from ddrl.core.errors import JobFailed
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.run.job import SLICE_MARK, Agreement, abort, abort_on_error, broadcast, host_names, part
+from ddrl.run.keeper import report_stacks
 from ddrl.run.process import die_with, ignore_interrupts
+from ddrl.run.processes import HostKeeper
+from ddrl.run.ranks import SLICE_MARK, Agreement, abort, abort_on_error, broadcast, host_names, part
 from ddrl.run.topology import HostChannels, Topology, board_name, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def meet() -> tuple[MPI.Intracomm, list[str], int]:
     job is, nobody else can know of a failure: it aborts the job."""
     from mpi4py import MPI
 
+    report_stacks(2)
     world = MPI.COMM_WORLD
     launcher = os.getppid()
     # Rank 0 saves when its launcher is killed; the others, which hold nothing, end at once.
@@ -86,6 +89,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
     topology: Topology | None = None
     board: Board | None = None
     channels: HostChannels | None = None
+    keeper: HostKeeper | None = None
     trouble: BaseException | None = None
     status = 1
     meeting = world
@@ -95,6 +99,7 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
         if mine == topology.creator(mine.host):
             sweep_dead()
             board = Board.create(board_name(topology.run_id, mine.host))
+            keeper = HostKeeper(topology.run_id, mine.host)
             channels = HostChannels.create(topology, mine.host, board)
     except BaseException as error:
         trouble = error
@@ -106,12 +111,14 @@ def _follow(world: MPI.Intracomm, message: bytes) -> int:
             nodes = join_nodes(world, topology)
             meeting = join_others(world, topology)
         with membership or contextlib.nullcontext():
-            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership, nodes)
+            status = _play(topology, topology.ranks[world.Get_rank()], channels, membership, nodes, keeper)
     except JobFailed as error:
         _report(world, topology, str(error))
     except BaseException as error:
         _report(world, topology, describe(error, _where(world.Get_rank(), topology)))
     finally:
+        if keeper is not None:
+            keeper.end(channels is not None)
         if meeting is not None:
             part(meeting)
         if channels is not None:
@@ -172,19 +179,24 @@ def _play(
     channels: HostChannels | None,
     membership: Membership | None,
     nodes: MPI.Intracomm | None,
+    keeper: HostKeeper | None,
 ) -> int:
-    """The role of a rank, once every host's channels stand; its exit status."""
+    """The role of a rank, once every host has its channels; its exit status. A rank that is neither a relay nor a node
+    is the place of a rollout or evaluator, which the host's keeper has forked: it only waits for the end."""
     if nodes is not None:
         return slice_module("balance.nodes", "learner.nodes").node_process(nodes, topology, mine)
     if membership is None:
-        from ddrl.run.members import member_process
-
-        return member_process(topology.run_id, mine.host, mine.rank)
+        return 0
     from ddrl.run.relay import relay_process
 
     channels = channels or HostChannels.attach(topology.run_id, mine.host, timeout=60.0)
     return relay_process(
-        membership, topology, mine, channels, on_death=lambda row: _note_death(topology, mine, channels, row)
+        membership,
+        topology,
+        mine,
+        channels,
+        on_death=lambda row: _note_death(topology, mine, channels, row),
+        check=(lambda: None) if keeper is None else keeper.check,
     )
 
 

@@ -14,11 +14,13 @@ from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.plugins import slice_module
 from ddrl.run.checkpoint import TaskRecords
-from ddrl.run.job import Agreement, drive, part
 from ddrl.run.modes.mpi import join_nodes, join_others
 from ddrl.run.process import Interrupts, ended_well, is_orphan, leave_process_group, sweep_open_mpi
+from ddrl.run.processes import HostKeeper
+from ddrl.run.ranks import Agreement, part
 from ddrl.run.task import Task
 from ddrl.run.topology import HostChannels, Topology, board_name, read_failure
+from ddrl.run.trainer import drive
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,6 +36,7 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
     standing: Agreement | None = None
     starter: Any = None
     collectors: Any = None
+    keeper: HostKeeper | None = None
     leader: Any = None  # of gradient nodes
     trouble: BaseException | None = None
     meeting = world
@@ -43,11 +46,11 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
         board = Board.create(board_name(topology.run_id, 0))
         rounds = slice_module("pool.rounds", "pool.collectors") if topology.in_rounds else None
         starter = None if rounds is None else rounds.start_host(topology.run_id, 0)
+        keeper = HostKeeper(topology.run_id, 0)
         channels = HostChannels.create(topology, 0, board)
         standing = Agreement(world)
         with Interrupts() as interrupts:
-            # MPI starts no rank again.
-            task = Task(topology, channels, records, restart=None if topology.in_rounds else lambda rank: False)
+            task = Task(topology, channels, records, [keeper.duty()])
             try:
                 standing.wait()
                 comm = join_nodes(world, topology)
@@ -77,6 +80,8 @@ def lead(world: MPI.Intracomm, topology: Topology, records: TaskRecords, launche
             collectors.close()
         elif starter is not None:
             starter.stop(0.0)
+        if keeper is not None:
+            keeper.end(channels is not None)
         part(meeting, lambda: _discard(channels, launcher), topology.run_id, trouble)
         late = trouble is None and board is not None and board.command == Command.FAIL
         failure = read_failure(topology.run_id, 0) if late else ""  # of a relay, after the task had ended

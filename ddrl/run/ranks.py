@@ -15,23 +15,16 @@ import time
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.distribution.waits import nothing, wait
-from ddrl.run.members import Evaluator
 from ddrl.run.process import (
-    Interrupts,
-    fix_order_of_sums,
-    flush_denormals,
-    set_torch_threads,
     skip_finalize,
-    spare_collector,
 )
-from ddrl.run.task import Outcome, Reason, Task
 from ddrl.run.topology import describe
 
 if TYPE_CHECKING:
@@ -204,36 +197,3 @@ def part(
             abort(world, run_id)
 
     barrier(world, "nobody needs any host's channels", look)
-
-
-# -- driver ------------------------------------------------------------------------------------------------------------
-# Drives one task to its end in a process of its own: the loop of the local and the MPI mode.
-
-
-WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
-
-
-def drive(
-    task: Task, interrupts: Interrupts, save_elsewhere: Callable[[Task], bool] = lambda task: False
-) -> dict[str, Any]:
-    """Turn by turn to the end; the summary. After an error the task is abandoned and the error raised.
-
-    `save_elsewhere` is asked after SIGTERM, between two draws: whether it has saved already.
-    """
-    try:
-        set_torch_threads(task.config.learner.threads)
-        spare_collector()
-        flush_denormals()
-        if task.training.rounds is not None:  # what else learns here depends on when experience arrives
-            fix_order_of_sums()
-        task.start()
-        while (outcome := task.turn()) is not Outcome.DONE:
-            if interrupts.requested:
-                task.end(Reason.INTERRUPTED)
-            elif outcome is Outcome.IDLE:
-                task.wait(WAIT)
-        saved = interrupts.terminated and save_elsewhere(task)
-        return task.finish(lambda: Evaluator(task.config, task.model), settle=not saved, saved=saved)
-    except BaseException as error:
-        task.abandon(error)
-        raise

@@ -1,0 +1,515 @@
+"""The keeper: one process of a host that starts, watches and ends all others of its host.
+
+    place      process of                  started as
+    0          the trainer                 a program: it imports torch, which no other process may
+    1, 2, ...  evaluator and rollouts      a fork of the keeper, which has imported what they need
+
+The keeper has one thread and imports neither torch, MPI, nor the user's code; a fork imports the user's environment. A
+fork's standard error is a pipe to the keeper, which keeps its last MAX_WORDS bytes for messages; a program has such a
+pipe beside its standard error. Whatever ends the keeper ends its children: forks are killed by the kernel, a program is
+sent SIGTERM, on which a trainer saves. `Deaths` decides what a death or a silence leads to."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import random
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import KeeperError
+from ddrl.core.metrics import COLUMNS, Phase
+from ddrl.core.roles import Role
+from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, name_process, step_back
+
+MAX_WORDS = 16_000  # [B] of a child's standard error that are kept
+STACKS_SIGNAL = signal.SIGUSR2
+STACKS_TIMEOUT = 2.0  # [s] for a process to write its stacks
+MAX_RESTARTS = 3  # of one silent process
+KILL_TIMEOUT = 10.0  # [s] for the kernel to end a process that was killed
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
+STATES = {
+    "R": "computes",
+    "S": "sleeps",
+    "D": "waits for a device or a file system, and takes no signal",
+    "T": "is stopped by a signal",
+    "t": "is stopped by a debugger",
+    "Z": "has ended",
+}
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended. status: as of `subprocess.Popen`, the negative number of a signal; words: the end of its
+    standard error; at [s, CLOCK_MONOTONIC]."""
+
+    status: int
+    words: str
+    at: float
+    cpu_seconds: float
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended early with status {self.status}"
+
+
+class Child:
+    """One process that the keeper has started. `place` is its number on the host, `incarnation` counts its restarts."""
+
+    def __init__(self, pid: int, role: Role, place: int, incarnation: int, errors: int, rank: int) -> None:
+        """errors: reading end of its standard error, which this object closes."""
+        self.pid = pid
+        self.role = role
+        self.place = place
+        self.incarnation = incarnation
+        self.rank = rank
+        self.pidfd = os.pidfd_open(pid)
+        os.set_blocking(errors, False)
+        self.errors = errors
+        self._words = b""
+        self._received = 0  # [B] in all
+        self._ended: Ended | None = None
+
+    @property
+    def name(self) -> str:
+        """Machine, process id and role, for messages."""
+        return f"rank {self.rank} ({self.role.value}, process {self.pid} on {socket.gethostname()})"
+
+    def ended(self) -> Ended | None:
+        """How it ended; None while it lives."""
+        if self._ended is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                words = self.words()
+                cpu_seconds = usage.ru_utime + usage.ru_stime
+                self._ended = Ended(os.waitstatus_to_exitcode(status), words, time.monotonic(), cpu_seconds)
+                os.close(self.pidfd)
+                os.close(self.errors)
+        return self._ended
+
+    def words(self) -> str:
+        """The end of what it has written to its standard error."""
+        self.read_errors()
+        return self._words.decode(errors="replace").strip()
+
+    def read_errors(self) -> bool:
+        """Take what it has written, so that it never waits for room in the pipe. Whether more may follow."""
+        if self._ended is not None:
+            return False
+        while True:
+            try:
+                data = os.read(self.errors, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._received += len(data)
+            self._words = (self._words + data)[-MAX_WORDS:]
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self._ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def stacks(self) -> str:
+        """Where it is: the stacks of its Python threads, or its state where it cannot write them."""
+        if self.ended() is not None:
+            return "it has ended"
+        state, caught = _state_of(self.pid)
+        if state not in "RS" or not caught:
+            return f"its process {STATES.get(state, 'is in state ' + state)}"
+        self.read_errors()
+        before = self._received
+        self.send(STACKS_SIGNAL)
+        deadline = time.monotonic() + STACKS_TIMEOUT
+        text = ""
+        while time.monotonic() < deadline:
+            if not select.select([self.errors], [], [], 0.2)[0] and "most recent call first" in text:
+                return text
+            self.read_errors()
+            new = self._received - before
+            text = self._words[-new:].decode(errors="replace").strip() if new else ""
+            if self.ended() is not None:
+                break
+        state, _ = _state_of(self.pid)
+        return text or f"its process {STATES.get(state, 'has ended')}, and does not write its stacks"
+
+    def end(self, grace: float) -> Ended:
+        """Wait `grace` [s] for it to end, then kill it."""
+        deadline = time.monotonic() + grace
+        killed = False
+        while (ended := self.ended()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if killed:
+                    raise KeeperError(f"{self.name} was killed and does not end: {STATES['D']}")
+                self.send(signal.SIGKILL)
+                killed = True
+                deadline = time.monotonic() + KILL_TIMEOUT
+                continue
+            readable = [self.pidfd, self.errors] if self.read_errors() else [self.pidfd]
+            select.select(readable, [], [], left)
+        return ended
+
+
+def _state_of(pid: int) -> tuple[str, bool]:
+    """Its state's letter as in proc(5), and whether it catches STACKS_SIGNAL."""
+    try:
+        lines = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+    except OSError:
+        return "Z", False
+    return lines["State"].strip()[0], bool(int(lines["SigCgt"].strip(), 16) >> (STACKS_SIGNAL - 1) & 1)
+
+
+def report_stacks(descriptor: int) -> None:
+    """Let this process write its stacks there when it is sent STACKS_SIGNAL, or crashes, whatever it hangs in."""
+    faulthandler.enable(file=descriptor)
+    faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+
+def end_stranger(pid: int) -> None:
+    """Kill a process that is no child of this one, once it has had the time to write its stacks to its own standard
+    error."""
+    with contextlib.suppress(ProcessLookupError):
+        state, caught = _state_of(pid)
+        if caught and state in "RS":
+            os.kill(pid, STACKS_SIGNAL)
+            time.sleep(STACKS_TIMEOUT)
+        os.kill(pid, signal.SIGKILL)
+
+
+# -- what a death leads to ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Deaths:
+    """What the end or the silence of a process leads to. Any death ends the job; a silent rollout or evaluator is ended
+    and started again, at most `max_restarts` times each."""
+
+    max_restarts: int = 3
+    restarts: dict[int, int] = field(default_factory=dict[int, int])  # by place
+
+    def after_end(self, child: Child, ended: Ended) -> bool:
+        """Whether to start the process again; else the job ends."""
+        return False
+
+    def after_silence(self, child: Child) -> bool:
+        """Whether to start a silent process again; else the job ends."""
+        if child.role is Role.TRAINER:
+            return False
+        self.restarts[child.place] = self.restarts.get(child.place, 0) + 1
+        return self.restarts[child.place] <= self.max_restarts
+
+
+# -- silence -----------------------------------------------------------------------------------------------------------
+
+LOOK_PERIOD = 1.0  # [s] between two looks at heartbeats
+WORDS_AFTER = 0.1  # of the limit: the user is told
+RANK, ROLE, HOST, PID, HEARTBEAT, ENDED, PHASE = map(
+    COLUMNS.index, ("rank", "role", "host", "pid", "heartbeat", "ended", "phase")
+)
+WATCHED = [list(Role).index(role) for role in (Role.TRAINER, Role.ROLLOUT, Role.EVALUATOR, Role.RELAY)]
+LONG_PHASE_LIMIT = 1800.0  # [s] without a heartbeat while saving: a large replay on a slow disk
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A process without a sign of life for `seconds`. `final`: its limit is reached; before, the user is told once."""
+
+    row: int
+    rank: int
+    role: Role
+    host: int
+    pid: int
+    seconds: float
+    limit: float
+    final: bool
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        name = f"rank {self.rank} ({self.role.value} of host {self.host})"
+        return f"{name} has shown no sign of life for {self.seconds:.0f} s"
+
+
+class Silence:
+    """Finds processes that show no sign of life, in the counters of all processes [processes, columns].
+
+    Only changes of a heartbeat count, measured by this process's clock: clocks of hosts differ. The limit is
+    `start_limit` until the first sign of life, then `limit`; a phase (`Phase`) may have another one."""
+
+    def __init__(self, limit: float, start_limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._start_limit = max(limit, start_limit)
+        self._clock = clock
+        self._beats = np.empty(0)
+        self._changed = np.empty(0)  # when each heartbeat was seen to change [s]
+        self._started = np.empty(0, bool)
+        self._noted: set[int] = set()
+        self._next_look = 0.0
+
+    def due(self) -> bool:
+        """Whether to look now."""
+        return self._clock() >= self._next_look
+
+    def look(self, table: NDArray[np.float64]) -> list[Silent]:
+        """Those that are silent for WORDS_AFTER of their limit (each once) or for all of it (until `restarted`)."""
+        now = self._clock()
+        self._next_look = now + LOOK_PERIOD
+        beats = np.nan_to_num(table[:, HEARTBEAT], nan=-1.0)
+        beats[np.isnan(table[:, ROLE])] = -2.0  # its first counter is a sign of life
+        if len(beats) != len(self._beats):
+            self._beats = beats
+            self._changed = np.full(len(beats), now)
+            self._started = beats >= 0.0
+        changed = beats != self._beats
+        self._changed[changed] = now
+        self._started |= changed & (beats >= 0.0)
+        self._beats = beats
+        limits = self._limits(table)
+        late = now - self._changed >= WORDS_AFTER * limits
+        watched = np.isin(table[:, ROLE], WATCHED) & (table[:, ENDED] != 1.0)
+        self._noted -= set(np.flatnonzero(~late).tolist())
+        found: list[Silent] = []
+        for row in np.flatnonzero(watched & late).tolist():
+            silent = self._describe(table[row], row, now - float(self._changed[row]), float(limits[row]))
+            if silent.final or row not in self._noted:
+                self._noted.add(row)
+                found.append(silent)
+        return found
+
+    def has_started(self, row: int) -> bool:
+        """Whether the process of this row has ever shown a sign of life."""
+        return bool(self._started[row])
+
+    def restarted(self, row: int) -> None:
+        """The process of this row was started again: it counts as one that starts."""
+        self._changed[row] = self._clock()
+        self._started[row] = False
+        self._noted.discard(row)
+
+    def _limits(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
+        limits = np.where(self._started, self._limit, self._start_limit)
+        phases = table[:, PHASE]
+        limits[phases == Phase.SAVING] = max(self._limit, LONG_PHASE_LIMIT)
+        limits[phases == Phase.WAITING] = np.inf  # a pool lends its device when it can
+        return limits
+
+    def _describe(self, values: NDArray[np.float64], row: int, seconds: float, limit: float) -> Silent:
+        pid = values[PID]
+        return Silent(
+            row,
+            int(values[RANK]),
+            list(Role)[int(values[ROLE])],
+            int(values[HOST]),
+            -1 if np.isnan(pid) else int(pid),
+            seconds,
+            limit,
+            final=seconds >= limit,
+        )
+
+
+# -- all processes of a host -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process may be, and how it is started: `work`, in a fork, gives its exit status; or `program`, the words
+    of a command, to which two are added: the descriptor for its stacks, and the keeper's process id.
+
+    inherited: descriptors that the program keeps; cores: on which a fork may run (None: on the keeper's)."""
+
+    rank: int
+    role: Role
+    work: Callable[[], int] | None = None
+    program: Sequence[str] = ()
+    inherited: Sequence[int] = ()
+    cores: frozenset[int] | None = None
+
+
+class Keeper:
+    """Starts and ends the processes of a host; see the module."""
+
+    def __init__(
+        self, places: Mapping[int, Place], seed: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """seed: of `random` and `numpy.random` in forks, with place and incarnation; environment: of programs."""
+        self.places = dict(places)
+        self.children: dict[int, Child] = {}  # by place
+        self._seed = seed
+        self._environment = without_launcher(os.environ if environment is None else environment)
+        self._selector = selectors.DefaultSelector()
+
+    def start(self, place: int, incarnation: int = 0) -> Child:
+        """Start the process of a place. KeeperError, with the limit that was met, where the machine allows no more."""
+        wanted = self.places[place]
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            if wanted.work is None:
+                pid = self._start_program(wanted, writing)
+            else:
+                pid = self._start_fork(wanted, place, incarnation, reading, writing)
+        except OSError as error:
+            os.close(reading)
+            raise KeeperError(
+                f"no process can be started for the {wanted.role.value} ({len(self.children)} run): {error.strerror}; "
+                "raise `ulimit -u`, or pids.max of the container's control group, or start fewer (run.processes)"
+            ) from None
+        finally:
+            os.close(writing)
+        child = Child(pid, wanted.role, place, incarnation, reading, wanted.rank)
+        self.children[place] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        self._selector.register(child.errors, selectors.EVENT_READ, child)
+        return child
+
+    def watch(self, descriptor: int, act: Callable[[], object]) -> None:
+        """Call `act` in `look` whenever the descriptor can be read."""
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Undo `watch`."""
+        self._selector.unregister(descriptor)
+
+    def look(self, timeout: float) -> list[tuple[Child, Ended]]:
+        """Sleep until something happens, at most `timeout` [s]; the processes that have ended since the last call."""
+        gone: list[tuple[Child, Ended]] = []
+        for key, _ in self._selector.select(timeout):
+            if not isinstance(key.data, Child):
+                key.data()
+            elif key.fd == key.data.errors and not key.data.read_errors():
+                self._selector.unregister(key.fd)
+        for place, child in list(self.children.items()):
+            ended = self._reap(place, child)
+            if ended is not None:
+                gone.append((child, ended))
+        return gone
+
+    def restart(self, child: Child) -> Child:
+        """Kill a process and start the next incarnation in its place."""
+        self._forget(child)
+        child.end(0.0)
+        return self.start(child.place, child.incarnation + 1)
+
+    def end(self, grace: float) -> None:
+        """Wait at most `grace` [s] for all of them together, then kill who is left."""
+        deadline = time.monotonic() + grace
+        for child in list(self.children.values()):
+            self._forget(child)
+            child.end(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Let go of what is watched; every child has ended."""
+        self._selector.close()
+
+    def _reap(self, place: int, child: Child) -> Ended | None:
+        errors = child.errors
+        pidfd = child.pidfd
+        ended = child.ended()
+        if ended is not None:
+            del self.children[place]
+            for descriptor in (errors, pidfd):
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(descriptor)
+        return ended
+
+    def _forget(self, child: Child) -> None:
+        del self.children[child.place]
+        for descriptor in (child.errors, child.pidfd):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(descriptor)
+
+    def _start_program(self, place: Place, errors: int) -> int:
+        with interrupts_held_back():  # until the program says what they mean to it
+            process = subprocess.Popen(
+                [*place.program, str(errors), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                pass_fds=[errors, *place.inherited],
+                start_new_session=True,  # Ctrl-C reaches the keeper alone, which decides what it means
+            )
+        process.returncode = 0  # `Child` waits for it
+        return process.pid
+
+    def _start_fork(self, wanted: Place, place: int, incarnation: int, reading: int, writing: int) -> int:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with interrupts_held_back():
+            pid = os.fork()
+            if pid == 0:
+                assert wanted.work is not None
+                os.close(reading)
+                for child in self.children.values():
+                    os.close(child.errors)
+                    os.close(child.pidfd)
+                self._selector.close()
+                if wanted.cores:
+                    with contextlib.suppress(OSError):
+                        os.sched_setaffinity(0, wanted.cores)
+                name_process(f"ddrl {wanted.rank} {wanted.role.value}")
+                run_fork(parent, writing, wanted.work, [self._seed, place, incarnation])
+        return pid
+
+
+def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[int]) -> NoReturn:
+    """In a forked process: do the work and end, whatever happens."""
+    status = 1
+    try:
+        die_with(parent)
+        ignore_interrupts()
+        step_back()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(errors, 2)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 (until the process ends)
+        report_stacks(2)
+        entropy = np.random.SeedSequence(list(seed)).generate_state(2)
+        random.seed(int(entropy[0]))
+        np.random.seed(int(entropy[1]))
+        status = work()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables of an MPI launcher: a process with them that is no rank confuses mpirun."""
+    return {name: value for name, value in environment.items() if not name.startswith(LAUNCHER_VARIABLES)}
+
+
+def import_for_members() -> None:
+    """Import once what every rollout and evaluator needs, before they are forked."""
+    import ddrl.run.members  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    gc.collect()
+    gc.freeze()  # forks share these objects: collecting garbage would write to their pages

@@ -1,0 +1,151 @@
+"""The trainer's process: `python -m ddrl.run.trainer RUN_ID LINK ERRORS PARENT`, started by the keeper.
+
+It imports torch while the keeper prepares the run, then attaches the host's channels and drives the task to its end.
+LINK: descriptor of its end of the link to the keeper; ERRORS: where it writes its stacks when it is asked; PARENT: the
+keeper's process id. A keeper that has ended is an interrupt: the trainer saves, removes the channels, and ends."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddrl.channels.segment import unlink_run
+from ddrl.core.errors import DdrlError, JobFailed
+from ddrl.run.process import (
+    Interrupts,
+    die_with,
+    fix_order_of_sums,
+    flush_denormals,
+    is_orphan,
+    set_torch_threads,
+    spare_collector,
+)
+
+if TYPE_CHECKING:
+    from ddrl.run.processes import Link
+    from ddrl.run.task import Task
+
+WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
+START_TIMEOUT = 600.0  # [s] for the keeper to make the channels
+Equip = Callable[["Task"], Callable[[dict[str, Any]], object] | None]
+
+
+def drive(
+    task: Task, interrupts: Interrupts, save_elsewhere: Callable[[Task], bool] = lambda task: False
+) -> dict[str, Any]:
+    """Turn by turn to the end; the summary. After an error the task is abandoned and the error raised.
+
+    `save_elsewhere` is asked after SIGTERM, between two draws: whether it has saved already."""
+    from ddrl.run.members import Evaluator
+    from ddrl.run.task import Outcome, Reason
+
+    try:
+        set_torch_threads(task.config.learner.threads)
+        spare_collector()
+        flush_denormals()
+        if task.training.rounds is not None:  # what else learns here depends on when experience arrives
+            fix_order_of_sums()
+        task.start()
+        while (outcome := task.turn()) is not Outcome.DONE:
+            if interrupts.requested:
+                task.end(Reason.INTERRUPTED)
+            elif outcome is Outcome.IDLE:
+                task.wait(WAIT)
+        saved = interrupts.terminated and save_elsewhere(task)
+        return task.finish(lambda: Evaluator(task.config, task.model), settle=not saved, saved=saved)
+    except BaseException as error:
+        task.abandon(error)
+        raise
+
+
+def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda task: None) -> dict[str, Any]:
+    """Attach the run's channels and train to the end; the summary. `equip` is called with the task before its first
+    turn; what it gives is called with the summary at the end."""
+    from ddrl.learner import import_torch
+
+    import_torch()
+    from ddrl.run.checkpoint import Checkpoint, TaskRecords
+    from ddrl.run.directory import RunDirectory, RunLock
+    from ddrl.run.processes import Records
+    from ddrl.run.task import Duty, Task
+    from ddrl.run.topology import HostChannels
+
+    channels = HostChannels.attach(run_id, 0, START_TIMEOUT)
+    channels.attach_drained()
+    messages = link.receive(wait=True)
+    if not messages:
+        raise JobFailed("")  # the keeper has ended
+    records = messages[0]
+    assert isinstance(records, Records)
+    descriptor = link.take_descriptor()
+    directory = RunDirectory(Path(records.directory), None if descriptor is None else RunLock.adopt(descriptor))
+    resume = None if records.resume is None else Checkpoint(Path(records.resume[0]), records.resume[1])
+    task = Task(channels.topology, channels, TaskRecords(directory, resume))
+    task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
+    rounds = None
+    try:
+        rounds = start_rounds(task)
+        finish = equip(task)
+        document = drive(task, interrupts)
+        if finish is not None:
+            finish(document)
+        return document
+    finally:
+        if rounds is not None:
+            rounds.close()
+        channels.close()
+
+
+def _pass_notes(task: Task, link: Link) -> None:
+    from ddrl.run.processes import Note
+
+    for message in link.receive():
+        if isinstance(message, Note):
+            task.alarm(message.text, message.rank)
+
+
+def start_rounds(task: Task, launcher: int | None = None) -> Any:
+    """Let the task go in rounds where its settings say so: its collectors, which the caller closes. launcher: process
+    whose end means that the relays of other hosts have ended."""
+    if not task.topology.in_rounds:
+        return None
+    from ddrl.core.plugins import slice_module
+
+    rounds = slice_module("pool.rounds", "pool.collectors")
+    return rounds.go_in_rounds(task, rounds.start_host(task.topology.run_id, 0), launcher)
+
+
+def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> int:
+    """Run the trainer that the words (by default the command line's) name; the process's exit status."""
+    from ddrl.run.keeper import report_stacks
+
+    run_id, descriptor, errors, parent = sys.argv[-4:] if words is None else words
+    report_stacks(int(errors))
+    with Interrupts() as interrupts:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
+        die_with(int(parent), signal.SIGTERM)
+        import socket
+
+        from ddrl.run.processes import Link, Result
+        from ddrl.run.topology import describe
+
+        link = Link(socket.socket(fileno=int(descriptor)))
+        try:
+            result = Result(train(run_id, link, interrupts, equip))
+        except KeyboardInterrupt:
+            return 130
+        except DdrlError as error:
+            result = Result(None, str(error))
+        except BaseException as error:
+            result = Result(None, describe(error, "the trainer"))
+        link.send(result)
+        if is_orphan(int(parent)):
+            unlink_run(run_id)
+    return 0 if result.document is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

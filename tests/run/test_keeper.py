@@ -1,0 +1,206 @@
+"""The keeper: programs and forks that it starts, watches, restarts and ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddrl.core.errors import EnvError, KeeperError
+from ddrl.core.roles import Role
+from ddrl.run.keeper import MAX_WORDS, Child, Deaths, Ended, Keeper, Place, without_launcher
+from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
+
+PROGRAM = """
+import os, sys, time
+from ddrl.run.keeper import report_stacks
+from ddrl.run.process import die_with
+report_stacks(int(sys.argv[-2]))
+die_with(int(sys.argv[-1]))
+os.write(int(sys.argv[-2]), b"here")
+def deep_inside(): time.sleep(1000)
+deep_inside()
+"""
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    made = Keeper({}, seed=3)
+    yield made
+    made.end(0.0)
+    made.close()
+
+
+def fork(keeper: Keeper, work, place: int = 1, incarnation: int = 0) -> Child:
+    keeper.places[place] = Place(place, Role.ROLLOUT, work)
+    return keeper.start(place, incarnation)
+
+
+def end_of(keeper: Keeper) -> tuple[Child, Ended]:
+    gone: list[tuple[Child, Ended]] = []
+    deadline = time.monotonic() + PATIENCE
+    while not gone and time.monotonic() < deadline:
+        gone = keeper.look(1.0)
+    return gone[0]
+
+
+def hang() -> int:
+    def deep_inside() -> None:
+        time.sleep(1000)
+
+    deep_inside()
+    return 0
+
+
+def test_the_end_of_a_fork_has_its_status_and_its_last_words(keeper: Keeper) -> None:
+    def work() -> int:
+        print("the corridor collapsed", file=sys.stderr)
+        return 3
+
+    child = fork(keeper, work)
+    gone, ended = end_of(keeper)
+    assert gone is child
+    assert (ended.status, ended.words, ended.how) == (3, "the corridor collapsed", "ended early with status 3")
+    assert str(child.pid) in child.name
+    assert "rank 1 (rollout" in child.name
+    assert keeper.children == {}
+
+
+def test_an_exception_in_a_fork_is_among_its_words_and_goes_no_further(keeper: Keeper) -> None:
+    fork(keeper, lambda: 1 // 0)
+    _, ended = end_of(keeper)
+    assert ended.status == 1
+    assert "ZeroDivisionError" in ended.words
+
+
+def test_words_are_bounded_and_a_talkative_fork_never_waits(keeper: Keeper) -> None:
+    def work() -> int:
+        os.write(2, b"x" * 3_000_000 + b"the end")
+        return 0
+
+    fork(keeper, work)
+    _, ended = end_of(keeper)
+    assert ended.status == 0
+    assert len(ended.words) == MAX_WORDS
+    assert ended.words.endswith("the end")
+
+
+def test_a_killed_fork_is_named_by_its_signal(keeper: Keeper) -> None:
+    child = fork(keeper, hang)
+    os.kill(child.pid, signal.SIGKILL)
+    _, ended = end_of(keeper)
+    assert ended.how == "was killed by SIGKILL"
+
+
+def test_the_stacks_of_a_fork_that_hangs_name_the_function(keeper: Keeper) -> None:
+    child = fork(keeper, hang)
+    wait_until(lambda: "deep_inside" in child.stacks(), "no stacks came")
+    os.kill(child.pid, signal.SIGSTOP)
+    wait_until(lambda: "is stopped by a signal" in child.stacks(), "its state was not named")
+
+
+def test_a_program_has_a_session_of_its_own_and_writes_its_stacks(keeper: Keeper) -> None:
+    keeper.places[0] = Place(0, Role.TRAINER, program=[sys.executable, "-c", PROGRAM])
+    child = keeper.start(0)
+    wait_until(lambda: "here" in child.words(), "the program did not start")
+    assert os.getsid(child.pid) == child.pid
+    assert "deep_inside" in child.stacks()
+
+
+def test_a_silent_fork_is_restarted_with_another_seed_and_the_same_place(keeper: Keeper) -> None:
+    def draw() -> int:
+        os.write(2, f"{random.random()} {np.random.random()}\n".encode())
+        return hang()
+
+    first = fork(keeper, draw)
+    drawn = wait_until(first.words, "nothing was drawn")
+    second = keeper.restart(first)
+    assert (second.place, second.incarnation) == (1, 1)
+    assert first.ended() is not None
+    other = wait_until(second.words, "nothing was drawn again")
+    assert set(other.split()).isdisjoint(drawn.split())
+    again = Keeper({1: Place(1, Role.ROLLOUT, draw)}, seed=3)
+    assert wait_until(again.start(1).words, "nothing was drawn") == drawn  # by seed, place and incarnation alone
+    again.end(0.0)
+
+
+def test_by_default_any_death_ends_the_job_and_silence_restarts_a_rollout_three_times(keeper: Keeper) -> None:
+    child = fork(keeper, hang)
+    deaths = Deaths()
+    assert not deaths.after_end(child, Ended(-9, "", 0.0, 0.0))
+    assert [deaths.after_silence(child) for _ in range(4)] == [True, True, True, False]
+    keeper.places[0] = Place(0, Role.TRAINER, hang)
+    assert not deaths.after_silence(keeper.start(0))
+
+
+def test_descriptors_are_watched_in_the_same_sleep(keeper: Keeper) -> None:
+    reading, writing = os.pipe()
+    heard: list[bytes] = []
+    keeper.watch(reading, lambda: heard.append(os.read(reading, 10)))
+    os.write(writing, b"order")
+    keeper.look(PATIENCE)
+    assert heard == [b"order"]
+    keeper.unwatch(reading)
+
+
+def test_nothing_outlives_a_keeper_that_is_killed(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from ddrl.core.roles import Role
+from ddrl.run.keeper import Keeper, Place
+keeper = Keeper({place: Place(place, Role.ROLLOUT, lambda: time.sleep(1000) or 0) for place in (1, 2)})
+pids = [keeper.start(place).pid for place in (1, 2)]
+Path(sys.argv[1]).write_text(" ".join(map(str, pids)))
+time.sleep(1000)
+"""
+    said = tmp_path / "pids"
+    parent = subprocess.Popen([sys.executable, "-c", code, str(said)], env=environment())
+    pids = wait_until(lambda: said.exists() and said.read_text().split(), "nothing was started")
+    time.sleep(0.2)  # the forks ask the kernel to be killed
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not any(alive(int(pid)) for pid in pids), "forks outlive their keeper")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_where_the_machine_allows_no_more_processes_the_error_names_the_limit(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    with pytest.raises(KeeperError, match=r"ulimit -u.*pids\.max"):
+        fork(keeper, hang)
+    assert resource.getrlimit(resource.RLIMIT_NPROC)
+
+
+def test_programs_have_no_variables_of_a_launcher() -> None:
+    variables = {"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3", "PRTE_X": "", "PATH": "/bin"}
+    assert without_launcher(variables) == {"PATH": "/bin"}
+
+
+def test_a_constructor_that_never_returns_is_named_with_its_stacks() -> None:
+    from ddrl.core.settings import load_config
+    from ddrl.run.preparation import probe_in_fork
+
+    config = load_config(None, ["env.id=tests.run.environments:endless", "run.start_limit=1"])
+    with pytest.raises(EnvError, match=r"(?s)run\.start_limit.*process \d+ on .*in endless"):
+        probe_in_fork(config)
