@@ -46,7 +46,6 @@ class Removed:
 
 
 REMOVED = {
-    "areas.guard": Removed("generations", "set replay.source = benchmarks.admix.sources:PlainFlag"),
     "run.keep_checkpoints": Removed(3, "the three newest checkpoints are kept; copy those that are to stay"),
     "cluster.uplink_block_bytes": Removed(1 << 18, "one message holds at most 256 KiB of experience"),
     "areas.guard": Removed("generations", "set replay.source = benchmarks.admix.sources:PlainFlag"),
@@ -57,7 +56,6 @@ REMOVED = {
 
 # Values that named a plug-in of the library in earlier versions, and the name by which it is found now.
 RENAMED_VALUES = {
-    ("replay.source", "pool"): "benchmarks.admix.sources:RandomPool",
     ("cluster.scheme", "two_tree"): "benchmarks.distribution.schemes:TwoTree",
     ("cluster.scheme", "binomial"): "benchmarks.distribution.schemes:Binomial",
     ("cluster.scheme", "scatter_ring"): "benchmarks.distribution.schemes:ScatterRing",
