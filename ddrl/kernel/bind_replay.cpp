@@ -14,17 +14,16 @@ using namespace ddrl::replay;
 void bind_replay(nb::module_& module) {
     nb::exception<Misfit>(module, "Misfit", PyExc_TypeError);
     nb::class_<ReplayCore>(module, "ReplayCore", "The replay kernel; ddrl.replay.ExperienceReplay is its face.")
-        .def(nb::init<std::vector<ddrl::bind::ColumnEntry>, u32, const std::array<std::size_t, 4>&, u64, u32, bool, u32,
+        .def(nb::init<const std::vector<ddrl::bind::ColumnEntry>&, const std::array<std::size_t, 4>&, u64, u32, bool, u32,
                       u32, nb::object, u64, u32, const std::string&>(),
-             nb::kw_only(), nb::arg("table"), nb::arg("observations"), nb::arg("row"), nb::arg("capacity"),
+             nb::kw_only(), nb::arg("table"), nb::arg("row"), nb::arg("capacity"),
              nb::arg("pick_len"), nb::arg("short_picks"), nb::arg("n_step"), nb::arg("burn_in"), nb::arg("eviction"),
              nb::arg("seed"), nb::arg("shift"), nb::arg("file"))
         .def("new_episode", &ReplayCore::new_episode)
-        .def("record", &ReplayCore::record, nb::arg("handle"), nb::arg("state"), nb::arg("action"), nb::arg("reward"),
-             nb::arg("final_state").none(), nb::arg("ending"), nb::arg("policy_version"), nb::arg("columns").none())
-        .def("record_steps", &ReplayCore::record_steps, nb::arg("handle"), nb::arg("count"), nb::arg("state"),
-             nb::arg("action"), nb::arg("reward"), nb::arg("final_state").none(), nb::arg("ending"),
-             nb::arg("policy_version"), nb::arg("columns").none())
+        .def("record", &ReplayCore::record, nb::arg("handle"), nb::arg("count"), nb::arg("values"),
+             nb::arg("finals").none(), nb::arg("ending"),
+             nb::sig("def record(self, handle: int, count: int, values: tuple[typing.Any, ...], "
+                     "finals: typing.Any | None, ending: int) -> int"))
         .def("cut", &ReplayCore::cut, nb::arg("handle"))
         .def("record_rows", &ReplayCore::record_rows, nb::arg("rows"))
         .def("cut_streams", &ReplayCore::cut_streams)

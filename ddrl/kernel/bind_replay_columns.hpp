@@ -34,11 +34,23 @@ inline const byte* fitted(bind::nb::handle object, View& view, const Field& fiel
     return view.data();
 }
 
-// One further column of those given by name.
-inline bind::nb::handle item(bind::nb::handle given, const bind::nb::str& name) {
-    PyObject* value = PyDict_Check(given.ptr()) ? PyDict_GetItem(given.ptr(), name.ptr()) : nullptr;
-    if (!value) throw Misfit("columns lacks " + std::string(name.c_str()));
-    return value;
+// A column of one record, as a Python number given in place of an array.
+inline bool number(bind::nb::handle object, const Field& field, u64& out) {
+    if (!field.shape.empty()) return false;
+    const char code = field.format.size() == 1 ? field.format[0] : '?';
+    if (code == 'f' && (PyFloat_Check(object.ptr()) || PyLong_CheckExact(object.ptr()))) {
+        const float value = static_cast<float>(PyFloat_AsDouble(object.ptr()));
+        std::memcpy(&out, &value, sizeof value);
+    } else if (field.bytes == 8 && PyLong_CheckExact(object.ptr()) && (code == 'l' || code == 'q')) {
+        const long long value = PyLong_AsLongLong(object.ptr());
+        std::memcpy(&out, &value, sizeof value);
+    } else if (field.bytes == 8 && PyLong_CheckExact(object.ptr()) && (code == 'L' || code == 'Q')) {
+        out = PyLong_AsUnsignedLongLong(object.ptr());
+    } else {
+        return false;
+    }
+    if (PyErr_Occurred()) throw bind::nb::python_error();
+    return true;
 }
 
 }  // namespace ddrl::replay

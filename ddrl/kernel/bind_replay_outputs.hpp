@@ -19,7 +19,7 @@ using bind::View;
 class OutputPool {
 public:
     struct Entry {
-        nb::object batch;  // a tuple of arrays, None, or dicts of arrays
+        nb::object batch;  // a tuple of arrays, None, and tuples or dicts of arrays
         std::vector<byte*> data;  // of its arrays, in the kernel's order; null for None
         std::size_t bytes = 0;  // of its arrays
     };
@@ -59,17 +59,17 @@ public:
 private:
     static constexpr std::size_t MAX_BATCHES = 8;  // of one size that are reused; further ones are simply the caller's
     static constexpr std::size_t MAX_SIZES = 16;
-    // Whether nobody else refers to a batch, to one of its arrays, or to a dict of them.
-    static bool unused(PyObject* batch) {
-        if (Py_REFCNT(batch) != 1) return false;
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(batch); ++i) {
-            PyObject* item = PyTuple_GET_ITEM(batch, i);
-            if (item != Py_None && Py_REFCNT(item) != 1) return false;
-            if (!PyDict_CheckExact(item)) continue;
-            PyObject *key, *array;
-            for (Py_ssize_t at = 0; PyDict_Next(item, &at, &key, &array);)
-                if (Py_REFCNT(array) != 1) return false;
-        }
+    // Whether nobody else refers to a batch or to anything in it.
+    static bool unused(PyObject* object) {
+        if (object == Py_None) return true;
+        if (Py_REFCNT(object) != 1) return false;
+        if (PyTuple_Check(object))
+            for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i)
+                if (!unused(PyTuple_GET_ITEM(object, i))) return false;
+        PyObject *key, *array;
+        if (PyDict_CheckExact(object))
+            for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &array);)
+                if (!unused(array)) return false;
         return true;
     }
     std::map<u32, std::vector<Entry>> by_size_;

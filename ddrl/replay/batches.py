@@ -31,7 +31,6 @@ class Windows(NamedTuple):
     seq_len_next: NDArray[np.uint32]  # [B], next states
     batch_pick_epi: NDArray[np.uint64]  # [B]
     batch_pick_pos: NDArray[np.uint32]  # [B]
-    columns: dict[str, NDArray[Any]]  # [B, L, ...]; MEMORY [B, ...], of the first record; STATE also as name_next
 
 
 class Transitions(NamedTuple):
@@ -78,8 +77,8 @@ class Sequences(NamedTuple):
 class BatchShapes:
     """Makes fresh arrays for the batches of one replay; called by the kernel when no used batch is free.
 
-    Each method gives a batch and its arrays in the kernel's order: one for each stored column (None: not wanted), then
-    what the method's last lines add."""
+    Each method gives a batch and its arrays in the kernel's order: handles, positions and weights of the picks, one
+    for each stored column (None: not wanted), then what the method's last lines add."""
 
     def __init__(self, schema: RowSchema, *, pick_len: int, n_step: int, burn_in: int) -> None:
         self._schema = schema
@@ -88,8 +87,8 @@ class BatchShapes:
         self._burn_in = burn_in
         self._states = schema.of(ColumnRole.STATE)
 
-    def windows(self, size: int) -> tuple[Windows, Outputs]:
-        """Arrays for get_batch; behind the columns: next states, lengths, picks."""
+    def windows(self, size: int) -> tuple[tuple[Windows, dict[str, NDArray[Any]]], Outputs]:
+        """Arrays for get_batch; behind the columns: next states, lengths."""
         lead = (size, self._pick_len)
         first = {
             column.name: self._array((size,) if column.role is ColumnRole.MEMORY else lead, column)
@@ -109,12 +108,12 @@ class BatchShapes:
             next_length,
             handle,
             position,
-            self._further(first, after),
         )
-        return batch, (*self._outputs(first), *after.values(), length, next_length, handle, position)
+        outputs = (handle, position, None, *self._outputs(first), *after.values(), length, next_length)
+        return (batch, self._further(first, after)), outputs
 
     def transitions(self, size: int) -> tuple[Transitions, Outputs]:
-        """Arrays for sample; behind the columns: next states, discounts, picks, weights."""
+        """Arrays for sample; behind the columns: next states, discounts."""
         first = {column.name: self._array((size,), column) for column in self._schema.stored}
         after = self._next((size,))
         discount = np.empty(size, np.float32)
@@ -132,11 +131,11 @@ class BatchShapes:
             first["policy_version"],
             self._further(first, after),
         )
-        return batch, (*self._outputs(first), *after.values(), discount, handle, position, weight)
+        return batch, (handle, position, weight, *self._outputs(first), *after.values(), discount)
 
     def sequences(self, size: int) -> tuple[Sequences, Outputs]:
         """Arrays for sample_sequences; behind the columns: what is given of the pick's first record alone, discounts,
-        steps ahead, lengths, picks, weights."""
+        steps ahead, lengths."""
         room = self._burn_in + self._pick_len
         lead = (size, self._pick_len)
         leads = {
@@ -171,8 +170,8 @@ class BatchShapes:
             at_pick["policy_version"],
             self._further(run, {}),
         )
-        rest = (discount, ahead, burn, length, handle, position, weight)
-        return batch, (*self._outputs(run), *self._outputs(at_pick), *rest)
+        picks = (handle, position, weight)
+        return batch, (*picks, *self._outputs(run), *self._outputs(at_pick), discount, ahead, burn, length)
 
     def _array(self, lead: tuple[int, ...], column: Column) -> NDArray[Any]:
         stacked = self._schema.frame_stack > 1 and column in self._schema.observation

@@ -41,11 +41,37 @@ class RecordArrays:
         self._action = schema.column("action").array
         self._reward = schema.column("reward").array
         self._further = {column.name: column for column in schema.further}
+        self._observation = [column.name for column in schema.observation]
+        self._further_states = [column.name for column in schema.further if column.role is ColumnRole.STATE]
+        self._stored = [column.name for column in schema.stored]
 
     @property
     def plain(self) -> bool:
         """Whether a record is one state array, an action and a reward, and nothing further."""
         return not self._named and not self._further
+
+    def values(
+        self,
+        state: Any,
+        action: ArrayLike,
+        reward: ArrayLike,
+        version: Any,
+        final_state: Any,
+        columns: Mapping[str, ArrayLike] | None,
+        lead: tuple[int, ...],
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+        """One array for each stored column, in their order, and one for each of role STATE after the last record
+        (None: the episode goes on)."""
+        ends = final_state is not None
+        arrays: dict[str, Any] = self.further(columns, lead, ends)
+        arrays |= dict(zip(self._observation, self.observation(state, lead), strict=True))
+        arrays["action"] = conform(action, self._action, lead, "action")
+        arrays["reward"] = conform(np.asarray(reward, np.float32), self._reward, lead, "reward")
+        arrays["policy_version"] = version
+        values = tuple(arrays[name] for name in self._stored)
+        if not ends:
+            return values, None
+        return values, (*self.observation(final_state, ()), *(arrays[f"{name}_next"] for name in self._further_states))
 
     def observation(self, state: Any, lead: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
         """A state: one array, or a dict (or structured array) of the named ones."""
@@ -57,14 +83,6 @@ class RecordArrays:
         if set(names or ()) != set(self._arrays):
             raise ValueError(f"a state of this replay is a dict of {', '.join(self._arrays)}")
         return tuple(conform(state[name], array, lead, name) for name, array in self._arrays.items())
-
-    def action(self, action: ArrayLike, lead: tuple[int, ...]) -> NDArray[Any]:
-        """An action."""
-        return conform(action, self._action, lead, "action")
-
-    def reward(self, reward: ArrayLike, lead: tuple[int, ...]) -> NDArray[np.float32]:
-        """A reward; a vector of them where the schema has one."""
-        return conform(np.asarray(reward, np.float32), self._reward, lead, "reward")
 
     def further(
         self, columns: Mapping[str, ArrayLike] | None, lead: tuple[int, ...], ends: bool
@@ -322,7 +340,6 @@ class ExperienceReplay(Snapshots):
         table = {entry[0]: entry for entry in schema.table}
         self._core = ReplayCore(
             table=[table[column.name] for column in schema.stored],
-            observations=len(schema.observation),
             row=[schema.dtype.itemsize, *(table[name][2] for name in ("stream", "step", "kind"))],
             capacity=capacity,
             pick_len=pick_len,
@@ -378,20 +395,12 @@ class ExperienceReplay(Snapshots):
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
         if self._plain and columns is None:
             try:
-                return self._core.record(handle, state, action, reward, final_state, ending, policy_version, None)
+                finals = None if final_state is None else (final_state,)
+                return self._core.record(handle, -1, (state, action, reward, policy_version), finals, ending)
             except Misfit:
                 pass  # an array of another dtype, which may fit once converted
-        arrays = self._arrays
-        return self._core.record(
-            handle,
-            arrays.observation(state, ()),
-            arrays.action(action, ()),
-            arrays.reward(reward, ()),
-            None if final_state is None else arrays.observation(final_state, ()),
-            ending,
-            policy_version,
-            arrays.further(columns, (), ending != LIVE),
-        )
+        values, finals = self._arrays.values(state, action, reward, policy_version, final_state, columns, ())
+        return self._core.record(handle, -1, values, finals, ending)
 
     def record_steps(
         self,
@@ -413,26 +422,15 @@ class ExperienceReplay(Snapshots):
         lead = actions.shape[:1]
         if self._plain and columns is None:
             try:
-                return self._core.record_steps(
-                    handle, lead[0], states, actions, rewards, final_state, ending, policy_version, None
-                )
+                finals = None if final_state is None else (final_state,)
+                return self._core.record(handle, lead[0], (states, actions, rewards, policy_version), finals, ending)
             except Misfit:
                 pass  # as in `record`
-        arrays = self._arrays
-        versions = policy_version
-        if not isinstance(versions, int):
-            versions = conform(versions, ArraySpec((), "uint64"), lead, "policy_version")
-        return self._core.record_steps(
-            handle,
-            lead[0],
-            arrays.observation(states, lead),
-            arrays.action(actions, lead),
-            arrays.reward(rewards, lead),
-            None if final_state is None else arrays.observation(final_state, ()),
-            ending,
-            versions,
-            arrays.further(columns, lead, ending != LIVE),
-        )
+        version = policy_version
+        if not isinstance(version, int):
+            version = conform(version, ArraySpec((), "uint64"), lead, "policy_version")
+        values, finals = self._arrays.values(states, actions, rewards, version, final_state, columns, lead)
+        return self._core.record(handle, lead[0], values, finals, ending)
 
     def record_rows(self, rows: NDArray[Any]) -> int:
         """Record rows of many interleaved streams (structured, [n] of `row_dtype`), in their order; the number of steps
@@ -482,7 +480,13 @@ class ExperienceReplay(Snapshots):
         self._core.set_importance_exponent(selector, exponent)
 
     def get_batch(self, batch_size: int, selector: int) -> Windows:
-        """Draw windows of pick_len records. O(batch_size * pick_len). ValueError where nothing can be drawn."""
+        """Draw windows of pick_len records: eight arrays. O(batch_size * pick_len). ValueError where nothing can be
+        drawn."""
+        return self.get_batch_with_columns(batch_size, selector)[0]
+
+    def get_batch_with_columns(self, batch_size: int, selector: int) -> tuple[Windows, dict[str, NDArray[Any]]]:
+        """As `get_batch`, and the further columns by name: [B, L, ...]; MEMORY [B, ...], of the first record; STATE
+        also as name_next."""
         return self._core.get_batch(batch_size, selector, self._make_windows)
 
     def sample(self, batch_size: int, selector: int, discount: float) -> Transitions:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddrl.balance import Balancer
+from ddrl.balance.collection import Epochs
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--slow-rank", type=int, default=-1, help="a process that computes everything four times")
@@ -27,19 +28,25 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 dist.init_process_group("gloo")
 rank, nodes = dist.get_rank(), dist.get_world_size()
 balancer = Balancer(total=512, nodes=nodes)
+epochs = Epochs(len(x), seed=0)  # every sample once an epoch; every process cuts the same permutation by the same sizes
 for step in range(options.steps):
-    batch = torch.randint(len(x), (512,))
-    sizes = balancer.sizes.tolist()
-    mine = batch.split(sizes)[rank]
+    if epochs.ended:
+        epochs.next_epoch()
+    subsets = epochs.deal(dict(enumerate(balancer.sizes.tolist())))
+    sizes = [len(subset) for subset in subsets.values()]
+    samples = torch.from_numpy(subsets[rank])
+    weight = sizes[rank] / sum(sizes)
     begin = time.perf_counter()
     for _ in range(4 if rank == options.slow_rank else 1):
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x[mine]), y[mine]) * float(balancer.weights[rank])
+        loss = nn.functional.mse_loss(model(x[samples]), y[samples]) * weight
         loss.backward()
     seconds = torch.tensor([time.perf_counter() - begin])
     for parameter in model.parameters():  # the sum of b_i / B times each mean gradient: the whole batch's mean gradient
         dist.all_reduce(parameter.grad)
     optimizer.step()
+    for node in subsets:
+        epochs.done(node)
     times = [torch.empty(1) for _ in range(nodes)]
     dist.all_gather(times, seconds)
     balancer.update(torch.cat(times).numpy())  # the same times everywhere give the same sizes everywhere

@@ -48,11 +48,13 @@ NAMES = {  # of the arrays of every batch: state, action, reward, next state
 }
 
 
-def arrays_of(schema: RowSchema, batch: Windows | Transitions | Sequences) -> dict[str, np.ndarray]:
-    """All arrays of a batch, those of columns by the column's name, next states as name_next."""
+def arrays_of(
+    schema: RowSchema, batch: Windows | Transitions | Sequences, columns: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """All arrays of a batch, those of columns (apart where it is of windows) by name, next states as name_next."""
     state, action, reward, after = NAMES[type(batch)]
     given = batch._asdict()
-    arrays = {**given.pop("columns"), "action": given.pop(action), "reward": given.pop(reward)}
+    arrays = {**given.pop("columns", columns or {}), "action": given.pop(action), "reward": given.pop(reward)}
     for name, suffix in ((state, ""), (after, "_next")):
         observation = given.pop(name, {})
         for column in schema.observation if name else ():

@@ -73,14 +73,15 @@ def test_batches_hold_every_column_as_it_was_recorded(
     if not reference.table:
         return
     selector = replay.new_pick_selector("uniform")
+    windows, columns = replay.get_batch_with_columns(20, selector)
     draws = [
         (replay.sample_sequences(20, selector, DISCOUNT), lambda pick: reference.sequence(pick, DISCOUNT)),
-        (replay.get_batch(20, selector), reference.window),
+        (windows, reference.window),
     ]
     if pick_len == 1:
         draws.append((replay.sample(20, selector, DISCOUNT), lambda pick: reference.transition(pick, DISCOUNT)))
     for batch, law in draws:
-        arrays = arrays_of(schema, batch)
+        arrays = arrays_of(schema, batch, columns)
         handles, positions = (
             (batch.batch_pick_epi, batch.batch_pick_pos)
             if isinstance(batch, Windows)

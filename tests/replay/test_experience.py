@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, Column, EnvSpec
 from ddrl.replay import ExperienceReplay
 from tests.replay.filled import ACTION, STATE, add_episode, fill, make_replay
 
@@ -286,3 +286,27 @@ def test_threads_that_draw_batches_of_other_sizes_get_batches_of_their_own() -> 
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_get_batch_gives_eight_arrays_of_its_own_which_are_used_again_when_nobody_holds_one() -> None:
+    replay = make_replay(pick_len=2, columns=(Column("logp"),))
+    handle = replay.new_episode()
+    for step in range(8):
+        handle = replay.record(handle, np.full(2, step, np.float32), step, 0.0, columns={"logp": -step})
+    selector = replay.new_pick_selector("uniform")
+    batch, columns = replay.get_batch_with_columns(4, selector)
+    state, action, reward, _, length, _, _, position = batch
+    assert (columns["logp"] == -(position[:, None] + np.arange(2))).all()
+    assert (reward == 0).all()
+    assert (length == 2).all()
+    held, before = columns["logp"], columns["logp"].copy()
+    del batch, columns, state, reward, length, _
+    kept, seen = action, action.copy()
+    for _ in range(20):
+        replay.get_batch(4, selector)
+    assert (held == before).all(), "an array that is held is not written to"
+    assert (kept == seen).all()
+    first = replay.get_batch(4, selector)
+    address = first.batch_reward.ctypes.data
+    del first
+    assert replay.get_batch(4, selector).batch_reward.ctypes.data == address

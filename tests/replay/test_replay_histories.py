@@ -118,9 +118,9 @@ class Pair:
     def draw(self, size: int) -> None:
         if not self.reference.table:
             return
-        batch = self.kernel.get_batch(size, self.uniform)
+        batch, columns = self.kernel.get_batch_with_columns(size, self.uniform)
         self.reference.drawn(batch.batch_pick_epi)
-        arrays = arrays_of(self.schema, batch)
+        arrays = arrays_of(self.schema, batch, columns)
         for i, pick in enumerate(zip(batch.batch_pick_epi.tolist(), batch.batch_pick_pos.tolist(), strict=True)):
             window = self.reference.window(pick)
             del window["policy_version"]  # windows hold none
