@@ -13,6 +13,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -194,6 +195,7 @@ def config_tree(config: Config) -> dict[str, Any]:
     return {**tree, **slices}
 
 
+@cache
 def _component(section: str) -> Any:
     return get_type_hints(Config)[section] if section in CORE_SECTIONS else slice_component(section)
 
@@ -283,6 +285,13 @@ def _parse_override(override: str) -> tuple[str, Any]:
     return name, value
 
 
+@cache
+def _names(section: str) -> tuple[str, ...]:
+    """Every setting of the core and of `section`."""
+    sections = dict.fromkeys((*CORE_SECTIONS, section))
+    return tuple(f"{name}.{item.name}" for name in sections for item in fields(_component(name)))
+
+
 def _is_integer_setting(name: str) -> bool:
     return any(info.name == name and info.type == "int" for info in describe_settings([name.partition(".")[0]]))
 
@@ -303,7 +312,7 @@ def _check_names(tree: Mapping[str, Any], source: str) -> None:
                 f"{source}: '{section}' is a section of settings, not a value: write [{section}] or {section}.name = "
                 "..."
             )
-        known = [info.name for info in describe_settings([section])]
+        known = _names(section)
         for key, value in cast(Mapping[str, Any], values).items():
             name = f"{section}.{key}"
             if name in REMOVED:
