@@ -26,8 +26,8 @@ from benchmarks.telemetry.recorder import fill
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import ControlServer, Recorder
-from ddrl.telemetry.keys import secure_client
-from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry.control import secure_client
+from ddrl.telemetry.directory import read_live_file
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
 from tests.waiting import PATIENCE, wait_until
 
