@@ -27,9 +27,9 @@ from ddrl.telemetry.series import Evaluation, Event, Record, plain
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 # RUN/keys holds server.secret and client.secret, readable by their owner alone. Only a client that holds client.secret
-# is accepted, so another user of the machine, who can reach the ports of loopback, can neither stop nor change a run. To
-# control a run from another machine, copy RUN/keys/client.secret and RUN/live.json (it has the server's public key).
-
+# is accepted, so another user of the machine, who can reach the ports of loopback, can neither stop nor change a run.
+# To control a run from another machine, copy RUN/keys/client.secret and RUN/live.json (which has the server's public
+# key) there.
 
 _FOLDER = "keys"
 _DOMAIN = b"ddrl"

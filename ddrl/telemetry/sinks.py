@@ -21,10 +21,9 @@ from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
-# On a terminal a panel of two lines (how fast, how well) is rewritten in place, cut to the terminal's width, with events
-# printed above it. Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period` seconds.
-# Numbers keep their columns, so that the eye sees what moves.
-
+# On a terminal a panel of two lines (speed, then learning) is rewritten in place, cut to the terminal's width, with
+# events printed above it. Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period`
+# seconds. Numbers keep their columns, so that changes are easy to see.
 
 START_PERIOD = 2.0  # [s] between lines while ranks start
 _QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by whoever ends the job

@@ -118,9 +118,8 @@ def _number(value: float) -> float | int | None:
 # -- bottleneck --------------------------------------------------------------------------------------------------------
 # A trainer that is rarely idle is the limit, and its shares of time say whether learning or replay is. A trainer that
 # waits gets rows too slowly: if rollouts wait at full lanes, rows do not get through (network), else there are too few
-# rollouts. All shares are measured times over the window of the series. A stage stays named until another one is ahead by
-# _AHEAD, so that the sentence does not alternate between two close causes.
-
+# rollouts. All shares are measured times over the window of the series. A stage stays named until another one is ahead
+# by _AHEAD, so that the sentence does not alternate between two close causes.
 
 _IDLE = 0.25  # share of its time that the trainer may wait before it is called starved
 _FULL = 0.10  # share of their time that rollouts may stand at full lanes
