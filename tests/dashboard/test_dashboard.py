@@ -262,7 +262,7 @@ OVERPRINTED = """return [...document.querySelectorAll('.js-plotly-plot')].filter
     return order.some((e, i) => i && e.top < order[i - 1].bottom - 3); }).map(plot => plot.innerText)"""
 
 
-@pytest.mark.parametrize("width", [400, 900, 1440])
+@pytest.mark.parametrize("width", [400, pytest.param(900, marks=pytest.mark.long), 1440])
 def test_nothing_is_cut_off_or_overprinted_at_any_width(tmp_path, dashboard, driver, width):
     with LiveRun(tmp_path / "runs" / "alpha", lr=1e-3), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):
         window = Browser(driver, width=width)
