@@ -1,10 +1,10 @@
-"""Models to the hosts of an emulated cluster: every scheme, the source's experiment, and the best of others' broadcasts.
+"""Models to the hosts of an emulated cluster: every scheme, the source's experiment, and others' best.
 
 `python -m benchmarks.distribution STUDY`; needs root (network namespaces). All hosts have equal links.
 
   schemes  16 hosts, 200 Mbit/s, S = 5 MB: every scheme, with the simulator's figures beside them
   scale    30, 100 or 298 hosts (--hosts): trees against the source's sharded relays, each with its best parameter, and
-           our own schemes. Rates and S are scaled down so that the machine's cores are not the limit: what counts is S/B
+           our own schemes. Rates and S are scaled down so that the machine's cores are no limit: what counts is S/B
   tuned    16 hosts, 100 Mbit/s, S = 5 MB: MPI's algorithms by segment size, a pipeline in mpi4py, our plans over ZeroMQ
            and torch's gloo. Everything is swept a few times unless the JSON holds a sweep of the same setting; then the
            best of each kind takes turns with auto, on the same processes and connections (--rounds 0: the sweep alone)
@@ -344,9 +344,7 @@ def main() -> None:
     parser.add_argument("--rate", help="of every link each way, as 20mbit")
     parser.add_argument("--bytes", type=int, help="of a model")
     parser.add_argument("--mtu", type=int, help="bytes of a packet (9000 where very many hosts share few cores)")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="of the whole list, of our own, of the duel (%(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=3, help="of the list, of our own, of the duel (%(default)s)")
     parser.add_argument("--seconds", type=float, default=900, help="most of a measurement (%(default)s)")
     parser.add_argument("--only", default="", help="time only labels that begin so, separated by semicolons")
     parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments of `tuned` (%(default)s)")
