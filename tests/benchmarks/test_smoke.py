@@ -31,8 +31,9 @@ PLAIN = {
 
 def programs() -> list[str]:
     """Modules whose command line is the harness's."""
-    paths = [path for path in sorted(ROOT.joinpath("benchmarks").rglob("*.py")) if USES_HARNESS.search(path.read_text())]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    files = sorted((ROOT / "benchmarks").rglob("*.py"))
+    paths = [path.relative_to(ROOT) for path in files if USES_HARNESS.search(path.read_text())]
+    names = [".".join(path.with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__main__") for name in names]
 
 
