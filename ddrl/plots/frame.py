@@ -56,8 +56,8 @@ def add_line(
 
 def add_level(figure: go.Figure, level: float, name: str, index: int = 5) -> None:
     """A dashed horizontal line as long as the figure's first line."""
-    ends = np.asarray(figure.data[0].x)[[0, -1]]
-    add_line(figure, ends, np.repeat(level, 2), name, index, dash="dash")
+    first: Any = figure.data[0]
+    add_line(figure, first.x[[0, -1]], np.repeat(level, 2), name, index, dash="dash")
 
 
 def lines_over_time(

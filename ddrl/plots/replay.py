@@ -37,7 +37,8 @@ def replay_fill(table: Table, capacity: int) -> go.Figure:
     # First in, first out: the oldest was recorded when rows_recorded was lower by what is held.
     recorded = np.nan_to_num(table["rows_recorded"])
     began = np.interp(np.maximum(recorded - table["replay_size"], 0.0), recorded, wall_seconds)
-    add_line(figure, figure.data[0].x, wall_seconds - began, "age of the oldest (right)", 1, yaxis="y2")
+    held: Any = figure.data[0]
+    add_line(figure, held.x, wall_seconds - began, "age of the oldest (right)", 1, yaxis="y2")
     right = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "tickmode": "auto"}
     return figure.update_layout(yaxis2={**right, "title": {"text": "age [s]", "standoff": 8}}, margin={"r": 64})
 
