@@ -384,7 +384,7 @@ _NAMED = {
         ),
         ("a dead task keeps its device", "if member.owner == owner:", "if False:"),
     ),
-    "pool/policies/fair.py": (
+    "pool/policies.py": (
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),

@@ -17,14 +17,11 @@ import numpy as np
 
 from benchmarks.pool.hindsight import hindsight
 from ddrl.core import plugins
-from ddrl.pool.bounds import lower_bound, optimum, repairman_share, share_bound
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.slices import Slices, SlicesSettings
-from ddrl.pool.policy import Policy
+from ddrl.pool.policies import Fair, Policy, Slices, SlicesSettings
 from ddrl.pool.prewarm import PrewarmSettings
 from ddrl.pool.queue import jain_index
 from ddrl.pool.records import TaskTrace, generate
-from ddrl.pool.simulator import Outcome, Start, simulate
+from ddrl.pool.simulator import Outcome, Start, lower_bound, optimum, repairman_share, share_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"
 DEVICES = 2

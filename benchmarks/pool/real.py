@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddrl.pool.bounds import repairman_share
 from ddrl.pool.queue import jain_index
+from ddrl.pool.simulator import repairman_share
 
 TASK = """
 [run]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddrl.core.errors import PoolError
-from ddrl.pool.policy import Policy, Request
+from ddrl.pool.policies import Policy, Request
 from ddrl.pool.records import Lease
 
 # -- queue -------------------------------------------------------------------------------------------------------------

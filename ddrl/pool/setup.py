@@ -27,7 +27,7 @@ from ddrl.core.files import read_json
 from ddrl.core.settings import apply_overrides, config_tree, load_config, plugin_settings
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.pool.devices import Device, check_devices, parse_devices
-from ddrl.pool.policy import Policy
+from ddrl.pool.policies import Policy
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
@@ -161,7 +161,7 @@ class PoolPlan:
         """A fresh policy with its settings."""
         policy: Any = self.policy_class()
         settings = plugin_settings(Config(tables=self.policy_tables), "pool", policy)
-        return policy(settings) if settings is not None and fields(settings) else policy()
+        return policy() if settings is None else policy(settings)
 
 
 def new_plan(command: Command) -> PoolPlan:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from ddrl.pool.policies.fair import Fair
+from ddrl.pool.policies import Fair
 from ddrl.pool.records import generate
 from ddrl.pool.simulator import simulate
 

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from ddrl.pool.bounds import lower_bound, optimum, repairman_share, share_bound
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import Fair, Fifo
 from ddrl.pool.records import TaskTrace, generate
-from ddrl.pool.simulator import simulate
+from ddrl.pool.simulator import lower_bound, optimum, repairman_share, share_bound, simulate
 
 
 def by_milp(traces, devices: int) -> float:

@@ -16,10 +16,7 @@ import pytest
 from ddrl.channels.segment import start_time
 from ddrl.core.errors import PoolError
 from ddrl.pool.leases import DeathWatch, LeaseHolder, LeaseMaster
-from ddrl.pool.policies.exclusive import Exclusive
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.policies.slices import Slices, SlicesSettings
+from ddrl.pool.policies import Exclusive, Fair, Fifo, Slices, SlicesSettings
 from tests.pool.conftest import serve
 from tests.waiting import PATIENCE
 
@@ -291,7 +288,7 @@ def test_time_slices_wake_the_master_by_themselves(served, name):
 MASTER = """
 import sys
 from ddrl.pool.leases import LeaseMaster
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import Fifo
 pool = LeaseMaster(sys.argv[1], Fifo(), 1)
 pool.add("a"), pool.add("b")
 print("ready", flush=True)

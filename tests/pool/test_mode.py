@@ -20,9 +20,7 @@ from ddrl.channels import segment_name, unlink_run
 from ddrl.pool.__main__ import main as pool_main
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.leases import LeaseHolder, LeaseMaster
-from ddrl.pool.policies.between_gradients import BetweenGradients
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.policy import Policy
+from ddrl.pool.policies import BetweenGradients, Fifo, Policy
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun, run_serial

@@ -4,10 +4,9 @@ import pytest
 
 from ddrl.core.errors import PoolError
 from ddrl.pool.devices import parse_devices
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.processors import Processors
+from ddrl.pool.policies import Fifo
 from ddrl.pool.records import TaskTrace
-from ddrl.pool.simulator import simulate
+from ddrl.pool.simulator import Processors, simulate
 
 
 def ends(processors):

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PoolError
-from ddrl.pool.policies.between_gradients import BetweenGradients
-from ddrl.pool.policies.exclusive import Exclusive
-from ddrl.pool.policies.fair import Fair, FairSettings
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.policies.round_robin import RoundRobin
-from ddrl.pool.policies.slices import Slices, SlicesSettings
-from ddrl.pool.policy import Request
+from ddrl.pool.policies import (
+    BetweenGradients,
+    Exclusive,
+    Fair,
+    FairSettings,
+    Fifo,
+    Request,
+    RoundRobin,
+    Slices,
+    SlicesSettings,
+)
 from ddrl.pool.queue import DeviceQueue, jain_index
 
 PACKAGE = "ddrl.pool.policies"

@@ -3,9 +3,8 @@
 import pytest
 
 from ddrl.core.errors import PoolError
-from ddrl.pool.bounds import figures_beside_bounds
 from ddrl.pool.records import find_pools, read_pool, waits_for
-from ddrl.pool.simulator import steady_shares, typical_task
+from ddrl.pool.simulator import figures_beside_bounds, steady_shares, typical_task
 from tests.pool.recorded import write_pool
 
 

@@ -25,7 +25,7 @@ from ddrl.envs import environment_seeds
 from ddrl.pool.collectors import Begin, Order, Plan, Schedule, Sent, earliest
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.leases import LeaseHolder, LeaseMaster
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import Fifo
 from ddrl.pool.prewarm import History
 from ddrl.pool.rounds import MAX_RESTARTS, Collectors
 from ddrl.pool.task import Lender

@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from ddrl.core import plugins
 from ddrl.core.errors import PoolError
-from ddrl.pool.bounds import lower_bound, repairman_share
-from ddrl.pool.policies.between_gradients import BetweenGradients
-from ddrl.pool.policies.exclusive import Exclusive
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import BetweenGradients, Exclusive, Fair, Fifo
 from ddrl.pool.prewarm import PrewarmSettings
 from ddrl.pool.queue import jain_index
 from ddrl.pool.records import TaskTrace, generate, read_traces, write_traces
-from ddrl.pool.simulator import Outcome, simulate
+from ddrl.pool.simulator import Outcome, lower_bound, repairman_share, simulate
 
 PACKAGE = "ddrl.pool.policies"
 
