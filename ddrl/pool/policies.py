@@ -81,8 +81,8 @@ class Fifo(Policy):
     """First in, first out: the oldest request gets any idle device.
 
     Bound on waiting, K tasks, M devices, holds of at most G seconds: ceil((K - M) / M) G, and 0 where K <= M. A request
-    that waits finds all M devices held, so at most K - 1 - M older requests wait; it is granted with the (K - M)-th release
-    at the latest, and M devices make M releases in each G seconds."""
+    that waits finds all M devices held, so at most K - 1 - M older requests wait; it is granted with the (K - M)-th
+    release at the latest, and M devices make M releases in each G seconds."""
 
     name = "fifo"
 
@@ -137,9 +137,9 @@ class SlicesSettings:
 class Slices(Policy):
     """Static time slices: each task has fixed slices of one device and may begin a round only within them; a baseline.
 
-    The tasks are dealt to the devices in the order in which they joined; those of one device take turns of `seconds` each,
-    counted from time 0. A round that has begun runs to its end, into the next slice if need be. Slices are not lent: a
-    slice whose task is not ready stays empty.
+    The tasks are dealt to the devices in the order in which they joined; those of one device take turns of `seconds`
+    each, counted from time 0. A round that has begun runs to its end, into the next slice if need be. Slices are not
+    lent: a slice whose task is not ready stays empty.
 
     Bound on waiting where no hold G is longer than a slice: n slices of its device's n tasks, plus G."""
 
@@ -246,24 +246,25 @@ class _Account:
 class Fair(Policy):
     """The task with the most work remaining first, the least served among equals, within a bound on waiting.
 
-    A request becomes due when it has waited `patience / weight` times the longest hold seen so far. Due requests go first,
-    in the order in which they became due. Otherwise the task with the greatest weight x remaining seconds goes first: the
-    pool ends when its longest task ends, so that task must not wait (most work remaining, as in job shops). Remaining
-    seconds are the remaining rounds times the task's mean round without waits, both measured here. Tasks that do not state their
-    remaining rounds come before those that do; among them the one that has held least per weight goes first (fair sharing).
+    A request becomes due when it has waited `patience / weight` times the longest hold seen so far. Due requests go
+    first, in the order in which they became due. Otherwise the task with the greatest weight x remaining seconds goes
+    first: the pool ends when its longest task ends, so that task must not wait (most work remaining, as in job shops).
+    Remaining seconds are the remaining rounds times the task's mean round without waits, both measured here. Tasks that
+    do not state their remaining rounds come before those that do; among them the one that has held least per weight
+    goes first (fair sharing).
 
-    Bound on waiting. K tasks, M devices, no hold longer than G, one request a task at a time: a task of weight w waits at
-    most
+    Bound on waiting. K tasks, M devices, no hold longer than G, one request a task at a time: a task of weight w waits
+    at most
 
         (patience / w + ceil((K - M) / M)) G        where K > M, else 0.
 
-    Proof. Let request x be made at t and wait. It becomes due at d <= t + (patience / w) G, for no hold seen is longer than
-    G. While x waits no device is idle, because `choose` always gives one. So at d all M devices are held, and at most K - 1
-    - M other tasks wait. From d on each device that comes back goes to a due request, the one due longest. A request
-    made after d is due after d, hence behind x. So before x only requests that waited at d can be granted, at most K - 1 - M of
-    them, and x is granted with the (K - M)-th release after d at the latest. Each device is released within G of d, and
-    within G of each further grant: M devices make at least M n releases in n G seconds, K - M of them in ceil((K - M) / M)
-    G."""
+    Proof. Let request x be made at t and wait. It becomes due at d <= t + (patience / w) G, for no hold seen is longer
+    than G. While x waits no device is idle, because `choose` always gives one. So at d all M devices are held, and at
+    most K - M - 1 other tasks wait. From d on each device that comes back goes to a due request, the one due longest. A request
+    made after d is due after d, hence behind x. So before x only requests that waited at d can be granted, at most
+    K - M - 1 of them, and x is granted with the (K - M)-th release after d at the latest. Each device is released within G
+    of d, and within G of each further grant: M devices make at least M n releases in n G seconds, K - M of them in
+    ceil((K - M) / M) G."""
 
     name = "fair"
     Settings = FairSettings
@@ -330,8 +331,8 @@ class Fair(Policy):
 class BetweenGradients(Fair):
     """`Fair`, with the device given back between the gradients of one round.
 
-    A task does not hold its device while it waits for its slower workers' data; its price is a wait and a switch for each
-    gradient, and with more than one lease a task and round. The bound of `fair` holds for each single wait."""
+    A task does not hold its device while it waits for its slower workers' data; its price is a wait and a switch for
+    each gradient, and with more than one lease a task and round. The bound of `fair` holds for each single wait."""
 
     name = "between_gradients"
     Settings = FairSettings

@@ -243,9 +243,9 @@ class _Search:
 # Processor time among processes that compete for it, in simulated time: each gets its max-min fair share, as the
 # kernel's fair scheduler gives equal processes theirs.
 #
-# Limits: a process uses at most its own demand; those pinned to the same cores at most these cores; all together at most
-# all cores. What runs in no slot keeps off the slots' cores where others are left, as a task's process in a pool does.
-# Shares change only when work begins or ends. O(processes x limits) a change.
+# Limits: a process uses at most its own demand; those pinned to the same cores at most these cores; all together at
+# most all cores. What runs in no slot keeps off the slots' cores where others are left, as a task's process in a pool
+# does. Shares change only when work begins or ends. O(processes x limits) a change.
 
 
 @dataclass(eq=False)
