@@ -22,7 +22,7 @@ from benchmarks.harness import Timing
 from benchmarks.pool.real import slots, traces, write_task
 from ddrl.core.errors import DdrlError
 from ddrl.pool.control import ask
-from ddrl.pool.records import read_plan
+from ddrl.pool.records import PoolSetup
 
 PATIENCE = 60.0  # [s] for a victim
 
@@ -87,7 +87,7 @@ def _until_back(leases: list[dict[str, Any]], task: str, at: float) -> float | N
 def _tasks(pool: Path) -> list[dict[str, Any]]:
     """What the pool says of its tasks; nothing where it has not begun."""
     with contextlib.suppress(DdrlError):
-        return (ask(read_plan(pool).run_id, {"command": "status"}) or {"tasks": []})["tasks"]
+        return (ask(PoolSetup.read(pool).run_id, {"command": "status"}) or {"tasks": []})["tasks"]
     return []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.control import ask
-from ddrl.pool.records import read_plan
+from ddrl.pool.records import PoolSetup
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -
 
 
 def _ask(pool: Path, command: dict[str, Any]) -> dict[str, Any]:
-    answer = ask(read_plan(pool).run_id, command)
+    answer = ask(PoolSetup.read(pool).run_id, command)
     if answer is None:
         end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
         raise PoolError(f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {pool}")

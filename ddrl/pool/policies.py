@@ -44,7 +44,7 @@ class Policy:
     """Whether a device stays with its task between rounds, and counts as held, until the task leaves."""
 
     def use(self, devices: Sequence[int]) -> None:
-        """The pool's devices: at its start, and again whenever one has disappeared."""
+        """The pool's devices, once, at its start."""
 
     def join(self, task: str, weight: float) -> None:
         """A task joins; weight > 0, 1 for an ordinary one."""
@@ -196,10 +196,6 @@ class Exclusive(Policy):
     def __init__(self) -> None:
         self._owners: dict[str, int] = {}
 
-    def use(self, devices: Sequence[int]) -> None:
-        """A task whose device has disappeared gets another one."""
-        self._owners = {task: device for task, device in self._owners.items() if device in devices}
-
     def leave(self, task: str) -> None:
         self._owners.pop(task, None)
 
@@ -260,11 +256,11 @@ class Fair(Policy):
 
     Proof. Let request x be made at t and wait. It becomes due at d <= t + (patience / w) G, for no hold seen is longer
     than G. While x waits no device is idle, because `choose` always gives one. So at d all M devices are held, and at
-    most K - M - 1 other tasks wait. From d on each device that comes back goes to a due request, the one due longest. A request
-    made after d is due after d, hence behind x. So before x only requests that waited at d can be granted, at most
-    K - M - 1 of them, and x is granted with the (K - M)-th release after d at the latest. Each device is released within G
-    of d, and within G of each further grant: M devices make at least M n releases in n G seconds, K - M of them in
-    ceil((K - M) / M) G."""
+    most K - M - 1 other tasks wait. From d on each device that comes back goes to a due request, the one due longest. A
+    request made after d is due after d, hence behind x. So before x only requests that waited at d can be granted, at
+    most K - M - 1 of them, and x is granted with the (K - M)-th release after d at the latest. Each device is released
+    within G of d, and within G of each further grant: M devices make at least M n releases in n G seconds, K - M of
+    them in ceil((K - M) / M) G."""
 
     name = "fair"
     Settings = FairSettings

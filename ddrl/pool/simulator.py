@@ -1,11 +1,10 @@
-"""Runs traces on the very queue and pre-warming of a real pool, in simulated time.
+"""Runs traces on the queue and pre-warming of a real pool, in simulated time, and bounds what any order can reach.
 
 An event is (time, order, what, task, worker); events of one time all happen before devices are granted. A round: its
 parameters arrive; each worker collects as soon as its collector is ready too; with the first data the task asks for a
 device; gradients run in order of arrival; the device is released; then the parameters are sent.
 
-With `processors`, collecting, gradients and switches share the cores of one host; without, each collector has a core.
-Not simulated: starts of collectors that are told when to start compete for no core, and links are not shared.
+Every collector and device computes as if it had its cores to itself, and links are not shared.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ddrl.core.errors import PoolError
 from ddrl.pool import prewarm
-from ddrl.pool.devices import Device
 from ddrl.pool.policies import Fair, Policy, Request
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
 from ddrl.pool.queue import DeviceQueue, Grant
@@ -34,56 +32,30 @@ from ddrl.pool.records import Lease, PoolRecord, TaskTrace, generate, recorded_t
 # all seconds are known before.
 
 
-# -- offline -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Optimum:
-    """The least makespan lies in [bound, makespan] [s]; where they are equal it is exact. nodes: of the search."""
-
-    makespan: float
-    bound: float
-    nodes: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether `makespan` was proven to be least."""
-        return self.makespan <= self.bound * (1 + 1e-9)
-
-
 def lower_bound(traces: Sequence[TaskTrace], devices: int) -> float:
     """A makespan [s] that no schedule undercuts: the longest task alone, or all device seconds spread evenly.
 
     The second counts that each device begins with one task's first collecting and ends with one task's last sending:
     with M devices, (M least heads + all holds + M least tails) / M (Carlier's bound for parallel machines)."""
-    chains = [_Chain(trace) for trace in traces]
-    longest = max(chain.rest[0] for chain in chains)
-    heads = sorted(chain.first[0] for chain in chains)[:devices]
-    tails = sorted(chain.trace.send[-1] for chain in chains)[:devices]
-    loads = sum(heads) + sum(chain.rest_of_work[0] for chain in chains) + sum(tails)
-    return max(longest, loads / devices if len(chains) >= devices else 0.0)
+    longest = max(_seconds_alone(trace) for trace in traces)
+    heads = sorted(min(_arrivals(trace, 0)) for trace in traces)[:devices]
+    tails = sorted(trace.send[-1] for trace in traces)[:devices]
+    works = [trace.busy(round) + 2 * trace.switch for trace in traces for round in range(trace.rounds)]
+    loads = sum(heads) + sum(works) + sum(tails)
+    return max(longest, loads / devices if len(traces) >= devices else 0.0)
 
 
-def optimum(traces: Sequence[TaskTrace], devices: int, max_nodes: int = 200_000) -> Optimum:
-    """The least makespan by branch and bound; exact for small pools, else the best found and a certified bound.
-
-    A schedule is an order of holds, each placed as early as it can on the device that is free first. Only active
-    schedules are searched (Giffler and Thompson, 1960): a hold that would begin after another one could have ended in
-    its place is not tried. Orders that reach the same rounds no earlier in any respect are cut."""
-    return _Search([_Chain(trace) for trace in traces], devices, max_nodes).run()
+def _arrivals(trace: TaskTrace, round: int) -> list[float]:
+    """Seconds from a round's parameters to its data, by worker; the first round's collectors must start."""
+    starts = trace.startup[0] if round == 0 else [0.0] * trace.workers
+    return [start + collect for start, collect in zip(starts, trace.collect[round], strict=True)]
 
 
-def repairman_share(tasks: int, devices: int, duty: float) -> float:
-    """Busy share of `devices` devices with exponential rounds: the machine-repairman model M/M/c//N.
-
-    duty: device seconds per round over a round without waits. With thinking rate 1 and service rate mu = (1 - duty) /
-    duty the number of tasks at the devices is a birth-death chain (Feller, 1950)."""
-    service = (1 - duty) / duty
-    weights = [1.0]
-    for at_devices in range(1, tasks + 1):
-        weights.append(weights[-1] * (tasks - at_devices + 1) / (service * min(at_devices, devices)))
-    busy = sum(min(number, devices) * weight for number, weight in enumerate(weights))
-    return busy / (sum(weights) * devices)
+def _seconds_alone(trace: TaskTrace) -> float:
+    """Seconds of all rounds without any wait."""
+    arrivals = [_arrivals(trace, round) for round in range(trace.rounds)]
+    held = (trace.held(round, min(arrivals[round]), arrivals[round]) for round in range(trace.rounds))
+    return sum(held) + sum(trace.send)
 
 
 def share_bound(traces: Sequence[TaskTrace], devices: int) -> float:
@@ -130,206 +102,6 @@ def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
         Bounded("makespan", record.seconds, lower_bound(traces, devices), "s"),
     ]
 
-
-class _Chain:
-    """A task without contention; lists by round, the sums from that round on."""
-
-    def __init__(self, trace: TaskTrace) -> None:
-        self.trace = trace
-        self.collect = [list(collect) for collect in trace.collect]  # parameters to data, by worker
-        if self.collect:
-            self.collect[0] = [a + b for a, b in zip(trace.startup[0], trace.collect[0], strict=True)]
-        self.first = [min(collect) for collect in self.collect]
-        self.work = [trace.busy(round) + 2 * trace.switch for round in range(trace.rounds)]
-        self.rest = [0.0] * (trace.rounds + 1)  # parameters of the round to the task's end
-        self.rest_of_work = [0.0] * (trace.rounds + 1)  # device seconds from that round on, at least
-        for round in reversed(range(trace.rounds)):
-            alone = trace.held(round, self.first[round], self.collect[round]) + trace.send[round]
-            self.rest[round] = self.rest[round + 1] + alone
-            self.rest_of_work[round] = self.rest_of_work[round + 1] + self.work[round]
-
-    def end(self, round: int, parameters: float, free: float) -> float:
-        """When the task ends at the earliest, its parameters at one time and a device free at another."""
-        granted = max(parameters + self.first[round], free) + self.work[round] + self.trace.send[round]
-        return max(parameters + self.rest[round], granted + self.rest[round + 1])
-
-
-class _Search:
-    """Depth-first branch and bound over orders of holds."""
-
-    def __init__(self, chains: Sequence[_Chain], devices: int, max_nodes: int) -> None:
-        self._chains = chains
-        self._devices = devices
-        self._nodes_left = max_nodes
-        self._max_nodes = max_nodes
-        self._best = math.inf
-        self._seen: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
-        self._root = lower_bound([chain.trace for chain in chains], devices)
-
-    def run(self) -> Optimum:
-        rounds = (0,) * len(self._chains)
-        parameters = (0.0,) * len(self._chains)
-        exhausted = self._branch(rounds, parameters, (0.0,) * self._devices, 0.0)
-        bound = self._best if exhausted else self._root
-        return Optimum(self._best, bound, self._max_nodes - self._nodes_left)
-
-    def _branch(
-        self, rounds: tuple[int, ...], parameters: tuple[float, ...], free: tuple[float, ...], ended: float
-    ) -> bool:
-        """Search below a partial order; `parameters`: arrival of each task's next ones; `free`: devices, sorted;
-        `ended`: when the last of the finished tasks did. Returns whether nothing below was left out."""
-        running = [k for k, chain in enumerate(self._chains) if rounds[k] < chain.trace.rounds]
-        if not running:
-            self._best = min(self._best, ended)
-            return True
-        if self._best <= self._root * (1 + 1e-9):
-            return True
-        if self._nodes_left == 0:
-            return False
-        self._nodes_left -= 1
-        if self._bound(rounds, parameters, free, ended, running) >= self._best * (1 - 1e-9):
-            return True
-        if self._is_dominated(rounds, (*parameters, *free, ended)):
-            return True
-        holds: list[tuple[float, float, int]] = []
-        for k in running:
-            trace = self._chains[k].trace
-            round = rounds[k]
-            arrivals = [parameters[k] + collect for collect in self._chains[k].collect[round]]
-            begin = max(min(arrivals), free[0])
-            holds.append((begin, trace.held(round, begin, arrivals), k))
-        earliest_end = min(end for _, end, _ in holds)
-        complete = True
-        candidates = [hold for hold in holds if hold[0] < earliest_end or hold[1] == earliest_end]
-        for _, end, k in sorted(candidates, key=lambda hold: (-self._chains[hold[2]].rest[rounds[hold[2]]], hold[0])):
-            chain = self._chains[k]
-            arrival = end + chain.trace.send[rounds[k]]
-            after = rounds[k] + 1
-            complete &= self._branch(
-                (*rounds[:k], after, *rounds[k + 1 :]),
-                (*parameters[:k], arrival, *parameters[k + 1 :]),
-                tuple(sorted((end, *free[1:]))),
-                max(ended, arrival) if after == chain.trace.rounds else ended,
-            )
-        return complete
-
-    def _bound(
-        self,
-        rounds: tuple[int, ...],
-        parameters: tuple[float, ...],
-        free: tuple[float, ...],
-        ended: float,
-        running: Sequence[int],
-    ) -> float:
-        """No completion of the partial order ends before this."""
-        chains = [(self._chains[k], rounds[k], parameters[k]) for k in running]
-        longest = max(chain.end(round, arrival, free[0]) for chain, round, arrival in chains)
-        first = min(arrival + chain.first[round] for chain, round, arrival in chains)
-        load = sum(max(time, first) for time in free) + sum(chain.rest_of_work[round] for chain, round, _ in chains)
-        tail = min(chain.trace.send[-1] for chain, _, _ in chains)
-        return max(ended, longest, load / len(free) + tail)
-
-    def _is_dominated(self, rounds: tuple[int, ...], times: tuple[float, ...]) -> bool:
-        """Whether these rounds were reached before at times none of which is later; remembers them if not."""
-        known = self._seen.setdefault(rounds, [])
-        if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in known):
-            return True
-        known[:] = [other for other in known if not all(b <= a for a, b in zip(other, times, strict=True))]
-        known.append(times)
-        return False
-
-
-# -- processors --------------------------------------------------------------------------------------------------------
-# Processor time among processes that compete for it, in simulated time: each gets its max-min fair share, as the
-# kernel's fair scheduler gives equal processes theirs.
-#
-# Limits: a process uses at most its own demand; those pinned to the same cores at most these cores; all together at
-# most all cores. What runs in no slot keeps off the slots' cores where others are left, as a task's process in a pool
-# does. Shares change only when work begins or ends. O(processes x limits) a change.
-
-
-@dataclass(eq=False)
-class _Work:
-    """What one process has to do. left [s], alone; demand: cores in use while nobody else wants them."""
-
-    left: float
-    demand: float
-    cores: frozenset[int]  # pinned to; empty: any
-    rate: float = 0.0  # seconds done a second
-
-
-class Processors:
-    """`cores` of one host. `slots`: what its pool's devices are, by number; a torch device takes none of the cores."""
-
-    def __init__(self, cores: int, slots: Sequence[Device] = (), threads: int = 1) -> None:
-        pinned = {core for slot in slots for core in slot.cores}
-        if cores < max(1, len(pinned)):
-            raise PoolError(f"{cores} cores are fewer than the {len(pinned)} that the pool's devices name")
-        self._cores = cores
-        self._slots = slots
-        self._threads = threads
-        others = frozenset(range(cores)) - pinned
-        self._others = others if pinned else frozenset[int]()  # empty: any core
-        self._work: dict[Hashable, _Work] = {}
-        self._now = 0.0
-
-    def begin(self, key: Hashable, seconds: float, now: float, device: int = -1) -> None:
-        """Let work of so many `seconds` alone begin; device: the slot that it runs in, -1: none."""
-        self._pass(now)
-        slot = self._slots[device] if device >= 0 else None
-        if slot is None or not slot.is_slot:
-            self._work[key] = _Work(seconds, 1.0 if slot is None else 0.0, self._others)
-        else:
-            self._work[key] = _Work(seconds, min(slot.capacity, self._threads), frozenset(slot.cores))
-        self._share()
-
-    def next_end(self) -> float:
-        """When the first work ends [s]; inf: there is none."""
-        return self._now + min((work.left / work.rate for work in self._work.values()), default=math.inf)
-
-    def end(self, now: float) -> list[Hashable]:
-        """The work that has ended by `now`, which is at most `next_end`."""
-        self._pass(now)
-        ended = [key for key, work in self._work.items() if work.left <= 1e-12 * max(1.0, now)]
-        for key in ended:
-            del self._work[key]
-        if ended:
-            self._share()
-        return ended
-
-    def _pass(self, now: float) -> None:
-        for work in self._work.values():
-            work.left -= work.rate * (now - self._now)
-        self._now = now
-
-    def _share(self) -> None:
-        """Raise all shares alike; who is at a limit stays there (progressive filling; Bertsekas and Gallager, 1992)."""
-        for work in self._work.values():
-            work.rate = 1.0 if work.demand == 0 else 0.0
-        rising = [work for work in self._work.values() if work.demand > 0]
-        limits: list[tuple[list[_Work], float]] = [(rising, float(self._cores))]
-        for cores in {work.cores for work in rising if work.cores}:
-            limits.append(([work for work in rising if work.cores == cores], float(len(cores))))
-        use: dict[int, float] = {id(work): 0.0 for work in rising}
-        while rising:
-            step = min(work.demand - use[id(work)] for work in rising)
-            for members, most in limits:
-                count = sum(1 for work in members if work in rising)
-                if count:
-                    step = min(step, (most - sum(use[id(work)] for work in members)) / count)
-            for work in rising:
-                use[id(work)] += step
-            full: set[int] = set()
-            for members, most in limits:
-                if sum(use[id(work)] for work in members) >= most - 1e-9:
-                    full.update(id(work) for work in members)
-            rising = [work for work in rising if use[id(work)] < work.demand - 1e-9 and id(work) not in full]
-        for work in self._work.values():
-            if work.demand > 0:
-                work.rate = use[id(work)] / work.demand
-
-
-# -- simulator ---------------------------------------------------------------------------------------------------------
 
 # -- simulator ---------------------------------------------------------------------------------------------------------
 
@@ -409,7 +181,6 @@ class Simulator:
         policy: Policy,
         start: Start = "predicted",
         settings: PrewarmSettings | None = None,
-        processors: Processors | None = None,
         uncounted: int = 0,
     ) -> None:
         if not traces:
@@ -421,7 +192,6 @@ class Simulator:
         self._tasks = {trace.name: _Task(trace, self._settings) for trace in traces}
         self._events: list[tuple[float, int, str, str, int]] = []
         self._order = itertools.count()
-        self._processors = processors
         self._tenants: dict[int, str] = {}  # whose state a device holds
         self.outcome = Outcome(devices)
         for trace in traces:
@@ -439,11 +209,12 @@ class Simulator:
             "released": self._released,
         }
         ended = 0.0
-        while math.isfinite(now := self._next_time()):
-            while self._next_time() == now:
-                for what, name, worker in self._due(now):
-                    if what != "slice":
-                        handlers[what](self._tasks[name], now, worker)
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] == now:
+                _, _, what, name, worker = heapq.heappop(self._events)
+                if what != "slice":
+                    handlers[what](self._tasks[name], now, worker)
             ended = now
             for grant in self._queue.grants(now):
                 self._granted(grant, now)
@@ -453,24 +224,6 @@ class Simulator:
         self.outcome.makespan = max(self.outcome.finished.values())
         self.outcome.held_seconds = self._queue.device_seconds(ended)
         return self.outcome
-
-    def _next_time(self) -> float:
-        event = self._events[0][0] if self._events else math.inf
-        return event if self._processors is None else min(event, self._processors.next_end())
-
-    def _due(self, now: float) -> list[tuple[str, str, int]]:
-        """Take out what happens now: (what, task, worker)."""
-        due: list[Any] = [] if self._processors is None else self._processors.end(now)
-        while self._events and self._events[0][0] == now:
-            due.append(heapq.heappop(self._events)[2:])
-        return due
-
-    def _compute_for(self, seconds: float, then: str, task: _Task, now: float, worker: int, device: int = -1) -> None:
-        """Let work of `seconds` begin, on a core or on a device; `then` is what happens at its end."""
-        if self._processors is None or seconds == 0:
-            self._at(now + seconds, then, task.trace.name, worker)
-        else:
-            self._processors.begin((then, task.trace.name, worker), seconds, now, device)
 
     def _at(self, time: float, what: str, task: str = "", worker: int = 0) -> None:
         heapq.heappush(self._events, (time, next(self._order), what, task, worker))
@@ -492,7 +245,7 @@ class Simulator:
 
     def _collect(self, task: _Task, now: float, worker: int) -> None:
         """Parameters and collector are there."""
-        self._compute_for(task.trace.collect[task.round][worker], "data", task, now, worker)
+        self._at(now + task.trace.collect[task.round][worker], "data", task.trace.name, worker)
 
     def _instruct(self, task: _Task, now: float) -> None:
         """Issue what is due: for the next round, or for later ones where collectors start slowly."""
@@ -576,7 +329,7 @@ class Simulator:
 
     def _work(self, task: _Task, now: float, seconds: float, then: str, worker: int = 0) -> None:
         task.working = True
-        self._compute_for(seconds, then, task, now, worker, task.device)
+        self._at(now + seconds, then, task.trace.name, worker)
 
     def _compute(self, task: _Task, now: float) -> None:
         """Begin the gradient of the data that arrived first."""
@@ -623,13 +376,12 @@ def simulate(
     policy: Policy,
     start: Start = "predicted",
     settings: PrewarmSettings | None = None,
-    processors: Processors | None = None,
     uncounted: int = 0,
 ) -> Outcome:
-    """Run `traces` on `devices` devices under a fresh `policy`, on fresh `processors` where collectors share cores.
+    """Run `traces` on `devices` devices under a fresh `policy`.
 
     uncounted: rounds of each task, after its first, whose collectors `warmth` leaves out."""
-    return Simulator(traces, devices, policy, start, settings, processors, uncounted).run()
+    return Simulator(traces, devices, policy, start, settings, uncounted).run()
 
 
 # -- equal_tasks -------------------------------------------------------------------------------------------------------
