@@ -204,8 +204,6 @@ _NAMED = {
     "learner/part.py": (
         ("the target never follows", "self._follow(self._config.target_rate)", "pass"),
         ("a saved optimizer begins anew", "self.updates = self.adam.steps = updates", "self.updates = updates"),
-    ),
-    "learner/adam.py": (
         (
             "gradients are not clipped",
             "shrink = (norm / self._max_grad_norm).clamp_(min=1.0)",

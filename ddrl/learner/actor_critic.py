@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.stacks import Stack
+from ddrl.learner.layers import Stack
+
+# -- actor_critic ------------------------------------------------------------------------------------------------------
 
 
 def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:
@@ -117,3 +119,23 @@ class Critics(nn.Module):
 def _front(tensor: torch.Tensor, count: int) -> torch.Tensor:
     """tensor[:count]; the tensor itself where that is all, for a slice's gradient is a copy among zeros."""
     return tensor if len(tensor) == count else tensor[:count]
+
+
+# -- layer_norm --------------------------------------------------------------------------------------------------------
+# An mlp with layer normalization: what keeps Q-learning stable without a target network (Gallici et al. 2024).
+
+
+class NormalizedMLP(nn.Module):
+    """Flattened observation -> (linear, layer normalization, relu) for each hidden layer -> q [B, num_actions]."""
+
+    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+        super().__init__()
+        self._observation = spec.observation
+        self.trunk = nn.Sequential()
+        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
+            self.trunk.extend([nn.Linear(width, following), nn.LayerNorm(following), nn.ReLU(inplace=True)])
+        self.head = nn.Linear(hidden[-1], spec.num_actions)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.head(self.trunk(flat_observation(observation, self._observation)))

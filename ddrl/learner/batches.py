@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddrl.learner.transfers import host_memory, mark
+from ddrl.learner.devices import host_memory, mark
 
 ALIGNMENT = 64  # [bytes] of each array within a batch on its way to a device
 BOOKKEEPING = frozenset({"pick_epi", "pick_pos", "policy_version"})  # of replay and run: no network reads them

@@ -4,14 +4,15 @@ Reads batches and gives back priorities; owns every tensor that learning changes
 torch's random state while it computes. An update is `gradient`, then `apply`, for each part; whatever lies between (an
 all-reduce, another process, a lease that ends) sees only a `Gradient`.
 
-Deterministic on the CPU: equal parameters, batches and random state give equal bits."""
+Deterministic on the CPU: equal parameters, batches and random state give equal bits.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,18 +27,45 @@ from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
-from ddrl.learner.algorithm import Algorithm
+from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
 from ddrl.learner.batches import BatchLoader, TensorBatch, rows_of
-from ddrl.learner.declaration import algorithm_class, describe
-from ddrl.learner.devices import random_states, resolve_device, set_random_states
+from ddrl.learner.devices import move, random_states, resolve_device, set_random_states
 from ddrl.learner.export import export_model
-from ddrl.learner.flat import FlatParameters
-from ddrl.learner.gradient_mean import GradientMean
-from ddrl.learner.observations import as_tensors
-from ddrl.learner.part import Part
+from ddrl.learner.networks import as_tensors
+from ddrl.learner.part import FlatParameters, Part
 from ddrl.learner.passes import Passes, draws_nothing, make_passes
 from ddrl.learner.targets import linear_lr
-from ddrl.learner.transfers import move
+
+# -- gradient_mean -----------------------------------------------------------------------------------------------------
+# Gradients that make one update together.
+
+
+class GradientMean:
+    """The mean of gradients of one part at the same parameters, weighted by their counts: the gradient of one batch of
+    all their draws (to rounding), where the loss is a mean over them."""
+
+    def __init__(self) -> None:
+        self.gradient: Gradient | None = None  # of those added so far; the priorities [sum of B] in their order
+
+    def add(self, gradient: Gradient) -> None:
+        """Take one more in; its vectors may change afterwards."""
+        before = self.gradient
+        if before is None:
+            priority = None if gradient.priority is None else gradient.priority.clone()
+            vectors = [vector.clone() for vector in gradient.vectors]
+            self.gradient = replace(gradient, vectors=vectors, priority=priority)
+            return
+        count = before.count + gradient.count
+        share = gradient.count / count
+        torch._foreach_lerp_(before.vectors, list(gradient.vectors), share)
+        figures = {name: torch.lerp(value, gradient.figures[name], share) for name, value in before.figures.items()}
+        priority = before.priority
+        if priority is not None and gradient.priority is not None:
+            priority = torch.cat([priority, gradient.priority])
+        self.gradient = replace(before, count=count, priority=priority, figures=figures)
+
+
+# -- learner -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

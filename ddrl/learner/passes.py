@@ -23,10 +23,9 @@ from ddrl.learner import devices
 from ddrl.learner.actor_critic import Actor, Critics
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.batches import rows_of
-from ddrl.learner.layers import Layer, Layers, Step, gemm_of_torch, make_layers
+from ddrl.learner.layers import Layer, Layers, Stack, Step, gemm_of_torch, make_layers
 from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part
-from ddrl.learner.stacks import Stack
 
 MAX_PROGRAMS = 8  # sizes of which buffers are kept: a node's part may have another size in each update
 PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)  # draw nothing

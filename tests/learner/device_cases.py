@@ -21,9 +21,9 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
+from ddrl.learner.devices import move
 from ddrl.learner.export import random_observations
-from ddrl.learner.flat import FlatParameters
-from ddrl.learner.transfers import move
+from ddrl.learner.part import FlatParameters
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.task import Lender
 from ddrl.run.__main__ import main

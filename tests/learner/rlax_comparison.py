@@ -6,8 +6,7 @@ import pytest
 import rlax
 import torch
 
-from ddrl.learner.distributions import Support, divergence, taken
-from ddrl.learner.quantiles import midpoints, quantile_loss
+from ddrl.learner.quantiles import Support, divergence, midpoints, quantile_loss, taken
 from ddrl.learner.targets import double_q_target, q_learning_target
 
 ROWS, ACTIONS = 64, 3

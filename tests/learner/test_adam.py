@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from ddrl import _kernel
-from ddrl.learner import adam, devices
+from ddrl.learner import devices
+from ddrl.learner import part as adam
 
 
 @pytest.mark.parametrize("size", [1, 64, 1003])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ddrl.learner import devices
-from ddrl.learner.layers import gemm_of_torch
-from ddrl.learner.stacks import MAX_SIZES, Stack
+from ddrl.learner.layers import MAX_SIZES, Stack, gemm_of_torch
 from tests.learner.continuous_cases import BOX, learner_of, random_batch
 
 

@@ -17,9 +17,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Q_MEAN
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete, require_linear_dueling
-from ddrl.learner.shapes import linear_widths
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, linear_widths, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +67,8 @@ class C51:
         return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,), inputs=noise)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
-        from ddrl.learner import distributions, noisy
+        from ddrl.learner import networks as noisy
+        from ddrl.learner import quantiles as distributions
         from ddrl.learner.networks import make_network
 
         self._double = config.learner.double

@@ -15,8 +15,7 @@ from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete
 
 if TYPE_CHECKING:
     import torch

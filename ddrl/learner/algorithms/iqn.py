@@ -18,8 +18,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch

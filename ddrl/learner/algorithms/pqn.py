@@ -89,7 +89,7 @@ class PQN:
         return Declaration("pqn", "epsilon_greedy", figures=FIGURES, experience=experience)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: PQNSettings) -> None:
-        from ddrl.learner.layer_norm import NormalizedMLP
+        from ddrl.learner.actor_critic import NormalizedMLP
         from ddrl.learner.networks import make_network
 
         self._settings = settings

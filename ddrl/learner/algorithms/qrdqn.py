@@ -14,8 +14,7 @@ from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,7 @@ from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +54,7 @@ class R2D2:
         return Declaration("r2d2", "epsilon_greedy", figures=FIGURES, experience=experience, inputs=(state,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
-        from ddrl.learner import recurrent
+        from ddrl.learner import networks as recurrent
 
         self._double = config.learner.double
         self._settings = settings
