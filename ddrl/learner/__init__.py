@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddrl.learner.part import FlatParameters
 
 _HOMES = {
-    "FlatParameters": "flat",
+    "FlatParameters": "part",
     "Gradient": "learner",
     "Learner": "learner",
     "Update": "learner",
