@@ -188,7 +188,7 @@ _NAMED = {
         ),
     ),
     "core/settings.py": (("a setting that does not exist passes", "if name not in known:", "if False:"),),
-    "learner/targets.py": (
+    "learner/losses.py": (
         (
             "the maximum in place of the double choice",
             "return torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1))",
@@ -260,7 +260,7 @@ _NAMED = {
         ),
         ("burn-in is learned from", "there = (here + batch.ahead).clamp(max=q.shape[1] - 1)", "there = here"),
     ),
-    "learner/quantiles.py": (
+    "learner/losses.py": (
         (
             "quantiles are weighed from the wrong side",
             "torch.where(error < 0, 1.0 - tau, tau)",

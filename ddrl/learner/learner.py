@@ -28,13 +28,20 @@ from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
-from ddrl.learner.batches import BatchLoader, TensorBatch, rows_of
-from ddrl.learner.devices import move, random_states, resolve_device, set_random_states
+from ddrl.learner.devices import (
+    BatchLoader,
+    TensorBatch,
+    move,
+    random_states,
+    resolve_device,
+    rows_of,
+    set_random_states,
+)
 from ddrl.learner.export import export_model
+from ddrl.learner.losses import linear_lr
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.part import FlatParameters, Part
 from ddrl.learner.passes import Passes, draws_nothing, make_passes
-from ddrl.learner.targets import linear_lr
 
 # -- gradient_mean -----------------------------------------------------------------------------------------------------
 # Gradients that make one update together.

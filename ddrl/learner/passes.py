@@ -22,7 +22,7 @@ from ddrl.core.errors import NetworkError
 from ddrl.learner import devices
 from ddrl.learner.actor_critic import Actor, Critics
 from ddrl.learner.algorithm import Evaluation, Loss
-from ddrl.learner.batches import rows_of
+from ddrl.learner.devices import rows_of
 from ddrl.learner.layers import Layer, Layers, Stack, Step, gemm_of_torch, make_layers
 from ddrl.learner.networks import MLP
 from ddrl.learner.part import Part

@@ -6,8 +6,7 @@ import pytest
 import rlax
 import torch
 
-from ddrl.learner.quantiles import Support, divergence, midpoints, quantile_loss, taken
-from ddrl.learner.targets import double_q_target, q_learning_target
+from ddrl.learner.losses import Support, divergence, double_q_target, midpoints, q_learning_target, quantile_loss, taken
 
 ROWS, ACTIONS = 64, 3
 

@@ -13,8 +13,8 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
+from ddrl.learner.losses import Support, divergence
 from ddrl.learner.passes import AutogradPasses, MLPPasses
-from ddrl.learner.quantiles import Support, divergence
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 

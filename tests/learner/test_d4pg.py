@@ -8,7 +8,7 @@ from ddrl.acting.policy import ActingPolicy
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.learner import Learner, describe
-from ddrl.learner.quantiles import midpoints, quantile_loss
+from ddrl.learner.losses import midpoints, quantile_loss
 from tests.learner.continuous_cases import BOX, bandit, check_gradients, learner_of, random_batch
 from tests.learner.test_c51 import projected
 

@@ -10,8 +10,8 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe, devices
+from ddrl.learner.losses import MeanOfFractions, midpoints, quantile_loss, quantile_slopes
 from ddrl.learner.passes import AutogradPasses, MLPPasses
-from ddrl.learner.quantiles import MeanOfFractions, midpoints, quantile_loss, quantile_slopes
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 TABLES = {

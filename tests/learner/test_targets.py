@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddrl.learner import devices
-from ddrl.learner.targets import (
+from ddrl.learner.losses import (
     double_q_target,
     linear_lr,
     q_learning_target,

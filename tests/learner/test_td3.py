@@ -86,7 +86,7 @@ def test_the_target_action_is_smoothed_by_clipped_noise() -> None:
 
 
 def torch_batch():
-    from ddrl.learner.batches import BatchLoader
+    from ddrl.learner.devices import BatchLoader
 
     return BatchLoader(torch.device("cpu")).load(random_batch(BOX, 4, 0))
 

@@ -67,8 +67,8 @@ class C51:
         return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,), inputs=noise)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
+        from ddrl.learner import losses as distributions
         from ddrl.learner import networks as noisy
-        from ddrl.learner import quantiles as distributions
         from ddrl.learner.networks import make_network
 
         self._double = config.learner.double

@@ -80,8 +80,9 @@ class D4PG:
         return Declaration("d4pg", "gaussian", figures=(Q_MEAN,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: D4PGSettings) -> None:
-        from ddrl.learner import actor_critic, quantiles
-        from ddrl.learner import quantiles as distributions
+        from ddrl.learner import actor_critic
+        from ddrl.learner import losses as distributions
+        from ddrl.learner import losses as quantiles
 
         self._settings = settings
         self._distributions = distributions

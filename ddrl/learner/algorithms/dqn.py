@@ -39,7 +39,7 @@ class DQN:
         return Declaration("dqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: None = None) -> None:
-        from ddrl.learner import targets
+        from ddrl.learner import losses as targets
         from ddrl.learner.networks import make_network
 
         self._config = config.learner

@@ -61,7 +61,7 @@ class IQN:
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import quantiles
+        from ddrl.learner import losses as quantiles
         from ddrl.learner.networks import make_network
 
         self._double = config.learner.double

@@ -47,7 +47,7 @@ class QRDQN:
         return Declaration("qrdqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: QRDQNSettings) -> None:
-        from ddrl.learner import quantiles
+        from ddrl.learner import losses as quantiles
         from ddrl.learner.networks import make_network
 
         self._double = config.learner.double

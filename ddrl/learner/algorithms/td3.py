@@ -63,7 +63,9 @@ class TD3:
         return Declaration("td3", "gaussian", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
-        from ddrl.learner import actor_critic, batches, targets
+        from ddrl.learner import actor_critic
+        from ddrl.learner import devices as batches
+        from ddrl.learner import losses as targets
 
         self._settings = settings
         self._loss = config.learner.loss
