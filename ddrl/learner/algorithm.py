@@ -42,14 +42,14 @@ class Evaluation(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What one part minimizes, and what it knows besides."""
+    """What one part minimizes, a mean over the batch's draws, and what is reported of them."""
 
-    loss: torch.Tensor | Callable[[], torch.Tensor]  # scalar; with `slopes`, a function of it is called for statistics
+    loss: torch.Tensor | Callable[[], torch.Tensor]  # scalar; with `derivatives`, a function that statistics call
     priority: torch.Tensor | None = None  # [B], of the batch's draws
-    figures: Mapping[str, torch.Tensor] = {}  # scalars by the names of metrics
-    slopes: Mapping[str, torch.Tensor] = {}  # the loss's derivatives by all outputs that are differentiated, by name;
-    # of an output that is a tuple, by its first. None: autograd finds them. Given, they save the time of building and
-    # walking a graph.
+    figures: Mapping[str, torch.Tensor] = {}  # by the names of declared metrics; their means are reported
+    # (output, the loss's derivative by it), of all outputs that the loss depends on. `ddrl.learner.losses` gives them;
+    # without them autograd finds the derivatives.
+    derivatives: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     def scalar(self) -> torch.Tensor:
         """The loss []."""

@@ -37,14 +37,23 @@ from ddrl.learner.devices import (
     rows_of,
     set_random_states,
 )
+from ddrl.learner.engine import Engine, draws_nothing
 from ddrl.learner.export import export_model
-from ddrl.learner.losses import linear_lr
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.part import FlatParameters, Part
-from ddrl.learner.passes import Passes, draws_nothing, make_passes
 
-# -- gradient_mean -----------------------------------------------------------------------------------------------------
-# Gradients that make one update together.
+
+@dataclass(slots=True)
+class Gradient:
+    """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
+
+    part: str
+    vector: torch.Tensor  # float32 [n], as `Part.learned` gives it; valid until the part's next gradient
+    count: int
+    updates: int
+    priority: torch.Tensor | None  # [count]
+    figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
+    batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
 
 
 class GradientMean:
@@ -59,33 +68,16 @@ class GradientMean:
         before = self.gradient
         if before is None:
             priority = None if gradient.priority is None else gradient.priority.clone()
-            vectors = [vector.clone() for vector in gradient.vectors]
-            self.gradient = replace(gradient, vectors=vectors, priority=priority)
+            self.gradient = replace(gradient, vector=gradient.vector.clone(), priority=priority)
             return
         count = before.count + gradient.count
         share = gradient.count / count
-        torch._foreach_lerp_(before.vectors, list(gradient.vectors), share)
+        before.vector.lerp_(gradient.vector, share)
         figures = {name: torch.lerp(value, gradient.figures[name], share) for name, value in before.figures.items()}
         priority = before.priority
         if priority is not None and gradient.priority is not None:
             priority = torch.cat([priority, gradient.priority])
         self.gradient = replace(before, count=count, priority=priority, figures=figures)
-
-
-# -- learner -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Gradient:
-    """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
-
-    part: str
-    vectors: list[torch.Tensor]  # float32; valid until the part's next gradient
-    count: int
-    updates: int
-    priority: torch.Tensor | None  # [count]
-    figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
-    batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
 
 
 class Update(NamedTuple):
@@ -208,15 +200,11 @@ class Learner:
         devices = ["cpu", *([self.device] if len(self._random) > 1 else [])]
         self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
 
-    def pieces(self, part: str, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The pieces of a flat vector (uint8, in the part's layout) that the part's gradients belong to, as views."""
-        return self._passes[part].learning(vector)
-
     def apply(self, gradient: Gradient) -> torch.Tensor:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping
         []. The target copy follows where it is due."""
         lr = self.lr * getattr(self.algorithm, "lr_factors", {}).get(gradient.part, 1.0)
-        return self.parts[gradient.part].step(gradient.vectors, lr)
+        return self.parts[gradient.part].step(gradient.vector, lr)
 
     # ---- acting and looking ---------------------------------------------------------------------------------------
 
@@ -283,8 +271,8 @@ class Learner:
         return state
 
     def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
-        """Go on from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of another
-        network."""
+        """Continue from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of
+        another network."""
         hosts: dict[tuple[str, str], NDArray[np.uint8]] = {}
         wanted: dict[str, NDArray[Any]] = {}
         for part in self.parts.values():
@@ -314,7 +302,7 @@ class Learner:
         )
 
     def load(self, path: Path) -> None:
-        """Go on from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
+        """Continue from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
         network."""
         self.load_state(snapshot.read(path, algorithm=self.algorithm.name), source=str(path))
 
@@ -328,26 +316,24 @@ class Learner:
     def _begin(self) -> None:
         """Make what depends on the device."""
         self._loader = BatchLoader(self.device)
-        self._passes: dict[str, Passes] = {name: make_passes(part, self.parts) for name, part in self.parts.items()}
-        for name, part in self.parts.items():
-            part.optimize([self._passes[name].learning(vector) for vector in (part.online.vector, *part.moments)])
+        self.engines = {name: Engine(part, self.parts) for name, part in self.parts.items()}
 
     def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         self.algorithm.updates = self.updates
-        passes = self._passes[name]
+        engine = self.engines[name]
         with self._own_random(name):
             evaluations = self.algorithm.evaluations(tensors, name)
-            loss = self.algorithm.loss(passes.forward(evaluations), tensors, name) if evaluations else None
+            loss = self.algorithm.loss(engine.forward(evaluations), tensors, name) if evaluations else None
             if loss is None:
                 return None
-            vectors = passes.backward(loss)
+            vector = engine.backward(loss)
         figures = {}
         if statistics:
             own = {key: value.detach().mean(dtype=torch.float32) for key, value in loss.figures.items()}
             figures = {"loss": loss.scalar().detach(), **own}
         priority = None if loss.priority is None else loss.priority.detach()
         count = rows_of(evaluations[0].inputs[0])
-        return Gradient(name, vectors, count, self.parts[name].updates, priority, figures)
+        return Gradient(name, vector, count, self.parts[name].updates, priority, figures)
 
     @contextmanager
     def _own_random(self, part: str = "") -> Generator[None]:
@@ -374,3 +360,10 @@ class Learner:
                     f"({self.config.max_grad_norm:g}), look where loss and grad_norm begin to rise on the dashboard, "
                     "and check the environment for rewards or observations that are huge"
                 )
+
+
+def linear_lr(lr: float, end_fraction: float, progress: float) -> float:
+    """lr falling linearly from `lr` at progress 0 to `lr * end_fraction` at progress 1; progress is clipped to [0,
+    1]."""
+    progress = min(max(progress, 0.0), 1.0)
+    return lr * (1.0 + (end_fraction - 1.0) * progress)

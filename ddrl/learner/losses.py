@@ -1,259 +1,105 @@
-"""Targets and losses of Q-learning as pure functions of tensors.
+"""Losses of value learning. Each function returns a `Loss` that knows its derivative by the networks' output, with the
+priorities of the batch's draws and the figures `td_error` (sizes of errors) and `q_mean` (values of what was taken).
 
 Symbols: r_t is the discounted sum of the rewards after s_tm1 (n of them, fewer at an episode's end), discount_t the
-discount of what follows s_t: gamma ** n, and 0 where s_t is terminal. Replay forms both, so nothing here knows n or
-termination.
+discount of what follows s_t: gamma ** n, and 0 where s_t is terminal. Replay computes both, so nothing here knows n or
+termination. Targets are held constant; `weight` [B] are importance weights, the largest 1.
+
+On the processor a loss is one call of the kernel: in torch it is twenty to thirty operations, each of which costs more
+than the arithmetic of such a batch. On other devices the same formulas are computed by torch.
 """
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from ddrl import _kernel
 from ddrl.learner import devices
-from ddrl.learner import losses as distributions
-from ddrl.learner.networks import CNN, MLP
+from ddrl.learner.algorithm import Loss
 
-# -- targets -----------------------------------------------------------------------------------------------------------
-
-
-def q_learning_target(r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tensor) -> torch.Tensor:
-    """r_t + discount_t max_a q_t(a) (Mnih et al. 2015): [B] from [B], [B], [B, A]."""
-    return torch.addcmul(r_t, discount_t, q_t.amax(dim=1))
+# -- action values -----------------------------------------------------------------------------------------------------
 
 
-def double_q_target(
-    r_t: torch.Tensor, discount_t: torch.Tensor, q_t: torch.Tensor, q_t_selector: torch.Tensor
-) -> torch.Tensor:
-    """r_t + discount_t q_t(argmax_a q_t_selector(a)) (van Hasselt et al. 2016, eq. 4): [B] from [B], [B], [B, A], [B,
-    A].
-
-    `q_t` is the target network's, `q_t_selector` the online network's.
-    """
-    best = q_t_selector.argmax(dim=1, keepdim=True)
-    return torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1))
-
-
-def weighted_loss(td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """mean_b weight_b l(d_b) [], of TD errors d = target - value [B] and weights [B].
-
-    "huber" (delta 1): l(d) is d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse": l(d) = d^2 / 2."""
-    size = td_error.abs()
-    inside = size.clamp(max=1.0) if kind == "huber" else size
-    return (weight * inside * (size - 0.5 * inside)).mean()
-
-
-def value_slope(td_error: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """The derivative of `weighted_loss` by the values [B], their targets held constant; or of several such losses by
-    theirs [B, N], with weights [B, 1]."""
-    slope = td_error.clamp(-1.0, 1.0) if kind == "huber" else td_error
-    return slope * weight * (-1.0 / len(weight))
-
-
-def q_slopes(
+def q_learning(
     q_tm1: torch.Tensor,
     action: torch.Tensor,
     r_t: torch.Tensor,
     discount_t: torch.Tensor,
     q_t: torch.Tensor,
-    q_t_selector: torch.Tensor | None,
+    selector: torch.Tensor | None,
     weight: torch.Tensor,
     kind: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """TD errors [B] of the actions taken, their sizes [B], the values of those actions [B], and `weighted_loss`'s
-    derivative by q_tm1 [B, A]; without a selector q_t is maximized. On the processor one call of the kernel: in torch
-    it is twenty, and each costs more than these numbers."""
-    selector = q_t if q_t_selector is None else q_t_selector
+) -> Loss:
+    """mean_b weight_b l(d_b), d = r_t + discount_t q_t(argmax_a selector(a)) - q_tm1(action) (van Hasselt et al. 2016,
+    eq. 4); without a selector by the largest q_t (Mnih et al. 2015). q_tm1, q_t, selector [B, A]; the rest [B].
+
+    kind: "huber", l(d) = d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse", l(d) = d^2 / 2. Priorities: |d| [B]."""
+    selector = q_t if selector is None else selector
     if devices.has_kernel(q_tm1.device):
-        columns = (r_t.numpy(), discount_t.numpy(), q_t.numpy(), selector.numpy(), weight.numpy())
-        td_error, td_size, q_taken = (np.empty(len(q_tm1), np.float32) for _ in range(3))
+        size = np.empty(len(q_tm1), np.float32)
+        taken = np.empty(len(q_tm1), np.float32)
         slope = np.empty(q_tm1.shape, np.float32)
-        _kernel.q_slopes(q_tm1.numpy(), action.numpy(), *columns, kind == "huber", td_error, td_size, q_taken, slope)
-        shared = torch.from_numpy
-        return shared(td_error), shared(td_size), shared(q_taken), shared(slope)
+        given = _arrays(q_tm1, action, r_t, discount_t, q_t, selector, weight)
+        loss = _kernel.q_learning_loss(*given, kind == "huber", size, taken, slope)
+        return _by_kernel(loss, size, size, taken, q_tm1, slope)
     chosen = action.unsqueeze(1)
-    q_taken = q_tm1.gather(1, chosen).squeeze(1)
-    td_error = double_q_target(r_t, discount_t, q_t, selector) - q_taken
-    slope = q_tm1.new_zeros(q_tm1.shape).scatter_(1, chosen, value_slope(td_error, weight, kind).unsqueeze(1))
-    return td_error, td_error.abs(), q_taken, slope
+    q_taken = q_tm1.detach().gather(1, chosen).squeeze(1)
+    best = selector.argmax(dim=1, keepdim=True)
+    error = torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1)) - q_taken
+    inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
+    slope_taken = inside * weight * (-1.0 / len(weight))
+    slope = torch.zeros_like(q_tm1).scatter_(1, chosen, slope_taken.unsqueeze(1))
+    figures = {"td_error": error.abs(), "q_mean": q_taken}
+    return Loss(partial(_weighted_mean, error, inside, weight), figures["td_error"], figures, [(q_tm1, slope)])
 
 
-def linear_lr(lr: float, end_fraction: float, progress: float) -> float:
-    """lr falling linearly from `lr` at progress 0 to `lr * end_fraction` at progress 1; progress is clipped to [0,
-    1]."""
-    progress = min(max(progress, 0.0), 1.0)
-    return lr * (1.0 + (end_fraction - 1.0) * progress)
+def regression(q: torch.Tensor, action: torch.Tensor, target: torch.Tensor) -> Loss:
+    """Half the mean square of target - q(action): q [B, A], the rest [B]. No priorities."""
+    none = torch.zeros_like(target)
+    loss = q_learning(q, action, target, none, q.detach(), None, torch.ones_like(target), "mse")
+    return loss._replace(priority=None)
 
 
-# -- quantiles ---------------------------------------------------------------------------------------------------------
-# Quantiles of the return, as pure functions of tensors (Dabney et al. 2018a, "QR-DQN"; 2018b, "IQN").
-
-
-# -- quantiles ---------------------------------------------------------------------------------------------------------
-
-
-def midpoints(count: int) -> torch.Tensor:
-    """Fractions (2 i + 1) / (2 N), i = 0 .. N - 1, in the middle of N equal shares (Dabney et al. 2018a, lemma 2)."""
-    return (torch.arange(count) + 0.5) / count
-
-
-def quantile_loss(value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float) -> torch.Tensor:
-    """sum_i mean_j |tau_i - 1{d_ij < 0}| L(d_ij) with d_ij = target_j - value_i (Dabney et al. 2018b, eq. 3): [B] from
-    [B, N], [N] or [B, N], [B, M]. O(B N M).
-
-    L is the Huber loss over kappa: d^2 / (2 kappa) up to kappa, |d| - kappa / 2 beyond; kappa 0: |d|, whose minimum is
-    at the quantiles themselves. Differentiated by `value` alone, once."""
-    return cast("torch.Tensor", _QuantileLoss.apply(value, fraction, target, kappa))
-
-
-def quantile_slopes(
-    value_tm1: torch.Tensor,
-    fraction: torch.Tensor,
-    action: torch.Tensor,
+def critics(
+    q_tm1: torch.Tensor,
     r_t: torch.Tensor,
     discount_t: torch.Tensor,
-    value_t: torch.Tensor,
-    selector: torch.Tensor,
+    q_t: torch.Tensor,
     weight: torch.Tensor,
-    kappa: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`quantile_loss` [B] of the actions taken towards r_t + discount_t value_t(best), best by the selector's mean; the
-    sizes of the mean targets less the mean predictions [B]; these means [B]; and the derivative of mean_b weight_b
-    loss_b by value_tm1 [B, A, N]. From [B, A, N], [N], [B] three times, [B, A, M], [B, A, K], [B].
-
-    On the processor one call of the kernel: in torch it is thirty."""
-    if devices.has_kernel(value_tm1.device):
-        value, following, chooser = (each.detach().contiguous().numpy() for each in (value_tm1, value_t, selector))
-        columns = (
-            fraction.numpy(),
-            action.numpy(),
-            r_t.numpy(),
-            discount_t.numpy(),
-            following,
-            chooser,
-            weight.numpy(),
-        )
-        loss, size, taken = (np.empty(len(value_tm1), np.float32) for _ in range(3))
-        slope = np.empty(value_tm1.shape, np.float32)
-        _kernel.quantile_slopes(value, *columns, kappa, loss, size, taken, slope)
-        shared = torch.from_numpy
-        return shared(loss), shared(size), shared(taken), shared(slope)
-    following = distributions.taken(value_t, selector.mean(2).argmax(1))
-    target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * following  # [B, M]
-    value = distributions.taken(value_tm1.detach(), action)
-    each, slopes = _loss_and_slopes(value, fraction, target, kappa)
-    q_taken = value.mean(1)
-    share = (weight / len(weight)).unsqueeze(1)
-    slope = distributions.at_taken(slopes * share, action, value_tm1.shape[1])
-    return each, (target.mean(1) - q_taken).abs(), q_taken, slope
+    kind: str,
+) -> Loss:
+    """sum_i mean_b weight_b l(d_ib), d_i = r_t + discount_t min_j q_t_j - q_tm1_i, of critics i of (state, action)
+    (Fujimoto et al. 2018, algorithm 1): q_tm1, q_t [B, critics, 1], the rest [B]. Priorities: mean_i |d_i| [B]."""
+    values = q_tm1.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
+    values_t = q_t.detach().squeeze(2).t()
+    if devices.has_kernel(q_tm1.device):
+        size = np.empty(values.shape[1], np.float32)
+        slope = np.empty(tuple(values.shape), np.float32)
+        loss = _kernel.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
+        return _by_kernel(loss, size, size, values, q_tm1, slope.T[:, :, None])
+    error = r_t + discount_t * values_t.amin(dim=0) - values
+    inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
+    slope = (inside * weight * (-1.0 / len(weight))).t().unsqueeze(2)
+    size = error.abs().mean(dim=0)
+    loss = partial(_weighted_mean, error, inside, weight * len(error))  # the mean over critics becomes their sum
+    return Loss(loss, size, {"td_error": size, "q_mean": values}, [(q_tm1, slope)])
 
 
-def _loss_and_slopes(
-    value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`quantile_loss` [B], and its derivative by the values [B, N]."""
-    error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, M]
-    tau = fraction.unsqueeze(-1)
-    weight = torch.where(error < 0, 1.0 - tau, tau)
-    if kappa:
-        slope = error.clamp(-kappa, kappa).div_(kappa)
-        size = error.sub_(slope, alpha=0.5 * kappa).mul_(slope)
-    else:
-        slope = error.sign()
-        size = error.mul_(slope)
-    slopes = slope.mul_(weight).mean(dim=2).neg_()
-    return size.mul_(weight).mean(dim=2).sum(dim=1), slopes
+def _weighted_mean(error: torch.Tensor, inside: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The mean of weight l(error) [], where `inside` is l's derivative."""
+    return (weight * inside * (error - 0.5 * inside)).mean()
 
 
-class _QuantileLoss(torch.autograd.Function):
-    """The loss and its slopes by the values in one go: autograd would keep and pass over each [B, N, M] again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
-    ) -> torch.Tensor:
-        loss, slopes = _loss_and_slopes(value, fraction, target, kappa)
-        ctx.save_for_backward(slopes)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (slopes,) = ctx.saved_tensors  # [B, N]
-        return gradients[0].unsqueeze(1) * slopes, None, None, None
-
-
-class MeanOfQuantiles(nn.Module):
-    """A network of quantiles [B, A, N] at fixed fractions as it acts: action values [B, A]."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, A]: the mean over equal shares."""
-        return self.network(observation).mean(dim=2)
-
-
-class ImplicitQuantiles(nn.Module):
-    """A network of the library, with its features multiplied by an embedding of the fraction before its head:
-    Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
-
-    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions; where all rows
-    share their fractions, the layer's weights are multiplied by the embedding in place of each row's features."""
-
-    def __init__(self, network: MLP | CNN, cosines: int) -> None:
-        super().__init__()
-        self.network = network
-        self.cosines = cosines
-        self.embedding = nn.Linear(cosines, network.head.features)
-        self._mixing = network.head.mixing() if network.head.linear else None
-
-    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantiles [B, A, N] at the fractions [B, N], or at [N] for all rows, and these fractions."""
-        features = self.network.features(observation)  # [B, F]
-        steps = torch.arange(self.cosines, dtype=fraction.dtype, device=fraction.device) * math.pi
-        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(-1) * steps)))  # [B, N, F] or [N, F]
-        if fraction.dim() == 1 and self._mixing is not None:
-            layer = self.network.head.last
-            mixing = self._mixing = self._mixing.to(features.device)  # a copy only where the network has moved
-            weight = (mixing @ layer.weight).unsqueeze(1) * embedded  # [A, N, F]
-            values = features @ weight.flatten(0, 1).t()  # [B, A N]
-            return values.unflatten(1, weight.shape[:2]) + (mixing @ layer.bias).unsqueeze(1), fraction
-        mixed = (features.unsqueeze(1) * embedded).flatten(0, 1)  # [B N, F]
-        values = self.network.head(mixed)  # [B N, A]
-        return values.unflatten(0, (-1, fraction.shape[-1])).transpose(1, 2), fraction
-
-
-class MeanOfFractions(nn.Module):
-    """An implicit network as it acts: the mean of its quantiles at the fractions that it is given."""
-
-    def __init__(self, network: ImplicitQuantiles) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
-        """q [B, A], by one fraction [B, N] of each of N equal shares."""
-        return self.network(observation, one_of_each_share(fraction))[0].mean(dim=2)
-
-
-def one_of_each_share(uniform: torch.Tensor) -> torch.Tensor:
-    """Fractions (i + u_i) / N of numbers u [..., N] drawn uniformly from [0, 1): any mean over them expects what it
-    expects over fractions drawn freely, and varies less."""
-    count = uniform.shape[-1]
-    return (uniform + torch.arange(count, dtype=uniform.dtype, device=uniform.device)) / count
-
-
-# -- distributions -----------------------------------------------------------------------------------------------------
-# Distributions of the return on fixed atoms, as pure functions of tensors (Bellemare, Dabney & Munos 2017).
+# -- distributions of the return on fixed values -----------------------------------------------------------------------
 
 
 class Support:
-    """Atoms z_i = v_min + i dz, i = 0 .. N - 1; moves to the device of what it is asked about."""
+    """Atoms z_i = v_min + i dz, i = 0 .. N - 1 (Bellemare et al. 2017); moves to the device of what it is given."""
 
     def __init__(self, v_min: float, v_max: float, atoms: int) -> None:
         self.v_min = v_min
@@ -284,30 +130,209 @@ class Support:
         return self._z
 
 
-class MeanValues(nn.Module):
-    """A network of logits [B, A, N] as it acts: action values [B, A] from what the network takes."""
+def categorical(
+    logits_tm1: torch.Tensor,
+    action: torch.Tensor | None,
+    r_t: torch.Tensor,
+    discount_t: torch.Tensor,
+    logits_t: torch.Tensor,
+    selector: torch.Tensor | None,
+    weight: torch.Tensor,
+    support: Support,
+) -> Loss:
+    """mean_b weight_b KL(target_b || p_b(action)) with p the softmax of logits_tm1 [B, A, N], and as target the
+    distribution of r_t + discount_t z, z ~ p_t(argmax_a of the selector's mean), on the support's atoms.
 
-    def __init__(self, network: nn.Module, support: Support) -> None:
-        super().__init__()
-        self.network = network
-        self._support = support
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """q [B, A]."""
-        return self._support.mean(self.network(*inputs).softmax(2))
-
-
-def taken(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """The row of each action taken: [B, N] from [B, A, N], [B]."""
-    return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[2])).squeeze(1)
-
-
-def at_taken(rows: torch.Tensor, action: torch.Tensor, num_actions: int) -> torch.Tensor:
-    """[B, A, N] that holds the rows [B, N] at each action taken [B], and zeros elsewhere."""
-    spread = rows.new_zeros((len(rows), num_actions, rows.shape[1]))
-    return spread.scatter_(1, action.view(-1, 1, 1).expand(-1, 1, rows.shape[1]), rows.unsqueeze(1))
+    Without an action all K = A entries are learned, each from its own reward: r_t [B, K]. Priorities: the divergences
+    [B], means over K (Hessel et al. 2018): cross-entropies less the targets' entropies, which can reach zero. Figure
+    q_mean alone."""
+    value, columns = _rows(logits_tm1, action, r_t, discount_t, weight)
+    value_t = logits_t.detach().reshape(value.shape)
+    chooser = value_t if selector is None else selector.detach().reshape(value.shape)
+    chosen, reward, discount, share = columns
+    if devices.has_kernel(value.device):
+        each = np.empty(len(value), np.float32)
+        taken = np.empty(len(value), np.float32)
+        slope = np.empty(tuple(value.shape), np.float32)
+        given = _arrays(value, chosen, reward, discount, value_t, chooser, share)
+        loss = _kernel.categorical_loss(*given, support.v_min, support.v_max, each, taken, slope)
+        made = _by_kernel(loss, each, each, taken, logits_tm1, slope.reshape(tuple(logits_tm1.shape)))
+    else:
+        best = support.mean(chooser.softmax(2)).argmax(1)
+        target = support.project(at_action(value_t, best).softmax(1), reward, discount)
+        log_p = at_action(value, chosen).log_softmax(1)
+        p = log_p.exp()
+        terms = divergence(target, log_p)
+        slope = _among((p - target) * (share / len(share)).unsqueeze(1), chosen, value)
+        figures = {"q_mean": support.mean(p)}
+        loss = partial(torch.mean, share * terms)
+        made = Loss(loss, terms, figures, [(logits_tm1, slope.view(logits_tm1.shape))])
+    made = made._replace(priority=cast(torch.Tensor, made.priority).clamp(min=0.0))  # rounding errors may lie below
+    return (
+        made._replace(figures={"q_mean": made.figures["q_mean"]}) if action is not None else _of_objectives(made, r_t)
+    )
 
 
 def divergence(target: torch.Tensor, log_probability: torch.Tensor) -> torch.Tensor:
-    """KL(target || p) [B], from [B, N] each; its gradient is that of the cross-entropy."""
+    """KL(target || p) [B], from [B, N] each."""
     return (torch.xlogy(target, target) - target * log_probability).sum(dim=1)
+
+
+# -- quantiles of the return -------------------------------------------------------------------------------------------
+
+
+def midpoints(count: int) -> torch.Tensor:
+    """Fractions (2 i + 1) / (2 N), i = 0 .. N - 1, in the middle of N equal shares (Dabney et al. 2018a, lemma 2)."""
+    return (torch.arange(count) + 0.5) / count
+
+
+def quantiles(
+    value_tm1: torch.Tensor,
+    fraction: torch.Tensor,
+    action: torch.Tensor | None,
+    r_t: torch.Tensor,
+    discount_t: torch.Tensor,
+    value_t: torch.Tensor,
+    selector: torch.Tensor | None,
+    weight: torch.Tensor,
+    kappa: float,
+) -> Loss:
+    """mean_b weight_b of `quantile_terms` of value_tm1(action) [B, A, N] at the fractions [N], the targets r_t +
+    discount_t value_t(argmax_a of the selector's mean): value_t [B, A, M], selector [B, A, any].
+
+    Without an action all K = A entries are learned, each from its own reward: r_t [B, K]. Priorities: |mean target -
+    mean prediction| [B]; without an action the losses [B], means over K, and figure q_mean alone."""
+    value, columns = _rows(value_tm1, action, r_t, discount_t, weight)
+    following = value_t.detach().reshape(len(value), value.shape[1], -1)
+    chooser = following if selector is None else selector.detach().reshape(len(value), value.shape[1], -1)
+    chosen, reward, discount, share = columns
+    if devices.has_kernel(value.device):
+        each = np.empty(len(value), np.float32)
+        size = np.empty(len(value), np.float32)
+        taken = np.empty(len(value), np.float32)
+        slope = np.empty(tuple(value.shape), np.float32)
+        given = _arrays(value, fraction, chosen, reward, discount, following, chooser, share)
+        loss = _kernel.quantile_loss(*given, kappa, each, size, taken, slope)
+        priority = each if action is None else size
+        made = _by_kernel(loss, priority, size, taken, value_tm1, slope.reshape(tuple(value_tm1.shape)))
+    else:
+        target = reward.unsqueeze(1) + discount.unsqueeze(1) * at_action(following, chooser.mean(2).argmax(1))
+        prediction = at_action(value, chosen)
+        terms, slopes = quantile_terms(prediction, fraction, target, kappa)
+        taken_mean = prediction.mean(1)
+        sizes = (target.mean(1) - taken_mean).abs()
+        slope = _among(slopes * (share / len(share)).unsqueeze(1), chosen, value).view(value_tm1.shape)
+        priorities = terms if action is None else sizes
+        figures = {"td_error": sizes, "q_mean": taken_mean}
+        made = Loss(partial(torch.mean, share * terms), priorities, figures, [(value_tm1, slope)])
+    return made if action is not None else _of_objectives(made, r_t)
+
+
+def quantile_terms(
+    value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """sum_i mean_j |tau_i - 1{d_ij < 0}| L(d_ij) with d_ij = target_j - value_i (Dabney et al. 2018b, eq. 3): [B] from
+    [B, N], [N] or [B, N], [B, M]; and its derivative by the values [B, N]. O(B N M).
+
+    L is the Huber loss over kappa: d^2 / (2 kappa) up to kappa, |d| - kappa / 2 beyond; kappa 0: |d|, whose minimum is
+    at the quantiles themselves."""
+    error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, M]
+    tau = fraction.unsqueeze(-1)
+    weight = torch.where(error < 0, 1.0 - tau, tau)
+    if kappa:
+        slope = error.clamp(-kappa, kappa).div_(kappa)
+        size = error.sub_(slope, alpha=0.5 * kappa).mul_(slope)
+    else:
+        slope = error.sign()
+        size = error.mul_(slope)
+    slopes = slope.mul_(weight).mean(dim=2).neg_()
+    return size.mul_(weight).mean(dim=2).sum(dim=1), slopes
+
+
+# -- what several of them need -----------------------------------------------------------------------------------------
+
+
+def at_action(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """The row of each action: [B, N] from [B, A, N], [B]."""
+    return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[2])).squeeze(1)
+
+
+def _among(rows: torch.Tensor, action: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[B, A, N] as `like` that holds the rows [B, N] at each action [B], and zeros elsewhere."""
+    index = action.view(-1, 1, 1).expand(-1, 1, rows.shape[1])
+    return torch.zeros_like(like).scatter_(1, index, rows.unsqueeze(1))
+
+
+def _rows(
+    value: torch.Tensor,
+    action: torch.Tensor | None,
+    r_t: torch.Tensor,
+    discount_t: torch.Tensor,
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Values as [rows, actions, N], with action, reward, discount and weight [rows]: without an action each of the K
+    entries of value [B, K, N] is a row of one action."""
+    value = value.detach()
+    if action is not None:
+        return value, (action, r_t, discount_t, weight)
+    count = value.shape[1]
+    first = torch.zeros(len(value) * count, dtype=torch.int64, device=value.device)
+    columns = (first, r_t.reshape(-1), discount_t.repeat_interleave(count), weight.repeat_interleave(count))
+    return value.reshape(-1, 1, value.shape[2]), columns
+
+
+def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
+    """The loss of rows of K objectives each, r_t [B, K], as that of B draws: mean priorities, sums of values."""
+    assert loss.priority is not None
+    values = loss.figures["q_mean"].view(r_t.shape).sum(1)
+    return loss._replace(priority=loss.priority.view(r_t.shape).mean(1), figures={"q_mean": values})
+
+
+def _arrays(*tensors: torch.Tensor) -> list[NDArray[Any]]:
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+
+def _by_kernel(
+    loss: float,
+    priority: NDArray[np.float32],
+    size: NDArray[np.float32],
+    taken: NDArray[np.float32] | torch.Tensor,
+    output: torch.Tensor,
+    slope: NDArray[np.float32],
+) -> Loss:
+    sizes = torch.from_numpy(size)
+    values = taken if isinstance(taken, torch.Tensor) else torch.from_numpy(taken)
+    return Loss(
+        partial(torch.tensor, loss),
+        sizes if priority is size else torch.from_numpy(priority),
+        {"td_error": sizes, "q_mean": values},
+        [(output, torch.from_numpy(slope))],
+    )
+
+
+# -- sequences ---------------------------------------------------------------------------------------------------------
+
+
+def positions(burn_len: torch.Tensor, length: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index of each row's positions [B, L], and which of them are in use [B, L] (1.0 or 0.0)."""
+    steps = torch.arange(longest, device=burn_len.device)
+    return burn_len.unsqueeze(1) + steps, (steps < length.unsqueeze(1)).float()
+
+
+def at(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """values[b, place[b, t]]: [B, L, ...] from [B, T, ...], [B, L]."""
+    rows = torch.arange(len(values), device=values.device).unsqueeze(1)
+    return values[rows, place.clamp(max=values.shape[1] - 1)]
+
+
+def rescale(x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al. 2018, prop. A.2)."""
+    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + epsilon * x
+
+
+def unscale(x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The inverse of `rescale`."""
+    if epsilon == 0.0:
+        return x.sign() * ((x.abs() + 1.0).square() - 1.0)
+    root = (1.0 + 4.0 * epsilon * (x.abs() + 1.0 + epsilon)).sqrt()
+    return x.sign() * (((root - 1.0) / (2.0 * epsilon)).square() - 1.0)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
+from ddrl.learner.engine import Columns, Dueling, Linear, Plain, layers_of
+from ddrl.learner.losses import Support
 
 # -- observations ------------------------------------------------------------------------------------------------------
 # Observations as tensors: one tensor, or a dict of them by name where the environment gives a record of arrays.
@@ -71,6 +74,10 @@ class FlatInputs:
     def __init__(self, observation: ArraySpec) -> None:
         self._record = bool(observation.fields)
         self._arrays = [(name, array, input_scale(array)) for name, array in observation.arrays.items()]
+
+    def columns(self) -> list[Columns]:
+        """For the engine."""
+        return [Columns(array.size, 0, name if self._record else None, scale) for name, array, scale in self._arrays]
 
     def __call__(self, observation: Observation, leading: int = 1) -> torch.Tensor:
         """See the class; `leading` axes stay as they are."""
@@ -208,6 +215,43 @@ class MLP(nn.Module):
     def features(self, observation: torch.Tensor) -> torch.Tensor:
         """What the head is given [B, F]."""
         return self.trunk(self.inputs(observation))
+
+    def plain(self, inputs: int) -> Plain | None:
+        """For the engine; a head whose form weighs actions by their values is none of plain layers."""
+        head = self.head
+        layers = layers_of(self.trunk)
+        if inputs != 1 or layers is None or not head.linear:
+            return None
+        layers.append(Linear(head.last.weight, head.last.bias))
+        if head.form == "mean":
+            layers.append(Dueling(head.atoms))
+        shape = (head.num_actions,) if head.atoms == 1 else (head.num_actions, head.atoms)
+        return Plain(self.inputs.columns(), [layers], shape)
+
+
+class NormalizedMLP(nn.Module):
+    """Flattened observation -> (linear, layer normalization, relu) for each hidden layer -> q [B, num_actions], which
+    keeps Q-learning stable without a target network (Gallici et al. 2024)."""
+
+    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+        super().__init__()
+        self._inputs = FlatInputs(spec.observation)
+        self.trunk = nn.Sequential()
+        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
+            self.trunk.extend([nn.Linear(width, following), nn.LayerNorm(following), nn.ReLU(inplace=True)])
+        self.head = nn.Linear(hidden[-1], spec.num_actions)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.head(self.trunk(self._inputs(observation)))
+
+    def plain(self, inputs: int) -> Plain | None:
+        """For the engine."""
+        layers = layers_of(self.trunk)
+        if inputs != 1 or layers is None:
+            return None
+        layers.append(Linear(self.head.weight, self.head.bias))
+        return Plain(self._inputs.columns(), [layers], (len(self.head.weight),))
 
 
 class CNN(nn.Module):
@@ -365,6 +409,83 @@ def _describe(observation: ArraySpec) -> str:
     return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
 
 
+# -- distributions of the return --------------------------------------------------------------------------------------
+
+
+class MeanValues(nn.Module):
+    """A network of logits [B, A, N] as it acts: action values [B, A] from what the network takes."""
+
+    def __init__(self, network: nn.Module, support: Support) -> None:
+        super().__init__()
+        self.network = network
+        self._support = support
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """q [B, A]."""
+        return self._support.mean(self.network(*inputs).softmax(2))
+
+
+class MeanOfQuantiles(nn.Module):
+    """A network of quantiles [B, A, N] at fixed fractions as it acts: action values [B, A]."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """q [B, A]: the mean over equal shares."""
+        return self.network(observation).mean(dim=2)
+
+
+class ImplicitQuantiles(nn.Module):
+    """A network of the library, with its features multiplied by an embedding of the fraction before its head:
+    Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
+
+    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions; where all rows
+    share their fractions, the layer's weights are multiplied by the embedding in place of each row's features."""
+
+    def __init__(self, network: MLP | CNN, cosines: int) -> None:
+        super().__init__()
+        self.network = network
+        self.cosines = cosines
+        self.embedding = nn.Linear(cosines, network.head.features)
+        self._mixing = network.head.mixing() if network.head.linear else None
+
+    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Quantiles [B, A, N] at the fractions [B, N], or at [N] for all rows, and these fractions."""
+        features = self.network.features(observation)  # [B, F]
+        steps = torch.arange(self.cosines, dtype=fraction.dtype, device=fraction.device) * math.pi
+        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(-1) * steps)))  # [B, N, F] or [N, F]
+        if fraction.dim() == 1 and self._mixing is not None:
+            layer = self.network.head.last
+            mixing = self._mixing = self._mixing.to(features.device)  # a copy only where the network has moved
+            weight = (mixing @ layer.weight).unsqueeze(1) * embedded  # [A, N, F]
+            values = features @ weight.flatten(0, 1).t()  # [B, A N]
+            return values.unflatten(1, weight.shape[:2]) + (mixing @ layer.bias).unsqueeze(1), fraction
+        mixed = (features.unsqueeze(1) * embedded).flatten(0, 1)  # [B N, F]
+        values = self.network.head(mixed)  # [B N, A]
+        return values.unflatten(0, (-1, fraction.shape[-1])).transpose(1, 2), fraction
+
+
+class MeanOfFractions(nn.Module):
+    """An implicit network as it acts: the mean of its quantiles at the fractions that it is given."""
+
+    def __init__(self, network: ImplicitQuantiles) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
+        """q [B, A], by one fraction [B, N] of each of N equal shares."""
+        return self.network(observation, one_of_each_share(fraction))[0].mean(dim=2)
+
+
+def one_of_each_share(uniform: torch.Tensor) -> torch.Tensor:
+    """Fractions (i + u_i) / N of numbers u [..., N] drawn uniformly from [0, 1): any mean over them expects what it
+    expects over fractions drawn freely, and varies less."""
+    count = uniform.shape[-1]
+    return (uniform + torch.arange(count, dtype=uniform.dtype, device=uniform.device)) / count
+
+
 # -- noisy -------------------------------------------------------------------------------------------------------------
 # Noisy layers: parameters with a learned scale of noise, which explores in place of epsilon (Fortunato et al. 2018).
 #
@@ -474,28 +595,3 @@ class OneStep(nn.Module):
         network = self.network
         following = network.step(network.features(observation, 1), memory)
         return network.values(following[:, : network.units]), following
-
-
-def positions(burn_len: torch.Tensor, length: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each row's positions stand [B, L], and which of them are in use [B, L] (1.0 or 0.0)."""
-    steps = torch.arange(longest, device=burn_len.device)
-    return burn_len.unsqueeze(1) + steps, (steps < length.unsqueeze(1)).float()
-
-
-def at(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """values[b, place[b, t]]: [B, L, ...] from [B, T, ...], [B, L]."""
-    rows = torch.arange(len(values), device=values.device).unsqueeze(1)
-    return values[rows, place.clamp(max=values.shape[1] - 1)]
-
-
-def rescale(x: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al. 2018, prop. A.2)."""
-    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + epsilon * x
-
-
-def unscale(x: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """The inverse of `rescale`."""
-    if epsilon == 0.0:
-        return x.sign() * ((x.abs() + 1.0).square() - 1.0)
-    root = (1.0 + 4.0 * epsilon * (x.abs() + 1.0 + epsilon)).sqrt()
-    return x.sign() * (((root - 1.0) / (2.0 * epsilon)).square() - 1.0)

@@ -1,13 +1,15 @@
 """One part of an algorithm: a module that has an optimizer of its own, with its target copy and moments.
 
-Everything that learning changes lies in flat vectors of one layout (online, target, first and second moment): copies,
-checkpoints and moves to another device are a few copies of memory.
+Everything that learning changes is in flat vectors of one layout (online, target, gradient, first and second moment): a
+step, a copy, a checkpoint and a move to another device are a few passes over memory. A vector holds the module's
+state_dict: parameters, then persistent buffers, each at a 64-byte boundary, described by a `ParameterLayout`. Rollouts
+are sent the online one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,96 +24,7 @@ from ddrl.core.rows import ParameterLayout
 from ddrl.learner import devices
 from ddrl.learner.devices import host_memory, wait_for
 
-# -- adam --------------------------------------------------------------------------------------------------------------
-# Adam (Kingma & Ba 2015, algorithm 1) with gradient clipping by global norm, in one fused kernel over a network's
-# parameters: ddrl's own where they are one small vector on the processor, else torch's.
-#
-# Written for `dqn`. torch.optim.Adam gives the same numbers, but making one imports torch's compiler (1.4 s), and its
-# step costs more in Python than in arithmetic at the sizes of value networks.
-
-
-BETA1 = 0.9
-BETA2 = 0.999
-SERIAL_NUMBERS = 2**20  # up to so many parameters one thread of the kernel steps them, else torch's threads
-
-
-class Adam:
-    """Steps `parameters` in place; `first` and `second` are their moments, lists of the same lengths and shapes."""
-
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        first: Sequence[torch.Tensor],
-        second: Sequence[torch.Tensor],
-        *,
-        epsilon: float,
-        max_grad_norm: float,
-    ) -> None:
-        self._parameters = [parameter.detach() for parameter in parameters]
-        self._first = list(first)
-        self._second = list(second)
-        self._epsilon = epsilon
-        self._max_grad_norm = max_grad_norm
-        self._count = torch.zeros((), device=self._parameters[0].device)
-        self._steps = [self._count] * len(self._parameters)
-        self._taken = 0
-        vectors = (*self._parameters, *self._first, *self._second)
-        small = len(vectors) == 3 and vectors[0].numel() <= SERIAL_NUMBERS
-        self._arrays = (
-            [vector.view(-1).numpy() for vector in vectors] if small and devices.has_kernel(vectors[0].device) else []
-        )
-
-    def step(self, gradients: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
-        """Move every parameter by one step of size `lr` along gradients scaled down to the norm; returns their norm
-        before that, []."""
-        if self._arrays:
-            self._taken += 1
-            parameters, first, second = self._arrays
-            gradient = gradients[0].view(-1).numpy()
-            settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken)
-            norm = _kernel.adam_step(parameters, gradient, first, second, *settings)
-            return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
-        norms: list[torch.Tensor] = list(torch._foreach_norm(list(gradients)))
-        norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-        shrink = None  # else gradients are divided by it inside torch's kernel, which writes them back
-        if norm.device.type != "cpu" or not norm.item() <= self._max_grad_norm:  # a device is not waited for
-            shrink = (norm / self._max_grad_norm).clamp_(min=1.0)
-        self._count += 1
-        torch._fused_adam_(
-            self._parameters,
-            list(gradients),
-            self._first,
-            self._second,
-            [],
-            self._steps,
-            lr=lr,
-            beta1=BETA1,
-            beta2=BETA2,
-            weight_decay=0.0,
-            eps=self._epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=shrink,
-        )
-        return norm
-
-    @property
-    def steps(self) -> int:
-        """Steps taken."""
-        return self._taken if self._arrays else int(self._count.item())
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._taken = steps
-        self._count.fill_(steps)
-
-
-# -- flat --------------------------------------------------------------------------------------------------------------
-# One flat vector that holds a whole network: what is published, saved, and copied into the target network.
-#
-# Written by the learner's updates (parameters are views of the vector), read by a mailbox's slot through one copy. The
-# vector holds the module's state_dict: parameters, then persistent buffers, each at a 64-byte boundary, described by a
-# `ParameterLayout`.
+# -- flat vectors ------------------------------------------------------------------------------------------------------
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -246,7 +159,83 @@ class FlatParameters:
             )
 
 
-# -- part --------------------------------------------------------------------------------------------------------------
+# -- the optimizer -----------------------------------------------------------------------------------------------------
+
+BETA1 = 0.9
+BETA2 = 0.999
+SERIAL_NUMBERS = 2**20  # up to so many parameters one thread of the kernel steps them, else torch's threads
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015, algorithm 1) with gradients scaled down to a norm, in one fused kernel over a flat
+    vector: ddrl's own where that is small and on the processor, else torch's.
+
+    torch.optim.Adam gives the same numbers, but making one imports torch's compiler (1.4 s), and its step costs more in
+    Python than in arithmetic at the sizes of value networks."""
+
+    def __init__(
+        self,
+        parameters: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        *,
+        epsilon: float,
+        max_grad_norm: float,
+    ) -> None:
+        """Steps `parameters` in place; `first` and `second` are their moments: float32 [n] each."""
+        self._vectors = (parameters, first, second)
+        self._epsilon = epsilon
+        self._max_grad_norm = max_grad_norm
+        self._by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
+        self._arrays = [vector.numpy() for vector in self._vectors] if self._by_kernel else []
+        self._count = torch.zeros((), device=parameters.device)  # torch's kernel counts there itself
+        self._taken = 0
+
+    def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
+        """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
+        norm before that, []."""
+        if self._by_kernel:
+            self._taken += 1
+            parameters, first, second = self._arrays
+            settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken)
+            norm = _kernel.adam_step(parameters, gradient.numpy(), first, second, *settings)
+            return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
+        norm = torch.linalg.vector_norm(gradient)
+        shrink = None  # else gradients are divided by it inside torch's kernel, which writes them back
+        if norm.device.type != "cpu" or not norm.item() <= self._max_grad_norm:  # a device is not waited for
+            shrink = (norm / self._max_grad_norm).clamp_(min=1.0)
+        self._count += 1
+        parameters, first, second = self._vectors
+        torch._fused_adam_(
+            [parameters],
+            [gradient],
+            [first],
+            [second],
+            [],
+            [self._count],
+            lr=lr,
+            beta1=BETA1,
+            beta2=BETA2,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=shrink,
+        )
+        return norm
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return self._taken if self._by_kernel else int(self._count.item())
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._taken = steps
+        self._count.fill_(steps)
+
+
+# -- a part ------------------------------------------------------------------------------------------------------------
 
 
 class Part:
@@ -261,32 +250,40 @@ class Part:
         self.module = module.train()
         self.online = FlatParameters(module, device)
         self.target = None if self.target_module is None else FlatParameters(self.target_module, device)
-        learned = self.online.parameters()
-        ends = (entry.offset + entry.nbytes for entry in self.online.layout.entries if entry.name in learned)
+        names = self.online.parameters()
+        ends = (entry.offset + entry.nbytes for entry in self.online.layout.entries if entry.name in names)
         self._learned = max(ends, default=0)  # [bytes] of the vector's front, which holds them; buffers come behind
         self.moments = [torch.zeros_like(self.online.vector) for _ in range(2)]
-        self.gradient: torch.Tensor | None = None  # memory [layout.nbytes] for passes that give one vector
-        self.adam: Adam | None = None
+        self.gradient = torch.zeros_like(self.online.vector)  # of the newest update, in the same layout
+        self.updates = 0
+        self._begin()
 
-    def optimize(self, learning: list[list[torch.Tensor]]) -> None:
-        """Make the optimizer of what `learning` gives for the online vector and both moments; its count stays."""
-        steps = 0 if self.adam is None else self.adam.steps
-        self.adam = Adam(*learning, epsilon=self._config.adam_epsilon, max_grad_norm=self._config.max_grad_norm)
-        self.adam.steps = self.updates = steps
+    def _begin(self) -> None:
+        """Make what depends on where the vectors are."""
+        online, first, second = (self.learned(vector) for vector in (self.online.vector, *self.moments))
+        self._adam = Adam(
+            online, first, second, epsilon=self._config.adam_epsilon, max_grad_norm=self._config.max_grad_norm
+        )
+        self._adam.steps = self.updates
 
-    def step(self, gradients: list[torch.Tensor], lr: float) -> torch.Tensor:
-        """One step of the optimizer, and of the target copy where it is due; the gradients' norm []."""
-        assert self.adam is not None
-        norm = self.adam.step(gradients, lr)
+    def learned(self, vector: torch.Tensor) -> torch.Tensor:
+        """The parameters' front of a vector (uint8, in the part's layout), float32 [n]: a view. What does not learn
+        there, and the padding, has gradient 0."""
+        return vector[: self._learned].view(torch.float32)
+
+    def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
+        """One step of the optimizer along a gradient [n] as `learned` gives it, and of the target copy where that is
+        due; the gradient's norm []."""
+        norm = self._adam.step(gradient, lr)
         self.updates += 1
         if self.target is not None and self.updates % self._config.target_period == 0:
             self._follow(self._config.target_rate)
         return norm
 
     def set_updates(self, updates: int) -> None:
-        """Go on after so many steps."""
-        assert self.adam is not None
-        self.updates = self.adam.steps = updates
+        """Continue after so many steps."""
+        self.updates = updates
+        self._adam.steps = updates
 
     def vectors(self) -> dict[str, torch.Tensor]:
         """All that learning changes, by kind: uint8 [layout.nbytes] each."""
@@ -296,13 +293,15 @@ class Part:
         return vectors | {"first_moment": self.moments[0], "second_moment": self.moments[1]}
 
     def settle(self, vectors: Mapping[str, torch.Tensor]) -> None:
-        """Let these vectors, of the same values wherever they lie, be the part's; the optimizer must be made anew.
-        "gradient", which may be left out, is memory for its gradients."""
+        """Let these vectors, of the same values wherever they lie, be the part's. "gradient", which may be left out, is
+        memory for its gradients."""
         self.online.settle(vectors["online"])
         if self.target is not None:
             self.target.settle(vectors["target"])
         self.moments = [vectors["first_moment"], vectors["second_moment"]]
-        self.gradient = vectors.get("gradient")
+        given = vectors.get("gradient")
+        self.gradient = torch.zeros_like(self.online.vector) if given is None else given
+        self._begin()
 
     def check(self) -> None:
         """Assert the invariants between updates."""
@@ -310,17 +309,17 @@ class Part:
         if self.target is not None:
             self.target.check()
             assert self.online.layout == self.target.layout
-        assert self.adam is not None
-        assert self.adam.steps == self.updates
+        assert self._adam.steps == self.updates
         assert all(parameter.grad is None for parameter in self.module.parameters())
 
     def _follow(self, rate: float) -> None:
         """target += rate (online - target) (Lillicrap et al. 2016); buffers and rate 1 are copies."""
         assert self.target is not None
-        if rate == 1.0:
-            self.target.vector.copy_(self.online.vector)
-            return
         target = self.target.vector
         online = self.online.vector
-        target[: self._learned].view(torch.float32).lerp_(online[: self._learned].view(torch.float32), rate)
-        target[self._learned :].copy_(online[self._learned :])
+        if rate == 1.0:
+            target.copy_(online)
+            return
+        self.learned(target).lerp_(self.learned(online), rate)
+        if self._learned < len(target):
+            target[self._learned :].copy_(online[self._learned :])
