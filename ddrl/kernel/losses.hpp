@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "adam.hpp"
+
 namespace ddrl {
 
 // ---- action values -------------------------------------------------------------------------------------------------
@@ -82,15 +84,24 @@ inline float mean_of(const float* values, std::size_t count) {
 
 // Adds to `loss` and `slope` [count] what one target gives: |tau_i - 1{d_i < 0}| L(d_i) with d_i = target - value_i,
 // and its derivative by d_i. L is the Huber loss over kappa; |d| where kappa is 0.
-inline void add_target(float target, const float* value, const float* fraction, std::size_t count, float kappa,
-                       float* loss, float* slope) {
+DDRL_WIDEST inline void add_target(float target, const float* __restrict value, const float* __restrict fraction,
+                                   std::size_t count, float kappa, float* __restrict loss, float* __restrict slope) {
+    if (kappa > 0) {
+        const float inverse = 1.0f / kappa;
+        for (std::size_t i = 0; i < count; ++i) {
+            const float error = target - value[i];
+            const float share = error < 0 ? 1.0f - fraction[i] : fraction[i];
+            const float cut = error > kappa ? kappa : error < -kappa ? -kappa : error;  // NaN stays
+            loss[i] += share * cut * inverse * (error - 0.5f * cut);
+            slope[i] += share * cut * inverse;
+        }
+        return;
+    }
     for (std::size_t i = 0; i < count; ++i) {
         const float error = target - value[i];
         const float share = error < 0 ? 1.0f - fraction[i] : fraction[i];
-        const float sign = error > 0 ? 1.0f : error < 0 ? -1.0f : error;  // NaN stays
-        const float inside = kappa > 0 ? std::clamp(error, -kappa, kappa) / kappa : sign;
-        loss[i] += share * inside * (error - 0.5f * kappa * inside);
-        slope[i] += share * inside;
+        loss[i] += share * std::fabs(error);
+        slope[i] += share * (error > 0 ? 1.0f : error < 0 ? -1.0f : error);
     }
 }
 

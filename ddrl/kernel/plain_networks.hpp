@@ -13,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "adam.hpp"
+
 namespace ddrl {
 
 // sgemm or dgemm of BLAS, column by column: C = alpha op(A) op(B) + beta C. Its integers have 4 bytes or 8, depending on
@@ -39,7 +41,9 @@ struct Weight {
     bool add;
 };
 
-// The sum of f(0) .. f(count - 1), in 16 partial sums that the compiler can keep in one register.
+// ---- loops, compiled for each width of vector registers; the same bits with each -------------------------------------
+
+// The sum of f(0) .. f(count - 1), in 16 partial sums that the compiler can keep in vector registers.
 template <class T, class F>
 inline T lane_sum(int64_t count, F f) {
     constexpr int64_t LANES = 16;
@@ -53,7 +57,7 @@ inline T lane_sum(int64_t count, F f) {
     return whole;
 }
 
-// tanh. In float a rational function (the one of Eigen's ptanh, error below 4e-7), which vectorizes; NaN stays.
+// tanh. In float a rational function (that of Eigen's ptanh, error below 4e-7), which vectorizes; NaN stays.
 inline float hyperbolic_tangent(float x) {
     const float limit = 7.90531110763549805f;
     const float c = x > limit ? limit : x < -limit ? -limit : x;
@@ -73,6 +77,108 @@ inline float hyperbolic_tangent(float x) {
 }
 inline double hyperbolic_tangent(double x) { return std::tanh(x); }
 
+template <class T>
+DDRL_WIDEST inline void add_bias(T* y, int64_t rows, int64_t width, const T* __restrict bias) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < width; ++i) y[row * width + i] += bias[i];
+}
+
+template <class T>
+DDRL_WIDEST inline void add_bias_and_relu(T* y, int64_t rows, int64_t width, const T* __restrict bias) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < width; ++i) {
+            const T x = y[row * width + i] + bias[i];
+            y[row * width + i] = x <= 0 ? T(0) : x;  // NaN stays
+        }
+}
+
+template <class T>
+DDRL_WIDEST inline void relu_of(const T* x, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? T(0) : x[i];
+}
+
+// slope where y, the output of relu, is positive.
+template <class T>
+DDRL_WIDEST inline void relu_slope(const T* __restrict y, const T* slope, T* below, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) below[i] = y[i] <= 0 ? T(0) : slope[i];
+}
+
+template <class T>
+DDRL_WIDEST inline void tanh_of(const T* x, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = hyperbolic_tangent(x[i]);
+}
+
+template <class T>
+DDRL_WIDEST inline void tanh_slope(const T* __restrict y, const T* slope, T* below, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) below[i] = slope[i] * (1 - y[i] * y[i]);
+}
+
+// sums [width] = (or +=) the sum over rows.
+template <class T>
+DDRL_WIDEST inline void sum_rows(const T* __restrict x, int64_t rows, int64_t width, bool add, T* __restrict sums) {
+    if (!add) std::fill_n(sums, width, T(0));
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < width; ++i) sums[i] += x[row * width + i];
+}
+
+// One row of layer normalization: y = (x - mean) scale, whose mean and scale = 1 / sqrt(variance + epsilon) it writes.
+template <class T>
+DDRL_WIDEST inline void normalize(const T* __restrict x, T* __restrict y, int64_t n, T epsilon, T& mean, T& scale) {
+    const T center = lane_sum<T>(n, [x](int64_t i) { return x[i]; }) / static_cast<T>(n);
+    const T squares = lane_sum<T>(n, [x, center](int64_t i) { return (x[i] - center) * (x[i] - center); });
+    const T factor = T(1) / std::sqrt(squares / static_cast<T>(n) + epsilon);
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - center) * factor;
+    mean = center;
+    scale = factor;
+}
+
+// Its derivative: by x, from that by y. below may be the same memory as slope.
+template <class T>
+DDRL_WIDEST inline void normalize_slope(const T* __restrict x, const T* slope, T* below, int64_t n, T mean, T scale) {
+    const T level = lane_sum<T>(n, [slope](int64_t i) { return slope[i]; }) / static_cast<T>(n);
+    const T tilt = lane_sum<T>(n, [slope, x, mean](int64_t i) { return slope[i] * (x[i] - mean); }) * scale * scale /
+                   static_cast<T>(n);
+    for (int64_t i = 0; i < n; ++i) below[i] = scale * (slope[i] - level - (x[i] - mean) * tilt);
+}
+
+template <class T>
+DDRL_WIDEST inline void multiply_row(T* y, const T* __restrict weight, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) y[i] *= weight[i];
+}
+
+// weight_slope += slope y of one row, y = (x - mean) scale.
+template <class T>
+DDRL_WIDEST inline void add_weight_slope(const T* __restrict slope, const T* __restrict x, int64_t n, T mean, T scale,
+                                         T* __restrict weight_slope) {
+    for (int64_t i = 0; i < n; ++i) weight_slope[i] += slope[i] * ((x[i] - mean) * scale);
+}
+
+// q [actions, atoms] = v [atoms] + advantage [actions, atoms] - its mean over actions.
+template <class T>
+DDRL_WIDEST inline void dueling_row(const T* __restrict v, T* __restrict q, int64_t actions, int64_t atoms) {
+    const T* advantage = v + atoms;
+    const T share = T(1) / static_cast<T>(actions);
+    for (int64_t i = 0; i < atoms; ++i) q[i] = advantage[i];
+    for (int64_t a = 1; a < actions; ++a)
+        for (int64_t i = 0; i < atoms; ++i) q[i] += advantage[a * atoms + i];
+    for (int64_t i = 0; i < atoms; ++i) q[i] = v[i] - q[i] * share;
+    for (int64_t a = actions - 1; a >= 0; --a)
+        for (int64_t i = 0; i < atoms; ++i) q[a * atoms + i] = q[i] + advantage[a * atoms + i];
+}
+
+template <class T>
+DDRL_WIDEST inline void dueling_slope(const T* __restrict q, T* __restrict v, int64_t actions, int64_t atoms) {
+    T* advantage = v + atoms;
+    const T share = T(1) / static_cast<T>(actions);
+    std::fill_n(v, atoms, T(0));
+    for (int64_t a = 0; a < actions; ++a)
+        for (int64_t i = 0; i < atoms; ++i) v[i] += q[a * atoms + i];
+    for (int64_t a = 0; a < actions; ++a)
+        for (int64_t i = 0; i < atoms; ++i) advantage[a * atoms + i] = q[a * atoms + i] - v[i] * share;
+}
+
+// ---- operations ------------------------------------------------------------------------------------------------------
+
 // out = below weight^T + bias, then relu where it is asked for. weight [out.width, below.width].
 template <class T>
 struct Linear {
@@ -84,27 +190,20 @@ struct Linear {
     void forward(Gemm<T> gemm) const {
         product(gemm, 'T', 'N', out.width, out.rows, below.width, weight.value, below.width, below.value, below.width,
                 false, out.value);
-        for (int64_t row = 0; row < out.rows; ++row) {
-            T* y = out.value + row * out.width;
-            if (bias.value)
-                for (int64_t i = 0; i < out.width; ++i) y[i] += bias.value[i];
-            if (relu)
-                for (int64_t i = 0; i < out.width; ++i) y[i] = y[i] <= 0 ? T(0) : y[i];  // NaN stays
-        }
+        if (bias.value && relu)
+            add_bias_and_relu(out.value, out.rows, out.width, bias.value);
+        else if (bias.value)
+            add_bias(out.value, out.rows, out.width, bias.value);
+        else if (relu)
+            relu_of(out.value, out.value, out.rows * out.width);
     }
 
     void backward(Gemm<T> gemm) const {
-        if (relu)
-            for (int64_t i = 0; i < out.back * out.width; ++i)
-                out.slope[i] = out.value[i] <= 0 ? T(0) : out.slope[i];
+        if (relu) relu_slope(out.value, out.slope, out.slope, out.back * out.width);
         if (weight.slope)
             product(gemm, 'N', 'T', below.width, out.width, out.back, below.value, below.width, out.slope, out.width,
                     weight.add, weight.slope);
-        if (bias.slope) {
-            if (!bias.add) std::fill_n(bias.slope, out.width, T(0));
-            for (int64_t row = 0; row < out.back; ++row)
-                for (int64_t i = 0; i < out.width; ++i) bias.slope[i] += out.slope[row * out.width + i];
-        }
+        if (bias.slope) sum_rows(out.slope, out.back, out.width, bias.add, bias.slope);
         if (below.slope)
             product(gemm, 'N', 'N', below.width, out.back, out.width, weight.value, below.width, out.slope, out.width,
                     add_below, below.slope);
@@ -132,46 +231,32 @@ struct LayerNorm {
     void forward(Gemm<T>) {
         const int64_t n = out.width;
         for (int64_t row = 0; row < out.rows; ++row) {
-            const T* x = below.value + row * n;
+            const size_t at = static_cast<size_t>(row);
             T* y = out.value + row * n;
-            const T mean = lane_sum<T>(n, [x](int64_t i) { return x[i]; }) / static_cast<T>(n);
-            const T squares = lane_sum<T>(n, [x, mean](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
-            const T scale = T(1) / std::sqrt(squares / static_cast<T>(n) + epsilon);
-            means[static_cast<size_t>(row)] = mean;
-            scales[static_cast<size_t>(row)] = scale;
-            for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale;
-            if (weight.value)
-                for (int64_t i = 0; i < n; ++i) y[i] *= weight.value[i];
-            if (bias.value)
-                for (int64_t i = 0; i < n; ++i) y[i] += bias.value[i];
-            if (relu)
-                for (int64_t i = 0; i < n; ++i) y[i] = y[i] <= 0 ? T(0) : y[i];
+            normalize(below.value + row * n, y, n, epsilon, means[at], scales[at]);
+            if (weight.value) multiply_row(y, weight.value, n);
         }
+        if (bias.value && relu)
+            add_bias_and_relu(out.value, out.rows, n, bias.value);
+        else if (bias.value)
+            add_bias(out.value, out.rows, n, bias.value);
+        else if (relu)
+            relu_of(out.value, out.value, out.rows * n);
     }
 
     void backward(Gemm<T>) {
         const int64_t n = out.width;
-        if (relu)
-            for (int64_t i = 0; i < out.back * n; ++i) out.slope[i] = out.value[i] <= 0 ? T(0) : out.slope[i];
+        if (relu) relu_slope(out.value, out.slope, out.slope, out.back * n);
+        if (bias.slope) sum_rows(out.slope, out.back, n, bias.add, bias.slope);
         if (weight.slope && !weight.add) std::fill_n(weight.slope, n, T(0));
-        if (bias.slope && !bias.add) std::fill_n(bias.slope, n, T(0));
         for (int64_t row = 0; row < out.back; ++row) {
+            const size_t at = static_cast<size_t>(row);
             const T* x = below.value + row * n;
             T* slope = out.slope + row * n;
-            const T mean = means[static_cast<size_t>(row)];
-            const T scale = scales[static_cast<size_t>(row)];
-            if (bias.slope)
-                for (int64_t i = 0; i < n; ++i) bias.slope[i] += slope[i];
-            if (weight.slope)
-                for (int64_t i = 0; i < n; ++i) weight.slope[i] += slope[i] * ((x[i] - mean) * scale);
+            if (weight.slope) add_weight_slope(slope, x, n, means[at], scales[at], weight.slope);
             if (!below.slope) continue;
-            if (weight.value)
-                for (int64_t i = 0; i < n; ++i) slope[i] *= weight.value[i];
-            const T level = lane_sum<T>(n, [slope](int64_t i) { return slope[i]; }) / static_cast<T>(n);
-            const T tilt = lane_sum<T>(n, [slope, x, mean](int64_t i) { return slope[i] * (x[i] - mean); }) * scale *
-                           scale / static_cast<T>(n);
-            T* down = below.slope + row * n;
-            for (int64_t i = 0; i < n; ++i) down[i] = scale * (slope[i] - level - (x[i] - mean) * tilt);
+            if (weight.value) multiply_row(slope, weight.value, n);
+            normalize_slope(x, slope, below.slope + row * n, n, means[at], scales[at]);
         }
     }
 };
@@ -185,18 +270,18 @@ struct Activation {
     void forward(Gemm<T>) const {
         const int64_t count = out.rows * out.width;
         if (tanh)
-            for (int64_t i = 0; i < count; ++i) out.value[i] = hyperbolic_tangent(below.value[i]);
+            tanh_of(below.value, out.value, count);
         else
-            for (int64_t i = 0; i < count; ++i) out.value[i] = below.value[i] <= 0 ? T(0) : below.value[i];
+            relu_of(below.value, out.value, count);
     }
 
     void backward(Gemm<T>) const {
         if (!below.slope) return;
         const int64_t count = out.back * out.width;
         if (tanh)
-            for (int64_t i = 0; i < count; ++i) below.slope[i] = out.slope[i] * (1 - out.value[i] * out.value[i]);
+            tanh_slope(out.value, out.slope, below.slope, count);
         else
-            for (int64_t i = 0; i < count; ++i) below.slope[i] = out.value[i] <= 0 ? T(0) : out.slope[i];
+            relu_slope(out.value, out.slope, below.slope, count);
     }
 };
 
@@ -208,33 +293,13 @@ struct Dueling {
     int64_t actions, atoms;
 
     void forward(Gemm<T>) const {
-        const T share = T(1) / static_cast<T>(actions);
-        for (int64_t row = 0; row < out.rows; ++row) {
-            const T* v = below.value + row * below.width;
-            const T* advantage = v + atoms;
-            T* q = out.value + row * out.width;
-            for (int64_t atom = 0; atom < atoms; ++atom) {
-                T sum = 0;
-                for (int64_t a = 0; a < actions; ++a) sum += advantage[a * atoms + atom];
-                const T level = v[atom] - sum * share;
-                for (int64_t a = 0; a < actions; ++a) q[a * atoms + atom] = level + advantage[a * atoms + atom];
-            }
-        }
+        for (int64_t row = 0; row < out.rows; ++row)
+            dueling_row(below.value + row * below.width, out.value + row * out.width, actions, atoms);
     }
 
     void backward(Gemm<T>) const {
-        const T share = T(1) / static_cast<T>(actions);
-        for (int64_t row = 0; row < out.back; ++row) {
-            T* v = below.slope + row * below.width;
-            T* advantage = v + atoms;
-            const T* q = out.slope + row * out.width;
-            for (int64_t atom = 0; atom < atoms; ++atom) {
-                T sum = 0;
-                for (int64_t a = 0; a < actions; ++a) sum += q[a * atoms + atom];
-                v[atom] = sum;
-                for (int64_t a = 0; a < actions; ++a) advantage[a * atoms + atom] = q[a * atoms + atom] - sum * share;
-            }
-        }
+        for (int64_t row = 0; row < out.back; ++row)
+            dueling_slope(out.slope + row * out.width, below.slope + row * below.width, actions, atoms);
     }
 };
 

@@ -251,6 +251,10 @@ class Kernel:
         self._networks.forward()
         outputs.update(self.outputs)
 
+    def differentiable(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Its outputs that are differentiated."""
+        return [output for output, _ in self._slopes]
+
     def backward(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any], slopes: Slopes) -> None:
         """Write the gradient by its parameters, from the derivatives by its outputs; add those by its named inputs."""
         for output, slope in self._slopes:
@@ -470,12 +474,23 @@ class Autograd:
         with torch.set_grad_enabled(evaluation.gradient):
             outputs[evaluation.name] = module(*inputs)
 
+    def differentiable(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors of its output that are differentiated."""
+        found: list[torch.Tensor] = []
+
+        def collect(tensor: torch.Tensor) -> None:
+            if tensor.requires_grad:
+                found.append(tensor)
+
+        _map(collect, outputs[evaluations[self._index].name])
+        return found
+
     def backward(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any], slopes: Slopes) -> None:
         """Write the gradient by its parameters, from the derivatives by its outputs; add those by its named inputs."""
         # A scalar with these derivatives: giving autograd the derivatives themselves imports sympy (0.4 s).
         products = [
             torch.dot(output.reshape(-1), slope.reshape(-1))
-            for output in _tensors(outputs[evaluations[self._index].name])
+            for output in self.differentiable(evaluations, outputs)
             if (slope := slopes.of(output)) is not None
         ]
         wanted = [*self._parameters, *(leaf for _, leaf in self._leaves)]
@@ -493,7 +508,7 @@ class Autograd:
             (torch._foreach_add_ if self._add else torch._foreach_copy_)(self._gradients, gradients)
 
 
-def _map(f: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
+def _map(f: Callable[[torch.Tensor], Any], output: Any) -> Any:
     """A module's output (a tensor, or a tuple, list or dict of tensors) with `f` of each tensor."""
     if isinstance(output, torch.Tensor):
         return f(output)
@@ -504,19 +519,6 @@ def _map(f: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
         each_of = cast(Sequence[Any], output)
         return [_map(f, each) for each in each_of]
     return output
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of a module's output that are differentiated."""
-    found: list[torch.Tensor] = []
-
-    def collect(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            found.append(tensor)
-        return tensor
-
-    _map(collect, output)
-    return found
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------
@@ -539,8 +541,10 @@ class Engine:
     def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         """The outputs by name; valid until the next forward pass."""
         key = tuple(
-            (evaluation.name, evaluation.part, *evaluation[3:5], *map(_signature, evaluation.inputs))
-            for evaluation in evaluations
+            [
+                (name, part, target, gradient, *[_signature(given) for given in inputs])
+                for name, part, inputs, target, gradient, _ in evaluations
+            ]
         )
         arrangement = self._arrangements.get(key)
         if arrangement is None:
@@ -558,7 +562,7 @@ class Engine:
         """The gradient of the loss of the last forward pass, a vector float32 in the layout of the part's parameters
         (`Part.gradient`); valid until the next backward pass."""
         arrangement, evaluations, outputs = self._last
-        tensors = [tensor for evaluation in evaluations for tensor in _tensors(outputs[evaluation.name])]
+        tensors = [tensor for unit in arrangement.units for tensor in unit.differentiable(evaluations, outputs)]
         slopes = Slopes()
         known = {id(tensor) for tensor in tensors}
         for output, slope in loss.derivatives:
@@ -669,10 +673,12 @@ class Arrangement(NamedTuple):
 
 def _signature(given: Any) -> Any:
     """What an arrangement depends on of an evaluation's input."""
+    if isinstance(given, torch.Tensor):
+        return given.shape, given.dtype
     if isinstance(given, dict):
         arrays = cast(dict[str, torch.Tensor], given)
         return tuple((name, array.shape) for name, array in arrays.items())
-    return (given.shape, given.dtype) if isinstance(given, torch.Tensor) else given
+    return given
 
 
 def _rows(evaluation: Evaluation, rows: Mapping[str, int]) -> int:

@@ -289,7 +289,7 @@ def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
 
 
 def _arrays(*tensors: torch.Tensor) -> list[NDArray[Any]]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+    return [tensor.detach().numpy() for tensor in tensors]  # the kernel copies what is not contiguous
 
 
 def _by_kernel(
