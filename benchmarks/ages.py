@@ -25,7 +25,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "cartpole": _LEARNING,
     "channels": ("ddrl/channels", "ddrl/kernel"),
     "classics": _LEARNING,
-    "codecs": ("ddrl/distribution/transport", "ddrl/kernel/codec.hpp"),
+    "codecs": ("ddrl/distribution/codecs.py", "ddrl/kernel/codec.hpp"),
     "dashboard": ("dashboard", "ddrl/plots", "ddrl/telemetry"),
     "distribution": _LINKS,
     "lag": (*_RUNS, "ddrl/learner"),

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ddrl.run.silence import LOOK_PERIOD, Silence
 
 from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
+from ddrl.run.keeper import LOOK_PERIOD, Silence
 from ddrl.run.task import LOOK_PERIOD as TASK_LOOK_PERIOD
 from ddrl.telemetry import ControlServer, attach
 
@@ -32,7 +32,7 @@ def supervision(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """Processor time of a look at all heartbeats, of an idle look for commands, and of a command with its keys."""
     table = np.full((RANKS, len(COLUMNS)), np.nan)
     table[:, COLUMNS.index("role")] = list(Role).index(Role.ROLLOUT)
-    silence = Silence(300.0, lambda words, rank: None, lambda rank: False)
+    silence = Silence(300.0, 600.0)
     turn = iter(range(count + 1))
 
     def look() -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
 from ddrl.run.directory import RunLock
@@ -98,11 +100,17 @@ def segments() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("ddrl-*")}
 
 
-def role(words: str) -> str:
-    """Whom a signal meets."""
+def role(process: int, living: dict[int, str]) -> str:
+    """Whom a signal meets. A member is a fork of its keeper and has the keeper's command line."""
+    words = living[process]
     if "mpirun" in words.split(" ")[0] or "prte" in words:
         return "launcher"
-    return "member" if "ddrl.run.child" in words else "rank"
+    if "ddrl.run.trainer" in words:
+        return "trainer"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if living.get(psutil.Process(process).ppid()) == words:
+            return "member"
+    return "rank"
 
 
 def gone(mark: str, process: subprocess.Popen[bytes]) -> float:
@@ -191,10 +199,11 @@ def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
             number = draw.choice(SIGNALS)
             if living:
                 victim = draw.choice(sorted(living))
+                met = role(victim, living)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, number)
-                sent[f"{mode} {role(living[victim])} {number.name}"] += 1
-                ignored = role(living[victim]) != "launcher" and number in CLEAN and victim != process.pid
+                sent[f"{mode} {met} {number.name}"] += 1
+                ignored = met != "launcher" and number in CLEAN and victim != process.pid
                 if ignored:  # members leave it to the trainer, which is asked now
                     time.sleep(0.3)
                     with contextlib.suppress(ProcessLookupError):

@@ -30,10 +30,18 @@ _NAME_LINE = re.compile(r'^    name(?:: [^=\n]+)? = "(\w+)"', re.MULTILINE)
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """The built-in plug-ins of a kind, a module or package (ddrl.learner.algorithms); imports none of them."""
+    module = _module_of(kind)
+    if module is not None:
+        return tuple(sorted(_NAME_LINE.findall(module.read_text())))
     place = ROOT.joinpath(*kind.split(".")[1:])
-    if place.is_dir():
-        return tuple(sorted(path.stem for path in place.glob("*.py") if not path.stem.startswith("_")))
-    return tuple(sorted(_NAME_LINE.findall(place.with_suffix(".py").read_text())))
+    return tuple(sorted(path.stem for path in place.glob("*.py") if not path.stem.startswith("_")))
+
+
+def _module_of(kind: str) -> Path | None:
+    """The file of a kind that is one module; None where it is a package. A folder of the same name beside the file is
+    what Python's cache left of an earlier version."""
+    module = ROOT.joinpath(*kind.split(".")[1:]).with_suffix(".py")
+    return module if module.exists() else None
 
 
 def check_name(setting: str, kind: str, name: str) -> None:
@@ -49,7 +57,7 @@ def load(setting: str, kind: str, name: str) -> Any:
     check_name(setting, kind, name)
     module_name, _, attribute = name.partition(":")
     if not attribute:
-        module_name = f"{kind}.{name}" if ROOT.joinpath(*kind.split(".")[1:]).is_dir() else kind
+        module_name = f"{kind}.{name}" if _module_of(kind) is None else kind
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -156,10 +156,11 @@ class Models(ABC):
         self._epoch: int = -1
         self._kept: Executor | None = None  # whose requests the membership knows
         self.links: Links | None = None
+        self._uses_links = load_scheme(config.cluster.scheme).uses_links  # asked at every turn of the loop
         self._measure_if_used()
 
     def _measure_if_used(self) -> None:
-        if load_scheme(self._config.cluster.scheme).uses_links and self.hosts:
+        if self._uses_links and self.hosts:
             self.links = measure_links(self._membership.data, self._membership)
 
     @abstractmethod
@@ -334,6 +335,7 @@ class ModelSender(Models):
         """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
         first."""
         self._config = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme))
+        self._uses_links = load_scheme(scheme).uses_links
         self._asked = True
 
     def measure(self) -> None:
@@ -377,8 +379,7 @@ class ModelSender(Models):
         newest = self.mailbox.newest
         if self.stopping or not self.hosts or newest < 0:
             return False
-        uses_links = load_scheme(self._config.cluster.scheme).uses_links
-        if uses_links and (self._asked or self._watch.suspicious):
+        if self._uses_links and (self._asked or self._watch.suspicious):
             self._asked = False
             self.measure()
             return True

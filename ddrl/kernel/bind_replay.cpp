@@ -14,11 +14,11 @@ using namespace ddrl::replay;
 void bind_replay(nb::module_& module) {
     nb::exception<Misfit>(module, "Misfit", PyExc_TypeError);
     nb::class_<ReplayCore>(module, "ReplayCore", "The replay kernel; ddrl.replay.ExperienceReplay is its face.")
-        .def(nb::init<const std::vector<ddrl::bind::ColumnEntry>&, const std::array<std::size_t, 4>&, u64, u32, bool, u32,
-                      u32, nb::object, u64, u32, const std::string&>(),
-             nb::kw_only(), nb::arg("table"), nb::arg("row"), nb::arg("capacity"),
-             nb::arg("pick_len"), nb::arg("short_picks"), nb::arg("n_step"), nb::arg("burn_in"), nb::arg("eviction"),
-             nb::arg("seed"), nb::arg("shift"), nb::arg("file"))
+        .def(nb::init<const std::vector<ddrl::bind::ColumnEntry>&, const std::array<std::size_t, 4>&, u64, u32, bool,
+                      u32, u32, nb::object, u64, u32, const std::string&>(),
+             nb::kw_only(), nb::arg("table"), nb::arg("row"), nb::arg("capacity"), nb::arg("pick_len"),
+             nb::arg("short_picks"), nb::arg("n_step"), nb::arg("burn_in"), nb::arg("eviction"), nb::arg("seed"),
+             nb::arg("shift"), nb::arg("file"))
         .def("new_episode", &ReplayCore::new_episode)
         .def("record", &ReplayCore::record, nb::arg("handle"), nb::arg("count"), nb::arg("values"),
              nb::arg("finals").none(), nb::arg("ending"),

@@ -27,9 +27,10 @@ using bind::Views;
 
 class ReplayCore {
 public:
-    // `table`: the columns that are stored, those of role STATE first. `row`: bytes of a row, and where stream, step and kind stand in it.
-    ReplayCore(const std::vector<ColumnEntry>& table, const std::array<std::size_t, 4>& row, u64 capacity,
-               u32 pick_len, bool short_picks, u32 n_step, u32 burn_in, nb::object eviction, u64 seed, u32 shift,
+    // `table`: the columns that are stored, those of role STATE first. `row`: bytes of a row, and where stream, step
+    // and kind stand in it.
+    ReplayCore(const std::vector<ColumnEntry>& table, const std::array<std::size_t, 4>& row, u64 capacity, u32 pick_len,
+               bool short_picks, u32 n_step, u32 burn_in, nb::object eviction, u64 seed, u32 shift,
                const std::string& file)
         : seed_(seed),
           replay_(Options{columns_of(table), capacity, pick_len, n_step, burn_in, short_picks, shift, file},
@@ -116,10 +117,10 @@ public:
     }
 
     nb::object get_batch(u32 size, u32 selector, const nb::callable& make) {
-        return draw(windows_, size, selector, make, [](const auto& loops, byte* const* column, byte* const* next,
-                                                       byte* const* rest) {
-            loops.windows({column, next, at<u32>(rest[0]), at<u32>(rest[1])});  // seq_len, seq_len_next
-        });
+        return draw(windows_, size, selector, make,
+                    [](const auto& loops, byte* const* column, byte* const* next, byte* const* rest) {
+                        loops.windows({column, next, at<u32>(rest[0]), at<u32>(rest[1])});  // seq_len, seq_len_next
+                    });
     }
     nb::object sample(u32 size, u32 selector, float discount, const nb::callable& make) {
         return draw(transitions_, size, selector, make,

@@ -2,6 +2,9 @@
 figures out.
 """
 
+# pyright: reportUnknownMemberType=false
+# plotly has no complete types.
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

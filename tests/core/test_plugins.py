@@ -31,6 +31,7 @@ def kind(request, tmp_path, monkeypatch):
     name = f"shapes_{request.param}"
     if request.param == "module":
         (tmp_path / f"{name}.py").write_text(MODULE)
+        (tmp_path / name / "__pycache__").mkdir(parents=True)  # of an earlier version, in which it was a package
     else:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")

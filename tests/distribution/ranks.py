@@ -356,10 +356,11 @@ def replaced():
         if RANK == 0:
             for lane, steps in zip(host.down, popped.values(), strict=True):
                 steps += out["step"][: lane.pop(out)].tolist()
-            if (host.relay.models.sent_version == published and members < 2) or published < 0:
+            going = members < 2 or published < 2
+            if (host.relay.models.sent_version == published and going) or published < 0:
                 published += 1
                 host.publish(published)
-            elif members == 2 and host.relay.models.settled and host.relay.models.sent_version == published:
+            elif not going and host.relay.models.settled and host.relay.models.sent_version == published:
                 host.stop()
         pin = host.reader.pin() if RANK else None
         if pin is not None and (not seen or pin.version != seen[-1]):

@@ -29,13 +29,8 @@ from ddrl.pool.task import Lender
 from ddrl.run.__main__ import main
 from ddrl.run.process import fix_order_of_sums
 from ddrl.run.training import Move
-from tests.learner import (
-    continuous_cases,
-    learner_cases,
-    test_named_observations,
-    test_pqn,
-    test_queue_networks,
-)
+from tests.admix import test_networks
+from tests.learner import continuous_cases, learner_cases, test_named_observations, test_pqn
 from tests.learner.sequence_cases import CUE, SHORT, sequences
 from tests.run.launch import TINY, settings
 from tests.testing import fakegpu
@@ -55,7 +50,7 @@ SMALL_IMAGE = EnvSpec("Image-v0", ArraySpec((4, 36, 36), "uint8"), 3, frame_stac
 
 def queue_batch(spec: EnvSpec, size: int, seed: int) -> learner_cases.Transitions:
     """Transitions of a queue of ads, all from the same states."""
-    state = {name: np.ascontiguousarray(array) for name, array in test_queue_networks.observation(size).items()}
+    state = {name: np.ascontiguousarray(array) for name, array in test_networks.observation(size).items()}
     generator = np.random.default_rng(seed)
     action = generator.uniform(0, 8, (size, *spec.action.shape)).astype(np.float32)
     reward, ones = generator.standard_normal(size).astype(np.float32), np.ones(size, np.float32)
@@ -105,7 +100,7 @@ CASES = {
     "td3": Case("td3", BOX, continuous_cases.random_batch, draws=True),
     "d4pg": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 11}),
     "d4pg, quantiles": Case("d4pg", BOX, continuous_cases.random_batch, {"atoms": 7, "critic": "quantile"}),
-    "d4pg, a queue": Case("d4pg", test_queue_networks.spec(), queue_batch, {"atoms": 7, "actor_anchor": 0.1}),
+    "d4pg, a queue": Case("d4pg", test_networks.spec(), queue_batch, {"atoms": 7, "actor_anchor": 0.1}),
     "pqn": Case("pqn", VECTOR, rounds=True),
 }
 LAUNCHES = {  # of an update without statistics, at most: a tenth more than by torch 2.13

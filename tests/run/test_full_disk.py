@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_training_goes_on_and_saves_again_when_there_is_room(
     assert len([line for line in said if line.startswith("ddrl:") and "policy" in line]) == 1, said
     monkeypatch.undo()
     go_on(run, 200)
-    run.task.look()
+    run.task.look(time.monotonic())
     assert newest_checkpoint(folder / "checkpoints").env_steps > first.env_steps
     assert policy(folder)["mean"] == 400.0
     run.task.end(Reason.INTERRUPTED)

@@ -213,10 +213,12 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
 
 
 def has_a_copy(process: int) -> bool:
-    """Whether a child of `process` leads a session of its own."""
+    """Whether a child of `process` runs the same command, in a session of its own; the keeper runs another."""
     try:
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        return any(os.getsid(int(child)) == int(child) for child in children)
+        copies = [int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == command]
+        return any(os.getsid(copy) == copy for copy in copies)
     except OSError:  # one of them has ended
         return False
 
