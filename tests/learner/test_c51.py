@@ -14,7 +14,7 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.losses import Support, divergence
-from ddrl.learner.passes import AutogradPasses, MLPPasses
+from ddrl.learner.engine import Engine
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 
@@ -80,7 +80,7 @@ def test_the_next_action_is_the_online_networks_choice_where_learning_is_double(
     )
     outputs = {"logits_tm1": logits_tm1, "logits_t": logits_t, "logits_t_selector": selector}
     loss = learner_of(double=double).algorithm.loss(outputs, batch, "value")
-    target = 1 / 11 - loss.slopes["logits_tm1"][0, 0]  # the slope is p - target
+    target = 1 / 11 - loss.derivatives[0][1][0, 0]  # the slope is p - target
     assert target.argmax() == atom
     assert target[atom] == pytest.approx(1.0, abs=1e-4)
 
@@ -93,12 +93,9 @@ def test_the_divergence_is_zero_at_the_target_itself() -> None:
 
 @pytest.mark.parametrize("dueling", ["mean", "none"])
 @pytest.mark.parametrize("double", [True, False])
-def test_the_mlp_s_own_passes_and_autograd_learn_the_same(dueling: str, double: bool) -> None:
+def test_kernel_and_autograd_learn_the_same(dueling: str, double: bool) -> None:
     fast, slow = (learner_of(dueling=dueling, double=double, target_period=3) for _ in range(2))
-    part = slow.parts["value"]
-    passes = slow._passes["value"] = AutogradPasses(part, slow.parts)
-    part.optimize([passes.learning(vector) for vector in (part.online.vector, *part.moments)])
-    assert isinstance(fast._passes["value"], MLPPasses)
+    slow.engines["value"] = Engine(slow.parts["value"], slow.parts, by_kernel=False)
     for turn in range(8):
         batch = random_batch(VECTOR, 16, turn)
         ours, theirs = fast.update(batch), slow.update(batch)

@@ -11,7 +11,7 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe, devices
 from ddrl.learner.losses import MeanOfFractions, midpoints, quantile_loss, quantile_slopes
-from ddrl.learner.passes import AutogradPasses, MLPPasses
+from ddrl.learner.engine import Engine
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 TABLES = {
@@ -182,7 +182,7 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
     predicted = evaluated(f"{prefix}_tm1")[0][np.arange(24), batch.a_tm1].mean(1)
     np.testing.assert_allclose(whole.priority, np.abs(target.mean(1) - predicted), rtol=1e-4, atol=1e-6)
     predictions = outputs[f"{prefix}_tm1"][0] if algorithm == "iqn" else outputs[f"{prefix}_tm1"]
-    slope = whole.slopes[f"{prefix}_tm1"]
+    ((_, slope),) = whole.derivatives
     gradients = torch.autograd.grad((predictions * slope).sum(), list(part.module.parameters()))
     for parameter, gradient in zip(part.module.parameters(), gradients, strict=True):
         place = int(gradient.abs().argmax())
@@ -195,12 +195,9 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
         assert gradient.view(-1)[place].item() == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=0.03, abs=1e-3)
 
 
-def test_qrdqn_s_two_ways_of_passing_learn_the_same() -> None:
+def test_qrdqn_learns_the_same_by_kernel_and_autograd() -> None:
     fast, slow = (learner_of("qrdqn", target_period=3) for _ in range(2))
-    part = slow.parts["value"]
-    passes = slow._passes["value"] = AutogradPasses(part, slow.parts)
-    part.optimize([passes.learning(vector) for vector in (part.online.vector, *part.moments)])
-    assert isinstance(fast._passes["value"], MLPPasses)
+    slow.engines["value"] = Engine(slow.parts["value"], slow.parts, by_kernel=False)
     for turn in range(8):
         batch = random_batch(VECTOR, 16, turn)
         ours, theirs = fast.update(batch), slow.update(batch)
