@@ -17,11 +17,13 @@ namespace {
 
 template <class T, size_t Axes>
 using Array = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<Axes>>;
-using Floats = Array<const float, 1>;
+template <class T>
+using Vector = Array<const T, 1>;
+template <class T>
+using Table = Array<const T, 2>;
+template <class T>
+using Cube = Array<const T, 3>;
 using Integers = Array<const int64_t, 1>;
-using Table = Array<const float, 2>;
-using Cube = Array<const float, 3>;
-using Vector = Array<float, 1>;
 
 void require(bool fits, const char* what) {
     if (!fits) throw nb::value_error(what);
@@ -43,7 +45,8 @@ void require_actions(const Integers& action, size_t actions) {
         throw nb::index_error("an action is not in [0, actions)");
 }
 
-// ---- networks --------------------------------------------------------------------------------------------------------
+// ---- networks
+// --------------------------------------------------------------------------------------------------------
 
 // Numbers of a pass [rows, width] and their derivatives [back, width] (back <= rows), with the arrays that hold them.
 template <class T>
@@ -74,7 +77,8 @@ public:
         const size_t in = below.value.shape(1), width = out.value.shape(1);
         require(weight.shape(0) == width && weight.shape(1) == in && (!bias || bias->shape(0) == width),
                 "a linear layer has weight [out, in] and bias [out] or None");
-        require((!weight_slope || same_shape(*weight_slope, weight)) && (!bias_slope || (bias && same_shape(*bias_slope, *bias))),
+        require((!weight_slope || same_shape(*weight_slope, weight)) &&
+                    (!bias_slope || (bias && same_shape(*bias_slope, *bias))),
                 "derivatives have the shapes of their parameters");
         require_same_rows(below, out);
         keep(below, out, weight, bias, weight_slope, bias_slope);
@@ -107,7 +111,8 @@ public:
         require_same_rows(below, out);
         require(below.slope || !out.slope, "what is below a dueling head has a slope where the head has one");
         keep(below, out);
-        networks_.add(ddrl::Dueling<T>{below.view(), out.view(), static_cast<int64_t>(out.value.shape(1)) / atoms, atoms});
+        networks_.add(
+            ddrl::Dueling<T>{below.view(), out.view(), static_cast<int64_t>(out.value.shape(1)) / atoms, atoms});
     }
 
     void bounds(const Rows<T>& below, const Rows<T>& out, const Array<T, 1>& centre, const Array<T, 1>& half,
@@ -170,13 +175,15 @@ private:
 
 template <class T>
 void bind_networks(nb::module_& module, const char* rows, const char* networks) {
-    nb::class_<Rows<T>>(module, rows, "Numbers of a pass [rows, width], and the loss's derivative by the first of them.")
+    nb::class_<Rows<T>>(module, rows,
+                        "Numbers of a pass [rows, width], and the loss's derivative by the first of them.")
         .def(nb::init<Array<T, 2>, std::optional<Array<T, 2>>>(), "value"_a.noconvert(),
              "slope"_a.noconvert() = nb::none(), "ValueError where the shapes do not fit each other.");
     using Networks = PlainNetworks<T>;
-    nb::class_<Networks>(module, networks,
-                         "Passes of networks of plain layers, in arrays that stay in place; each method but forward and "
-                         "backward adds an operation.")
+    nb::class_<Networks>(
+        module, networks,
+        "Passes of networks of plain layers, in arrays that stay in place; each method but forward and "
+        "backward adds an operation.")
         .def(nb::init<uintptr_t>(), "gemm"_a, "`gemm`: address of a BLAS library's sgemm (or dgemm).")
         .def("linear", &Networks::linear, "below"_a, "out"_a, "weight"_a.noconvert(), "bias"_a.noconvert().none(),
              "weight_slope"_a.noconvert().none(), "bias_slope"_a.noconvert().none(), "relu"_a, "add"_a, "add_below"_a,
@@ -194,11 +201,13 @@ void bind_networks(nb::module_& module, const char* rows, const char* networks) 
              "Compute derivatives from those by the outputs, which it overwrites.");
 }
 
-// ---- losses ----------------------------------------------------------------------------------------------------------
+// ---- losses
+// ----------------------------------------------------------------------------------------------------------
 
-double q_learning_loss(const Table& q_tm1, const Integers& action, const Floats& r_t, const Floats& discount_t,
-                       const Table& q_t, const Table& selector, const Floats& weight, bool huber, const Vector& size,
-                       const Vector& taken, const Array<float, 2>& slope) {
+template <class T>
+double q_learning_loss(const Table<T>& q_tm1, const Integers& action, const Vector<T>& r_t, const Vector<T>& discount_t,
+                       const Table<T>& q_t, const Table<T>& selector, const Vector<T>& weight, bool huber,
+                       const Array<T, 1>& size, const Array<T, 1>& taken, const Array<T, 2>& slope) {
     const size_t rows = q_tm1.shape(0), actions = q_tm1.shape(1);
     require(actions > 0 && same_shape(q_tm1, q_t) && same_shape(q_tm1, selector) && same_shape(q_tm1, slope),
             "action values and slope are [rows, actions] each, of one action at least");
@@ -206,17 +215,18 @@ double q_learning_loss(const Table& q_tm1, const Integers& action, const Floats&
                  {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), size.shape(0), taken.shape(0)},
                  "everything but action values is [rows]");
     require_actions(action, actions);
-    return ddrl::q_learning_loss({rows, actions, q_tm1.data(), action.data(), r_t.data(), discount_t.data(), q_t.data(),
-                                  selector.data(), weight.data()},
-                                 huber, size.data(), taken.data(), slope.data());
+    return ddrl::q_learning_loss<T>({rows, actions, q_tm1.data(), action.data(), r_t.data(), discount_t.data(),
+                                     q_t.data(), selector.data(), weight.data()},
+                                    huber, size.data(), taken.data(), slope.data());
 }
 
-double quantile_loss(const Cube& value_tm1, const Floats& fraction, const Integers& action, const Floats& r_t,
-                     const Floats& discount_t, const Cube& value_t, const Cube& selector, const Floats& weight,
-                     float kappa, const Vector& each, const Vector& size, const Vector& taken,
-                     const Array<float, 3>& slope) {
+template <class T>
+double quantile_loss(const Cube<T>& value_tm1, const Vector<T>& fraction, const Integers& action, const Vector<T>& r_t,
+                     const Vector<T>& discount_t, const Cube<T>& value_t, const Cube<T>& selector,
+                     const Vector<T>& weight, T kappa, const Array<T, 1>& each, const Array<T, 1>& size,
+                     const Array<T, 1>& taken, const Array<T, 3>& slope) {
     const size_t rows = value_tm1.shape(0), actions = value_tm1.shape(1), count = value_tm1.shape(2);
-    for (const Cube* cube : {&value_tm1, &value_t, &selector})
+    for (const Cube<T>* cube : {&value_tm1, &value_t, &selector})
         require(cube->shape(0) == rows && cube->shape(1) == actions && cube->shape(2) > 0,
                 "quantiles are [rows, actions, 1 or more] each");
     require_rows(rows,
@@ -226,43 +236,47 @@ double quantile_loss(const Cube& value_tm1, const Floats& fraction, const Intege
     require(fraction.shape(0) == count, "there is a fraction for each quantile of value_tm1");
     require(actions > 0 && same_shape(value_tm1, slope), "slope is as value_tm1, of one action at least");
     require_actions(action, actions);
-    return ddrl::quantile_loss({rows, actions, count, value_t.shape(2), selector.shape(2), value_tm1.data(),
-                                fraction.data(), action.data(), r_t.data(), discount_t.data(), value_t.data(),
-                                selector.data(), weight.data()},
-                               kappa, each.data(), size.data(), taken.data(), slope.data());
+    return ddrl::quantile_loss<T>(
+        {rows, actions, count, value_t.shape(2), selector.shape(2), value_tm1.data(), fraction.data(), action.data(),
+         r_t.data(), discount_t.data(), value_t.data(), selector.data(), weight.data()},
+        kappa, each.data(), size.data(), taken.data(), slope.data());
 }
 
-double categorical_loss(const Cube& logits_tm1, const Integers& action, const Floats& r_t, const Floats& discount_t,
-                        const Cube& logits_t, const Cube& selector, const Floats& weight, float v_min, float v_max,
-                        const Vector& divergence, const Vector& taken, const Array<float, 3>& slope) {
+template <class T>
+double categorical_loss(const Cube<T>& logits_tm1, const Integers& action, const Vector<T>& r_t,
+                        const Vector<T>& discount_t, const Cube<T>& logits_t, const Cube<T>& selector,
+                        const Vector<T>& weight, T v_min, T v_max, const Array<T, 1>& divergence,
+                        const Array<T, 1>& taken, const Array<T, 3>& slope) {
     const size_t rows = logits_tm1.shape(0), actions = logits_tm1.shape(1), atoms = logits_tm1.shape(2);
     require(actions > 0 && atoms > 1 && same_shape(logits_tm1, logits_t) && same_shape(logits_tm1, selector) &&
                 same_shape(logits_tm1, slope),
             "logits and slope are [rows, actions, atoms] each, of one action and two atoms at least");
-    require_rows(rows,
-                 {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), divergence.shape(0),
-                  taken.shape(0)},
-                 "everything but logits is [rows]");
+    require_rows(
+        rows,
+        {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), divergence.shape(0), taken.shape(0)},
+        "everything but logits is [rows]");
     require_actions(action, actions);
-    return ddrl::categorical_loss({rows, actions, atoms, logits_tm1.data(), action.data(), r_t.data(), discount_t.data(),
-                                   logits_t.data(), selector.data(), weight.data(), v_min, v_max},
-                                  divergence.data(), taken.data(), slope.data());
+    return ddrl::categorical_loss<T>({rows, actions, atoms, logits_tm1.data(), action.data(), r_t.data(),
+                                      discount_t.data(), logits_t.data(), selector.data(), weight.data(), v_min, v_max},
+                                     divergence.data(), taken.data(), slope.data());
 }
 
-double critics_loss(const Table& q_tm1, const Floats& r_t, const Floats& discount_t, const Table& q_t,
-                    const Floats& weight, bool huber, const Vector& size, const Array<float, 2>& slope) {
+template <class T>
+double critics_loss(const Table<T>& q_tm1, const Vector<T>& r_t, const Vector<T>& discount_t, const Table<T>& q_t,
+                    const Vector<T>& weight, bool huber, const Array<T, 1>& size, const Array<T, 2>& slope) {
     const size_t count = q_tm1.shape(0), rows = q_tm1.shape(1);
     require(count > 0 && q_t.shape(0) > 0 && q_t.shape(1) == rows && same_shape(q_tm1, slope),
             "values are [critics, rows], slope as q_tm1");
     require_rows(rows, {r_t.shape(0), discount_t.shape(0), weight.shape(0), size.shape(0)},
                  "everything but values is [rows]");
-    return ddrl::critics_loss({count, q_t.shape(0), rows, q_tm1.data(), r_t.data(), discount_t.data(), q_t.data(),
-                               weight.data()},
-                              huber, size.data(), slope.data());
+    return ddrl::critics_loss<T>(
+        {count, q_t.shape(0), rows, q_tm1.data(), r_t.data(), discount_t.data(), q_t.data(), weight.data()}, huber,
+        size.data(), slope.data());
 }
 
-float adam_step(const Vector& parameters, const Floats& gradient, const Vector& first, const Vector& second, double lr,
-                double beta1, double beta2, double epsilon, double max_norm, int count) {
+float adam_step(const Array<float, 1>& parameters, const Vector<float>& gradient, const Array<float, 1>& first,
+                const Array<float, 1>& second, double lr, double beta1, double beta2, double epsilon, double max_norm,
+                int count) {
     const size_t size = parameters.shape(0);
     require_rows(size, {gradient.shape(0), first.shape(0), second.shape(0)},
                  "parameters, gradient and both moments are [size] each");
@@ -272,28 +286,35 @@ float adam_step(const Vector& parameters, const Floats& gradient, const Vector& 
                            {lr, beta1, beta2, epsilon, max_norm, count});
 }
 
+// Numbers and outputs of one type, float or double; what is given may be converted to it.
+template <class T>
+void bind_losses(nb::module_& module) {
+    module.def("q_learning_loss", &q_learning_loss<T>, "q_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a, "q_t"_a,
+               "selector"_a, "weight"_a, "huber"_a, "size"_a.noconvert(), "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes sizes of TD errors, the values taken and the loss's derivative by q_tm1 into the last "
+               "three arrays.");
+    module.def("quantile_loss", &quantile_loss<T>, "value_tm1"_a, "fraction"_a, "action"_a, "r_t"_a, "discount_t"_a,
+               "value_t"_a, "selector"_a, "weight"_a, "kappa"_a, "each"_a.noconvert(), "size"_a.noconvert(),
+               "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes each row's, the sizes of mean errors, the means of the values taken and the loss's "
+               "derivative by value_tm1 into the last four arrays.");
+    module.def("categorical_loss", &categorical_loss<T>, "logits_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a,
+               "logits_t"_a, "selector"_a, "weight"_a, "v_min"_a, "v_max"_a, "divergence"_a.noconvert(),
+               "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes divergences, the means of the distributions taken and the loss's derivative by "
+               "logits_tm1 into the last three arrays.");
+    module.def("critics_loss", &critics_loss<T>, "q_tm1"_a, "r_t"_a, "discount_t"_a, "q_t"_a, "weight"_a, "huber"_a,
+               "size"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes mean sizes of TD errors and the loss's derivative by q_tm1 into the last two arrays.");
+}
+
 }  // namespace
 
 void bind_learner(nb::module_& module) {
     bind_networks<float>(module, "Rows", "PlainNetworks");
     bind_networks<double>(module, "Rows64", "PlainNetworks64");
-    module.def("q_learning_loss", &q_learning_loss, "q_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a, "q_t"_a,
-               "selector"_a, "weight"_a, "huber"_a, "size"_a.noconvert(), "taken"_a.noconvert(), "slope"_a.noconvert(),
-               "The loss; writes sizes of TD errors, the values taken and the loss's derivative by q_tm1 into the last "
-               "three arrays.");
-    module.def("quantile_loss", &quantile_loss, "value_tm1"_a, "fraction"_a, "action"_a, "r_t"_a, "discount_t"_a,
-               "value_t"_a, "selector"_a, "weight"_a, "kappa"_a, "each"_a.noconvert(), "size"_a.noconvert(),
-               "taken"_a.noconvert(), "slope"_a.noconvert(),
-               "The loss; writes each row's, the sizes of mean errors, the means of the values taken and the loss's "
-               "derivative by value_tm1 into the last four arrays.");
-    module.def("categorical_loss", &categorical_loss, "logits_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a, "logits_t"_a,
-               "selector"_a, "weight"_a, "v_min"_a, "v_max"_a, "divergence"_a.noconvert(), "taken"_a.noconvert(),
-               "slope"_a.noconvert(),
-               "The loss; writes divergences, the means of the distributions taken and the loss's derivative by "
-               "logits_tm1 into the last three arrays.");
-    module.def("critics_loss", &critics_loss, "q_tm1"_a, "r_t"_a, "discount_t"_a, "q_t"_a, "weight"_a, "huber"_a,
-               "size"_a.noconvert(), "slope"_a.noconvert(),
-               "The loss; writes mean sizes of TD errors and the loss's derivative by q_tm1 into the last two arrays.");
+    bind_losses<float>(module);
+    bind_losses<double>(module);
     module.def("adam_step", &adam_step, "parameters"_a.noconvert(), "gradient"_a.noconvert(), "first"_a.noconvert(),
                "second"_a.noconvert(), "lr"_a, "beta1"_a, "beta2"_a, "epsilon"_a, "max_norm"_a, "count"_a,
                "One step of Adam in place, along the gradient scaled down to the norm; the norm before that.");

@@ -1,8 +1,8 @@
-// Networks of plain layers (linear, layer norm, relu, tanh, a dueling head): all layers of all networks of one update in
-// one call forward and one call backward. At the sizes of reinforcement learning a call costs as much as a layer.
+// Networks of plain layers (linear, layer norm, relu, tanh, a dueling head): all layers of all networks of one update
+// in one call forward and one call backward. At the sizes of reinforcement learning a call costs as much as a layer.
 //
-// A pass is a list of operations over matrices that the caller owns and that stay in place. Products are those of a BLAS
-// that the caller gives; everything else is plain loops, whose sums have a fixed order. T is float or double.
+// A pass is a list of operations over matrices that the caller owns and that stay in place. Products are those of a
+// BLAS that the caller gives; everything else is plain loops, whose sums have a fixed order. T is float or double.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace ddrl {
 
-// sgemm or dgemm of BLAS, column by column: C = alpha op(A) op(B) + beta C. Its integers have 4 bytes or 8, depending on
-// the library; a small number of 8 bytes reads the same in both on little-endian processors.
+// sgemm or dgemm of BLAS, column by column: C = alpha op(A) op(B) + beta C. Its integers have 4 bytes or 8, depending
+// on the library; a small number of 8 bytes reads the same in both on little-endian processors.
 template <class T>
 using Gemm = void (*)(const char* op_a, const char* op_b, const int64_t* m, const int64_t* n, const int64_t* k,
                       const T* alpha, const T* a, const int64_t* lda, const T* b, const int64_t* ldb, const T* beta,
@@ -32,8 +32,8 @@ struct Rows {
     int64_t rows, back, width;
 };
 
-// A parameter and where the derivative by it goes: null where it does not learn. add: the derivative is added to what is
-// there, because an operation that comes earlier in the backward pass has the same parameter.
+// A parameter and where the derivative by it goes: null where it does not learn. add: the derivative is added to what
+// is there, because an operation that comes earlier in the backward pass has the same parameter.
 template <class T>
 struct Weight {
     const T* value;
@@ -41,7 +41,8 @@ struct Weight {
     bool add;
 };
 
-// ---- loops, compiled for each width of vector registers; the same bits with each -------------------------------------
+// ---- loops, compiled for each width of vector registers; the same bits with each
+// -------------------------------------
 
 // The sum of f(0) .. f(count - 1), in 16 partial sums that the compiler can keep in vector registers.
 template <class T, class F>
@@ -177,7 +178,8 @@ DDRL_WIDEST inline void dueling_slope(const T* __restrict q, T* __restrict v, in
         for (int64_t i = 0; i < atoms; ++i) advantage[a * atoms + i] = q[a * atoms + i] - v[i] * share;
 }
 
-// ---- operations ------------------------------------------------------------------------------------------------------
+// ---- operations
+// ------------------------------------------------------------------------------------------------------
 
 // out = below weight^T + bias, then relu where it is asked for. weight [out.width, below.width].
 template <class T>
@@ -334,8 +336,8 @@ struct Bounds {
     }
 };
 
-// One network's output becomes columns `column` .. of another one's input; its derivative is added to what the loss says
-// of that output.
+// One network's output becomes columns `column` .. of another one's input; its derivative is added to what the loss
+// says of that output.
 template <class T>
 struct Columns {
     Rows<T> from, to;

@@ -42,14 +42,16 @@ class Evaluation(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What one part minimizes, a mean over the batch's draws, and what is reported of them."""
+    """What one part minimizes, a mean over the batch's draws, and what is reported of them.
 
-    loss: torch.Tensor | Callable[[], torch.Tensor]  # scalar; with `derivatives`, a function that statistics call
+    `loss` is a scalar that torch differentiates. The library's losses (`ddrl.learner.losses`) know their derivatives
+    instead: then `loss` is a function that gives their value when statistics ask for it. To add a term to one of them,
+    replace `loss` by scalar() + term: the term is differentiated too."""
+
+    loss: torch.Tensor | Callable[[], torch.Tensor]
     priority: torch.Tensor | None = None  # [B], of the batch's draws
     figures: Mapping[str, torch.Tensor] = {}  # by the names of declared metrics; their means are reported
-    # (output, the loss's derivative by it), of all outputs that the loss depends on. `ddrl.learner.losses` gives them;
-    # without them autograd finds the derivatives.
-    derivatives: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    derivatives: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()  # (output, the loss's derivative by it)
 
     def scalar(self) -> torch.Tensor:
         """The loss []."""

@@ -1,9 +1,10 @@
-"""Torch's devices: by the name that a setting gives, and their random states."""
+"""Torch's devices: by the name that a setting gives, their random states, and how batches get there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
-
-# -- devices -----------------------------------------------------------------------------------------------------------
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
@@ -50,9 +49,24 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
+_torch_alone = False  # set by `without_kernel`
+
+
 def has_kernel(device: torch.device) -> bool:
-    """Whether the C++ kernel's loops can compute in the memory of tensors there."""
-    return device.type == "cpu"
+    """Whether the C++ kernel's loops compute in the memory of tensors there."""
+    return device.type == "cpu" and not _torch_alone
+
+
+@contextmanager
+def without_kernel() -> Generator[None]:
+    """Networks and losses are computed by torch alone, as on any other device."""
+    global _torch_alone
+    before = _torch_alone
+    _torch_alone = True
+    try:
+        yield
+    finally:
+        _torch_alone = before
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------

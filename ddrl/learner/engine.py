@@ -525,12 +525,12 @@ def _map(f: Callable[[torch.Tensor], Any], output: Any) -> Any:
 
 
 class Engine:
-    """The passes of updates of `part`. by_kernel: networks of plain layers go through the kernel where it can."""
+    """The passes of updates of `part`. Networks of plain layers go through the kernel where there is one."""
 
-    def __init__(self, part: Part, parts: Mapping[str, Part], *, by_kernel: bool = True) -> None:
+    def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
         self._part = part
         self._parts = parts
-        self._by_kernel = by_kernel and devices.has_kernel(part.online.vector.device) and gemm_of_torch() != 0
+        self._by_kernel = devices.has_kernel(part.online.vector.device) and gemm_of_torch() != 0
         learning = part.online.parameters()
         self._parameters = list(learning.values())
         views = part.online.split(part.gradient)
@@ -570,8 +570,8 @@ class Engine:
                 slopes.add(output, slope)
             else:  # made of outputs by torch
                 self._add_slopes(torch.dot(output.reshape(-1), slope.reshape(-1)), tensors, slopes)
-        if not loss.derivatives:
-            self._add_slopes(loss.scalar(), tensors, slopes)
+        if not callable(loss.loss) and (loss.loss.requires_grad or not loss.derivatives):
+            self._add_slopes(loss.loss, tensors, slopes)
         if arrangement.clear:
             self._part.gradient.zero_()
         for unit in reversed(arrangement.units):

@@ -1,16 +1,18 @@
-"""Losses of value learning. Each function returns a `Loss` that knows its derivative by the networks' output, with the
-priorities of the batch's draws and the figures `td_error` (sizes of errors) and `q_mean` (values of what was taken).
+"""Losses of value learning. Each function returns a `Loss` with the priorities of the batch's draws and the figures
+`td_error` (sizes of errors) and `q_mean` (values of the actions taken).
 
 Symbols: r_t is the discounted sum of the rewards after s_tm1 (n of them, fewer at an episode's end), discount_t the
 discount of what follows s_t: gamma ** n, and 0 where s_t is terminal. Replay computes both, so nothing here knows n or
-termination. Targets are held constant; `weight` [B] are importance weights, the largest 1.
+termination. Targets are constants; `weight` [B] are importance weights, the largest 1.
 
-On the processor a loss is one call of the kernel: in torch it is twenty to thirty operations, each of which costs more
-than the arithmetic of such a batch. On other devices the same formulas are computed by torch.
+On the processor a loss and its derivative by the networks' output are one call of the kernel: in torch they are twenty
+to thirty operations, each of which costs more than the arithmetic of such a batch. On other devices the same formula is
+computed by torch, and autograd differentiates it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -41,21 +43,18 @@ def q_learning(
     kind: "huber", l(d) = d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse", l(d) = d^2 / 2. Priorities: |d| [B]."""
     selector = q_t if selector is None else selector
     if devices.has_kernel(q_tm1.device):
-        size = np.empty(len(q_tm1), np.float32)
-        taken = np.empty(len(q_tm1), np.float32)
-        slope = np.empty(q_tm1.shape, np.float32)
+        size = _empty(q_tm1, len(q_tm1))
+        taken = _empty(q_tm1, len(q_tm1))
+        slope = _empty(q_tm1, *q_tm1.shape)
         given = _arrays(q_tm1, action, r_t, discount_t, q_t, selector, weight)
         loss = _kernel.q_learning_loss(*given, kind == "huber", size, taken, slope)
         return _by_kernel(loss, size, size, taken, q_tm1, slope)
-    chosen = action.unsqueeze(1)
-    q_taken = q_tm1.detach().gather(1, chosen).squeeze(1)
-    best = selector.argmax(dim=1, keepdim=True)
-    error = torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1)) - q_taken
-    inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
-    slope_taken = inside * weight * (-1.0 / len(weight))
-    slope = torch.zeros_like(q_tm1).scatter_(1, chosen, slope_taken.unsqueeze(1))
-    figures = {"td_error": error.abs(), "q_mean": q_taken}
-    return Loss(partial(_weighted_mean, error, inside, weight), figures["td_error"], figures, [(q_tm1, slope)])
+    best = selector.detach().argmax(dim=1, keepdim=True)
+    target = torch.addcmul(r_t, discount_t, q_t.detach().gather(1, best).squeeze(1))
+    q_taken = q_tm1.gather(1, action.unsqueeze(1)).squeeze(1)
+    error = target - q_taken
+    size = error.detach().abs()
+    return Loss((weight * _value_loss(error, kind)).mean(), size, {"td_error": size, "q_mean": q_taken})
 
 
 def regression(q: torch.Tensor, action: torch.Tensor, target: torch.Tensor) -> Loss:
@@ -75,38 +74,38 @@ def critics(
 ) -> Loss:
     """sum_i mean_b weight_b l(d_ib), d_i = r_t + discount_t min_j q_t_j - q_tm1_i, of critics i of (state, action)
     (Fujimoto et al. 2018, algorithm 1): q_tm1, q_t [B, critics, 1], the rest [B]. Priorities: mean_i |d_i| [B]."""
-    values = q_tm1.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
-    values_t = q_t.detach().squeeze(2).t()
+    values_t = q_t.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
     if devices.has_kernel(q_tm1.device):
-        size = np.empty(values.shape[1], np.float32)
-        slope = np.empty(tuple(values.shape), np.float32)
+        values = q_tm1.detach().squeeze(2).t()
+        size = _empty(q_tm1, len(q_tm1))
+        slope = _empty(q_tm1, *values.shape)
         loss = _kernel.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
         return _by_kernel(loss, size, size, values, q_tm1, slope.T[:, :, None])
+    values = q_tm1.squeeze(2).t()
     error = r_t + discount_t * values_t.amin(dim=0) - values
+    size = error.detach().abs().mean(dim=0)
+    loss = (weight * _value_loss(error, kind)).mean(dim=1).sum()
+    return Loss(loss, size, {"td_error": size, "q_mean": values})
+
+
+def _value_loss(error: torch.Tensor, kind: str) -> torch.Tensor:
+    """l(d) of each error d: "huber" with delta 1, or "mse", half the square."""
     inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
-    slope = (inside * weight * (-1.0 / len(weight))).t().unsqueeze(2)
-    size = error.abs().mean(dim=0)
-    loss = partial(_weighted_mean, error, inside, weight * len(error))  # the mean over critics becomes their sum
-    return Loss(loss, size, {"td_error": size, "q_mean": values}, [(q_tm1, slope)])
-
-
-def _weighted_mean(error: torch.Tensor, inside: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The mean of weight l(error) [], where `inside` is l's derivative."""
-    return (weight * inside * (error - 0.5 * inside)).mean()
+    return inside * (error - 0.5 * inside)
 
 
 # -- distributions of the return on fixed values -----------------------------------------------------------------------
 
 
 class Support:
-    """Atoms z_i = v_min + i dz, i = 0 .. N - 1 (Bellemare et al. 2017); moves to the device of what it is given."""
+    """Atoms z_i = v_min + i dz, i = 0 .. N - 1 (Bellemare et al. 2017); moves to the device and type of what it is given."""
 
     def __init__(self, v_min: float, v_max: float, atoms: int) -> None:
         self.v_min = v_min
         self.v_max = v_max
         self.atoms = atoms
         self.spacing = (v_max - v_min) / (atoms - 1)
-        self._z = torch.linspace(v_min, v_max, atoms)
+        self._z = torch.linspace(v_min, v_max, atoms, dtype=torch.float64).float()
 
     def mean(self, probability: torch.Tensor) -> torch.Tensor:
         """sum_i z_i p_i: [...] from [..., N]."""
@@ -125,8 +124,9 @@ class Support:
         return projected.scatter_add_(1, lower + 1, probability * share)
 
     def _on(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._z.device != tensor.device:
-            self._z = self._z.to(tensor.device)
+        if self._z.device != tensor.device or self._z.dtype != tensor.dtype:
+            z = torch.linspace(self.v_min, self.v_max, self.atoms, dtype=torch.float64)
+            self._z = z.to(tensor)
         return self._z
 
 
@@ -146,31 +146,24 @@ def categorical(
     Without an action all K = A entries are learned, each from its own reward: r_t [B, K]. Priorities: the divergences
     [B], means over K (Hessel et al. 2018): cross-entropies less the targets' entropies, which can reach zero. Figure
     q_mean alone."""
-    value, columns = _rows(logits_tm1, action, r_t, discount_t, weight)
-    value_t = logits_t.detach().reshape(value.shape)
-    chooser = value_t if selector is None else selector.detach().reshape(value.shape)
-    chosen, reward, discount, share = columns
+    value, value_t, chooser = _by_row(action, logits_tm1, logits_t, logits_t if selector is None else selector)
+    chosen, reward, discount, share = _columns(logits_tm1, action, r_t, discount_t, weight)
     if devices.has_kernel(value.device):
-        each = np.empty(len(value), np.float32)
-        taken = np.empty(len(value), np.float32)
-        slope = np.empty(tuple(value.shape), np.float32)
+        each = _empty(value, len(value))
+        taken = _empty(value, len(value))
+        slope = _empty(value, *value.shape)
         given = _arrays(value, chosen, reward, discount, value_t, chooser, share)
         loss = _kernel.categorical_loss(*given, support.v_min, support.v_max, each, taken, slope)
-        made = _by_kernel(loss, each, each, taken, logits_tm1, slope.reshape(tuple(logits_tm1.shape)))
+        made = _by_kernel(loss, each, each, taken, logits_tm1, slope.reshape(logits_tm1.shape))
     else:
         best = support.mean(chooser.softmax(2)).argmax(1)
         target = support.project(at_action(value_t, best).softmax(1), reward, discount)
         log_p = at_action(value, chosen).log_softmax(1)
-        p = log_p.exp()
-        terms = divergence(target, log_p)
-        slope = _among((p - target) * (share / len(share)).unsqueeze(1), chosen, value)
-        figures = {"q_mean": support.mean(p)}
-        loss = partial(torch.mean, share * terms)
-        made = Loss(loss, terms, figures, [(logits_tm1, slope.view(logits_tm1.shape))])
-    made = made._replace(priority=cast(torch.Tensor, made.priority).clamp(min=0.0))  # rounding errors may lie below
-    return (
-        made._replace(figures={"q_mean": made.figures["q_mean"]}) if action is not None else _of_objectives(made, r_t)
-    )
+        each = divergence(target, log_p)
+        made = Loss((share * each).mean(), each.detach(), {"q_mean": support.mean(log_p.exp())})
+    priority = cast(torch.Tensor, made.priority).clamp(min=0.0)  # rounding errors may be below 0
+    made = made._replace(priority=priority, figures={"q_mean": made.figures["q_mean"]})
+    return made if action is not None else _of_objectives(made, r_t)
 
 
 def divergence(target: torch.Tensor, log_probability: torch.Tensor) -> torch.Tensor:
@@ -202,37 +195,31 @@ def quantiles(
 
     Without an action all K = A entries are learned, each from its own reward: r_t [B, K]. Priorities: |mean target -
     mean prediction| [B]; without an action the losses [B], means over K, and figure q_mean alone."""
-    value, columns = _rows(value_tm1, action, r_t, discount_t, weight)
-    following = value_t.detach().reshape(len(value), value.shape[1], -1)
-    chooser = following if selector is None else selector.detach().reshape(len(value), value.shape[1], -1)
-    chosen, reward, discount, share = columns
+    value, value_next, chooser = _by_row(action, value_tm1, value_t, value_t if selector is None else selector)
+    chosen, reward, discount, share = _columns(value_tm1, action, r_t, discount_t, weight)
     if devices.has_kernel(value.device):
-        each = np.empty(len(value), np.float32)
-        size = np.empty(len(value), np.float32)
-        taken = np.empty(len(value), np.float32)
-        slope = np.empty(tuple(value.shape), np.float32)
-        given = _arrays(value, fraction, chosen, reward, discount, following, chooser, share)
+        each = _empty(value, len(value))
+        size = _empty(value, len(value))
+        taken = _empty(value, len(value))
+        slope = _empty(value, *value.shape)
+        given = _arrays(value, fraction, chosen, reward, discount, value_next, chooser, share)
         loss = _kernel.quantile_loss(*given, kappa, each, size, taken, slope)
         priority = each if action is None else size
-        made = _by_kernel(loss, priority, size, taken, value_tm1, slope.reshape(tuple(value_tm1.shape)))
+        made = _by_kernel(loss, priority, size, taken, value_tm1, slope.reshape(value_tm1.shape))
     else:
-        target = reward.unsqueeze(1) + discount.unsqueeze(1) * at_action(following, chooser.mean(2).argmax(1))
+        target = reward.unsqueeze(1) + discount.unsqueeze(1) * at_action(value_next, chooser.mean(2).argmax(1))
         prediction = at_action(value, chosen)
-        terms, slopes = quantile_terms(prediction, fraction, target, kappa)
-        taken_mean = prediction.mean(1)
-        sizes = (target.mean(1) - taken_mean).abs()
-        slope = _among(slopes * (share / len(share)).unsqueeze(1), chosen, value).view(value_tm1.shape)
-        priorities = terms if action is None else sizes
-        figures = {"td_error": sizes, "q_mean": taken_mean}
-        made = Loss(partial(torch.mean, share * terms), priorities, figures, [(value_tm1, slope)])
+        each = quantile_terms(prediction, fraction, target, kappa)
+        mean = prediction.mean(1)
+        size = (target.mean(1) - mean).detach().abs()
+        priority = each.detach() if action is None else size
+        made = Loss((share * each).mean(), priority, {"td_error": size, "q_mean": mean})
     return made if action is not None else _of_objectives(made, r_t)
 
 
-def quantile_terms(
-    value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantile_terms(value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float) -> torch.Tensor:
     """sum_i mean_j |tau_i - 1{d_ij < 0}| L(d_ij) with d_ij = target_j - value_i (Dabney et al. 2018b, eq. 3): [B] from
-    [B, N], [N] or [B, N], [B, M]; and its derivative by the values [B, N]. O(B N M).
+    [B, N], [N] or [B, N], [B, M]. O(B N M).
 
     L is the Huber loss over kappa: d^2 / (2 kappa) up to kappa, |d| - kappa / 2 beyond; kappa 0: |d|, whose minimum is
     at the quantiles themselves."""
@@ -240,13 +227,11 @@ def quantile_terms(
     tau = fraction.unsqueeze(-1)
     weight = torch.where(error < 0, 1.0 - tau, tau)
     if kappa:
-        slope = error.clamp(-kappa, kappa).div_(kappa)
-        size = error.sub_(slope, alpha=0.5 * kappa).mul_(slope)
+        inside = error.clamp(-kappa, kappa)
+        size = inside / kappa * (error - 0.5 * inside)
     else:
-        slope = error.sign()
-        size = error.mul_(slope)
-    slopes = slope.mul_(weight).mean(dim=2).neg_()
-    return size.mul_(weight).mean(dim=2).sum(dim=1), slopes
+        size = error.abs()
+    return (weight * size).mean(dim=2).sum(dim=1)
 
 
 # -- what several of them need -----------------------------------------------------------------------------------------
@@ -257,28 +242,27 @@ def at_action(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[2])).squeeze(1)
 
 
-def _among(rows: torch.Tensor, action: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[B, A, N] as `like` that holds the rows [B, N] at each action [B], and zeros elsewhere."""
-    index = action.view(-1, 1, 1).expand(-1, 1, rows.shape[1])
-    return torch.zeros_like(like).scatter_(1, index, rows.unsqueeze(1))
+def _by_row(action: torch.Tensor | None, *values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Values [rows, actions, N], the first one differentiated: without an action each of the K entries of values
+    [B, K, N] is a row of one action."""
+    first, *constants = values
+    each = [first, *(value.detach() for value in constants)]
+    return each if action is not None else [value.reshape(-1, 1, value.shape[2]) for value in each]
 
 
-def _rows(
-    value: torch.Tensor,
+def _columns(
+    values: torch.Tensor,
     action: torch.Tensor | None,
     r_t: torch.Tensor,
     discount_t: torch.Tensor,
     weight: torch.Tensor,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Values as [rows, actions, N], with action, reward, discount and weight [rows]: without an action each of the K
-    entries of value [B, K, N] is a row of one action."""
-    value = value.detach()
+) -> Sequence[torch.Tensor]:
+    """Action, reward, discount and weight [rows] of the rows of `_by_row`."""
     if action is not None:
-        return value, (action, r_t, discount_t, weight)
-    count = value.shape[1]
-    first = torch.zeros(len(value) * count, dtype=torch.int64, device=value.device)
-    columns = (first, r_t.reshape(-1), discount_t.repeat_interleave(count), weight.repeat_interleave(count))
-    return value.reshape(-1, 1, value.shape[2]), columns
+        return action, r_t, discount_t, weight
+    count = values.shape[1]
+    first = torch.zeros(len(values) * count, dtype=torch.int64, device=values.device)
+    return first, r_t.reshape(-1), discount_t.repeat_interleave(count), weight.repeat_interleave(count)
 
 
 def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
@@ -288,22 +272,27 @@ def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
     return loss._replace(priority=loss.priority.view(r_t.shape).mean(1), figures={"q_mean": values})
 
 
+def _empty(like: torch.Tensor, *shape: int) -> NDArray[Any]:
+    """For what the kernel writes, of the type of `like`."""
+    return np.empty(shape, np.float64 if like.dtype == torch.float64 else np.float32)
+
+
 def _arrays(*tensors: torch.Tensor) -> list[NDArray[Any]]:
     return [tensor.detach().numpy() for tensor in tensors]  # the kernel copies what is not contiguous
 
 
 def _by_kernel(
     loss: float,
-    priority: NDArray[np.float32],
-    size: NDArray[np.float32],
-    taken: NDArray[np.float32] | torch.Tensor,
+    priority: NDArray[Any],
+    size: NDArray[Any],
+    taken: NDArray[Any] | torch.Tensor,
     output: torch.Tensor,
-    slope: NDArray[np.float32],
+    slope: NDArray[Any],
 ) -> Loss:
     sizes = torch.from_numpy(size)
     values = taken if isinstance(taken, torch.Tensor) else torch.from_numpy(taken)
     return Loss(
-        partial(torch.tensor, loss),
+        partial(torch.tensor, loss, dtype=output.dtype),
         sizes if priority is size else torch.from_numpy(priority),
         {"td_error": sizes, "q_mean": values},
         [(output, torch.from_numpy(slope))],
