@@ -23,7 +23,6 @@ from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
-from ddrl.learner.engine import Engine
 from ddrl.run.process import flush_denormals, set_torch_threads
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
@@ -60,7 +59,7 @@ def random_batch(spec: EnvSpec, size: int) -> Batch:
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = Learner.of(Config(learner=config), spec)
     if autograd:
-        learner.engines["value"] = Engine(learner.parts["value"], learner.parts, by_kernel=False)
+        learner.use_autograd("value")
     batch = random_batch(spec, config.batch_size)
 
     def run() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import EnvSpec
 from ddrl.learner.engine import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
+from ddrl.learner.networks import FlatInputs
 
 
 def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:
@@ -28,16 +29,6 @@ def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int 
     return Critics(spec, hidden, count, outputs)
 
 
-def flat_observation(observation: torch.Tensor, spec: ArraySpec) -> torch.Tensor:
-    """[B, observation.size] float32; bytes become [0, 1]."""
-    x = observation.flatten(1) if len(spec.shape) > 1 else observation.reshape(-1, spec.size)
-    return x.float() * (1.0 / 255.0) if spec.dtype == "uint8" else x.float()
-
-
-def _columns(observation: ArraySpec) -> Columns:
-    return Columns(observation.size, scale=1.0 / 255.0 if observation.dtype == "uint8" else 1.0)
-
-
 class Actor(nn.Module):
     """mu(s) = centre + half tanh(f(s)) with f an mlp with relu: [B, *action.shape], within the action's bounds, which
     must be finite."""
@@ -47,7 +38,7 @@ class Actor(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
-        self._observation = spec.observation
+        self._inputs = FlatInputs(spec.observation)
         self._shape = spec.action.shape
         self.trunk = nn.Sequential()
         for width, following in itertools.pairwise((spec.observation.size, *hidden)):
@@ -62,14 +53,13 @@ class Actor(nn.Module):
         if inputs not in (1, 2) or layers is None:
             return None
         layers += [Linear(self.head.weight, self.head.bias), Activation(tanh=True), Bounds(self.low, self.high)]
-        return Plain([_columns(self._observation)], [layers], self._shape, noise=inputs == 2)
+        return Plain(self._inputs.columns(), [layers], self._shape, noise=inputs == 2)
 
     def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """The action; with `noise` [B, action.size], in units of half the bounds' distance, added and clipped to the
         bounds."""
         half = 0.5 * (self.high - self.low)
-        x = flat_observation(observation, self._observation)
-        action = self.low + half + half * torch.tanh(self.head(self.trunk(x)))
+        action = self.low + half + half * torch.tanh(self.head(self.trunk(self._inputs(observation))))
         if noise is not None:
             action = torch.clamp(action + half * noise, self.low, self.high)
         return action.unflatten(1, self._shape) if len(self._shape) > 1 else action.reshape(-1, *self._shape)
@@ -82,7 +72,8 @@ class Critics(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> None:
         super().__init__()
-        self._observation = spec.observation
+        self._inputs = FlatInputs(spec.observation)
+        self._action_size = spec.action.size
         widths = (spec.observation.size + spec.action.size, *hidden, outputs)
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
@@ -97,7 +88,7 @@ class Critics(nn.Module):
             return None
         count = first or len(self.weights[0])
         nets = [self._layers(net) for net in range(count)]
-        columns = [_columns(self._observation), Columns(self.weights[0].shape[2] - self._observation.size, 1)]
+        columns = [*self._inputs.columns(), Columns(self._action_size, 1)]
         return Plain(columns, nets, (self.weights[-1].shape[1],), stacked=True)
 
     def _layers(self, net: int) -> list[Layer]:
@@ -108,7 +99,8 @@ class Critics(nn.Module):
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """See the class; with `first`, of so many of them only: [B, first, outputs]."""
-        x = torch.cat([flat_observation(observation, self._observation), action.flatten(1).float()], dim=1)
+        x = self._inputs(observation)
+        x = torch.cat([x, action.flatten(1).to(x.dtype)], dim=1)
         count = first or len(self.weights[0])
         layers = [
             (_front(weight, count), _front(bias, count)) for weight, bias in zip(self.weights, self.biases, strict=True)

@@ -115,7 +115,9 @@ def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None
     if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
         return None
     flat = isinstance(_leaves(module)[0], nn.Flatten)
-    if isinstance(x, torch.Tensor) and (x.dtype != torch.float32 or not (x.dim() == 2 or (flat and x.dim() > 1))):
+    if isinstance(x, torch.Tensor) and (
+        x.dtype != layers[0].weight.dtype or not (x.dim() == 2 or (flat and x.dim() > 1))
+    ):
         return None
     (width,) = (len(layer.weight) for layer in [*_linears(layers)][-1:])
     return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
@@ -296,7 +298,8 @@ class Kernel:
                     source = (at.value[0, at.begin : at.end], of)
                     self._operation("columns", source=source, to=(x[begin:end], slope), column=column)
                 else:
-                    of = slope[:, column:last] if slope is not None and given in differentiated else None
+                    named = isinstance(given, str) and given in differentiated
+                    of = slope[:, column:last] if slope is not None and named else None
                     self._inputs.append(_Input(index, columns, x[begin:end, column:last], of))
                 column = last
             if noise is not None:
@@ -604,7 +607,7 @@ class Engine:
             evaluation = evaluations[index]
             rows[evaluation.name] = _rows(evaluation, rows)
             plain = self._plain(evaluation, evaluation.name in differentiated)
-            if plain is None:
+            if plain is None or not rows[evaluation.name]:
                 groups.append(index)
                 continue
             batches = groups[-1] if groups and isinstance(groups[-1], list) else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from ddrl.learner.devices import (
     resolve_device,
     rows_of,
     set_random_states,
+    without_kernel,
 )
 from ddrl.learner.engine import Engine, draws_nothing
 from ddrl.learner.export import export_model
@@ -115,6 +116,7 @@ class Learner:
         own = own and all(declared.kind != "noise" for declared in self.declaration.inputs)
         quiet = own and all(draws_nothing(part.module) for part in self.parts.values())
         self._draws = frozenset(getattr(algorithm, "draws", ()) if quiet else self.parts)
+        self._by_autograd: set[str] = set()
         self._begin()
 
     @classmethod
@@ -199,6 +201,11 @@ class Learner:
         """Draw what is random from `seed` from here on."""
         devices = ["cpu", *([self.device] if len(self._random) > 1 else [])]
         self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
+
+    def use_autograd(self, part: str) -> None:
+        """Compute the networks and losses of this part by torch alone from here on."""
+        self._by_autograd.add(part)
+        self._begin()
 
     def apply(self, gradient: Gradient) -> torch.Tensor:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping
@@ -316,12 +323,19 @@ class Learner:
     def _begin(self) -> None:
         """Make what depends on the device."""
         self._loader = BatchLoader(self.device)
-        self.engines = {name: Engine(part, self.parts) for name, part in self.parts.items()}
+        self.engines: dict[str, Engine] = {}
+        for name, part in self.parts.items():
+            with self._way(name):
+                self.engines[name] = Engine(part, self.parts)
+
+    def _way(self, part: str) -> AbstractContextManager[None]:
+        """By which a part's networks and losses are computed: the kernel where there is one, or torch alone."""
+        return without_kernel() if part in self._by_autograd else nullcontext()
 
     def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         self.algorithm.updates = self.updates
         engine = self.engines[name]
-        with self._own_random(name):
+        with self._own_random(name), self._way(name):
             evaluations = self.algorithm.evaluations(tensors, name)
             loss = self.algorithm.loss(engine.forward(evaluations), tensors, name) if evaluations else None
             if loss is None:

@@ -98,7 +98,8 @@ def _value_loss(error: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 class Support:
-    """Atoms z_i = v_min + i dz, i = 0 .. N - 1 (Bellemare et al. 2017); moves to the device and type of what it is given."""
+    """Atoms z_i = v_min + i dz, i = 0 .. N - 1 (Bellemare et al. 2017), on the device and of the type of what they are
+    applied to."""
 
     def __init__(self, v_min: float, v_max: float, atoms: int) -> None:
         self.v_min = v_min
@@ -118,7 +119,7 @@ class Support:
         place = ((moved - self.v_min) / self.spacing).clamp(0, self.atoms - 1)  # b_j of algorithm 1
         below = place.floor().clamp(max=self.atoms - 2)
         share = place - below  # of the atom above
-        lower = below.long()
+        lower = below.nan_to_num().long()  # what is not a number spreads from its share
         projected = torch.zeros_like(probability)
         projected.scatter_add_(1, lower, probability * (1.0 - share))
         return projected.scatter_add_(1, lower + 1, probability * share)

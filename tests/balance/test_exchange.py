@@ -53,7 +53,7 @@ def test_the_weighted_mean_of_the_parts_is_the_gradient_of_the_whole(algorithm):
         learner.seed(7)
         whole = learner.gradient(batch, part)
         assert whole is not None
-        expected = torch.cat([piece.flatten().clone() for piece in whole.vectors])
+        expected = whole.vector.clone()
         priority = None if whole.priority is None else whole.priority.clone()
         vectors, priorities = [], []
         for rows in parts_of(batch):
@@ -63,7 +63,7 @@ def test_the_weighted_mean_of_the_parts_is_the_gradient_of_the_whole(algorithm):
             priorities.append(gradient.priority)
         weights = [size / sum(SIZES) for size in SIZES]
         total = exchange.sum(part, vectors, weights, sum(SIZES), None, {})
-        found = torch.cat([piece.flatten() for piece in total.vectors])
+        found = total.vector
         assert torch.linalg.norm(found - expected) <= 1e-6 * torch.linalg.norm(expected)
         if priority is not None:
             assert torch.allclose(torch.cat(priorities), priority, rtol=1e-4, atol=1e-5)
@@ -109,7 +109,7 @@ def test_vectors_of_one_learner_make_another_equal():
     for one in (learner, other):
         one.seed(1)
     first, second = learner.gradient(batch, "critic"), other.gradient(batch, "critic")
-    assert all(torch.equal(a, b) for a, b in zip(first.vectors, second.vectors, strict=True))
+    assert torch.equal(first.vector, second.vector)
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "td3", "r2d2"])

@@ -14,8 +14,7 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.losses import Support, divergence
-from ddrl.learner.engine import Engine
-from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
+from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, gradients_of, random_batch
 
 
 def learner_of(spec: EnvSpec = VECTOR, table: dict | None = None, **options) -> Learner:
@@ -95,7 +94,7 @@ def test_the_divergence_is_zero_at_the_target_itself() -> None:
 @pytest.mark.parametrize("double", [True, False])
 def test_kernel_and_autograd_learn_the_same(dueling: str, double: bool) -> None:
     fast, slow = (learner_of(dueling=dueling, double=double, target_period=3) for _ in range(2))
-    slow.engines["value"] = Engine(slow.parts["value"], slow.parts, by_kernel=False)
+    slow.use_autograd("value")
     for turn in range(8):
         batch = random_batch(VECTOR, 16, turn)
         ours, theirs = fast.update(batch), slow.update(batch)
@@ -120,8 +119,8 @@ def test_the_gradient_is_that_of_the_cross_entropy() -> None:
     chosen = network(torch.from_numpy(batch.s_tm1))[rows, torch.from_numpy(batch.a_tm1)]
     loss = -(torch.from_numpy(batch.weight) * (target * chosen.log_softmax(1)).sum(1)).mean()
     expected = torch.autograd.grad(loss, list(network.parameters()))
-    (ours,) = learner.gradient(batch, "value").vectors
-    for mine, theirs in zip(learner.parameters.split(ours.view(torch.uint8)), expected, strict=True):
+    ours = gradients_of(learner, learner.gradient(batch, "value"))
+    for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 

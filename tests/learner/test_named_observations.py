@@ -15,7 +15,6 @@ from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
 from ddrl.learner.export import random_inputs
-from ddrl.learner.engine import Engine
 from tests.learner.learner_cases import Transitions, learner_of
 
 MIXED = EnvSpec(
@@ -84,7 +83,7 @@ def test_the_mlp_reads_each_array_in_its_own_scale() -> None:
 
 def test_both_ways_of_differentiating_agree_on_named_arrays() -> None:
     written, reference = (learner_of(LearnerConfig(hidden=[8]), MIXED) for _ in range(2))
-    reference.engines["value"] = Engine(reference.parts["value"], reference.parts, by_kernel=False)
+    reference.use_autograd("value")
     for turn in range(5):
         batch = batch_of(MIXED, 8, turn)
         assert written.update(batch).figures["loss"] == pytest.approx(reference.update(batch).figures["loss"], rel=1e-4)
