@@ -6,8 +6,8 @@ discount of what follows s_t: gamma ** n, and 0 where s_t is terminal. Replay co
 termination. Targets are constants; `weight` [B] are importance weights, the largest 1.
 
 On the processor a loss and its derivative by the networks' output are one call of the kernel: in torch they are twenty
-to thirty operations, each of which costs more than the arithmetic of such a batch. On other devices the same formula is
-computed by torch, and autograd differentiates it.
+to thirty operations, each of which costs more than the arithmetic of such a batch. On other devices torch computes both
+by the same formulas, in half as many launches as by autograd.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ def q_learning(
         given = _arrays(q_tm1, action, r_t, discount_t, q_t, selector, weight)
         loss = _kernel.q_learning_loss(*given, kind == "huber", size, taken, slope)
         return _by_kernel(loss, size, size, taken, q_tm1, slope)
-    best = selector.detach().argmax(dim=1, keepdim=True)
-    target = torch.addcmul(r_t, discount_t, q_t.detach().gather(1, best).squeeze(1))
-    q_taken = q_tm1.gather(1, action.unsqueeze(1)).squeeze(1)
-    error = target - q_taken
-    size = error.detach().abs()
-    return Loss((weight * _value_loss(error, kind)).mean(), size, {"td_error": size, "q_mean": q_taken})
+    chosen = action.unsqueeze(1)
+    q_taken = q_tm1.detach().gather(1, chosen).squeeze(1)
+    best = selector.argmax(dim=1, keepdim=True)
+    error = torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1)) - q_taken
+    inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
+    slope_taken = inside * weight * (-1.0 / len(weight))
+    slope = torch.zeros_like(q_tm1).scatter_(1, chosen, slope_taken.unsqueeze(1))
+    size = error.abs()
+    figures = {"td_error": size, "q_mean": q_taken}
+    return Loss(partial(_weighted_mean, error, inside, weight), size, figures, [(q_tm1, slope)])
 
 
 def regression(q: torch.Tensor, action: torch.Tensor, target: torch.Tensor) -> Loss:
@@ -74,24 +78,24 @@ def critics(
 ) -> Loss:
     """sum_i mean_b weight_b l(d_ib), d_i = r_t + discount_t min_j q_t_j - q_tm1_i, of critics i of (state, action)
     (Fujimoto et al. 2018, algorithm 1): q_tm1, q_t [B, critics, 1], the rest [B]. Priorities: mean_i |d_i| [B]."""
-    values_t = q_t.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
+    values = q_tm1.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
+    values_t = q_t.detach().squeeze(2).t()
     if devices.has_kernel(q_tm1.device):
-        values = q_tm1.detach().squeeze(2).t()
         size = _empty(q_tm1, len(q_tm1))
         slope = _empty(q_tm1, *values.shape)
         loss = _kernel.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
         return _by_kernel(loss, size, size, values, q_tm1, slope.T[:, :, None])
-    values = q_tm1.squeeze(2).t()
     error = r_t + discount_t * values_t.amin(dim=0) - values
-    size = error.detach().abs().mean(dim=0)
-    loss = (weight * _value_loss(error, kind)).mean(dim=1).sum()
-    return Loss(loss, size, {"td_error": size, "q_mean": values})
-
-
-def _value_loss(error: torch.Tensor, kind: str) -> torch.Tensor:
-    """l(d) of each error d: "huber" with delta 1, or "mse", half the square."""
     inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
-    return inside * (error - 0.5 * inside)
+    slope = (inside * weight * (-1.0 / len(weight))).t().unsqueeze(2)
+    size = error.abs().mean(dim=0)
+    loss = partial(_weighted_mean, error, inside, weight * len(error))  # the mean over critics becomes their sum
+    return Loss(loss, size, {"td_error": size, "q_mean": values}, [(q_tm1, slope)])
+
+
+def _weighted_mean(error: torch.Tensor, inside: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The mean of weight l(error) [], where `inside` is l's derivative."""
+    return (weight * inside * (error - 0.5 * inside)).mean()
 
 
 # -- distributions of the return on fixed values -----------------------------------------------------------------------
@@ -160,8 +164,11 @@ def categorical(
         best = support.mean(chooser.softmax(2)).argmax(1)
         target = support.project(at_action(value_t, best).softmax(1), reward, discount)
         log_p = at_action(value, chosen).log_softmax(1)
+        p = log_p.exp()
         each = divergence(target, log_p)
-        made = Loss((share * each).mean(), each.detach(), {"q_mean": support.mean(log_p.exp())})
+        slope = _at_action_alone((p - target) * (share / len(share)).unsqueeze(1), chosen, value)
+        loss = partial(torch.mean, share * each)
+        made = Loss(loss, each, {"q_mean": support.mean(p)}, [(logits_tm1, slope.view(logits_tm1.shape))])
     priority = cast(torch.Tensor, made.priority).clamp(min=0.0)  # rounding errors may be below 0
     made = made._replace(priority=priority, figures={"q_mean": made.figures["q_mean"]})
     return made if action is not None else _of_objectives(made, r_t)
@@ -210,17 +217,21 @@ def quantiles(
     else:
         target = reward.unsqueeze(1) + discount.unsqueeze(1) * at_action(value_next, chooser.mean(2).argmax(1))
         prediction = at_action(value, chosen)
-        each = quantile_terms(prediction, fraction, target, kappa)
+        each, slopes = quantile_terms(prediction, fraction, target, kappa)
         mean = prediction.mean(1)
-        size = (target.mean(1) - mean).detach().abs()
-        priority = each.detach() if action is None else size
-        made = Loss((share * each).mean(), priority, {"td_error": size, "q_mean": mean})
+        size = (target.mean(1) - mean).abs()
+        slope = _at_action_alone(slopes * (share / len(share)).unsqueeze(1), chosen, value).view(value_tm1.shape)
+        priority = each if action is None else size
+        figures = {"td_error": size, "q_mean": mean}
+        made = Loss(partial(torch.mean, share * each), priority, figures, [(value_tm1, slope)])
     return made if action is not None else _of_objectives(made, r_t)
 
 
-def quantile_terms(value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float) -> torch.Tensor:
+def quantile_terms(
+    value: torch.Tensor, fraction: torch.Tensor, target: torch.Tensor, kappa: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """sum_i mean_j |tau_i - 1{d_ij < 0}| L(d_ij) with d_ij = target_j - value_i (Dabney et al. 2018b, eq. 3): [B] from
-    [B, N], [N] or [B, N], [B, M]. O(B N M).
+    [B, N], [N] or [B, N], [B, M]; and its derivative by the values [B, N]. O(B N M).
 
     L is the Huber loss over kappa: d^2 / (2 kappa) up to kappa, |d| - kappa / 2 beyond; kappa 0: |d|, whose minimum is
     at the quantiles themselves."""
@@ -228,11 +239,13 @@ def quantile_terms(value: torch.Tensor, fraction: torch.Tensor, target: torch.Te
     tau = fraction.unsqueeze(-1)
     weight = torch.where(error < 0, 1.0 - tau, tau)
     if kappa:
-        inside = error.clamp(-kappa, kappa)
-        size = inside / kappa * (error - 0.5 * inside)
+        slope = error.clamp(-kappa, kappa).div_(kappa)
+        size = error.sub_(slope, alpha=0.5 * kappa).mul_(slope)
     else:
-        size = error.abs()
-    return (weight * size).mean(dim=2).sum(dim=1)
+        slope = error.sign()
+        size = error.mul_(slope)
+    slopes = slope.mul_(weight).mean(dim=2).neg_()
+    return size.mul_(weight).mean(dim=2).sum(dim=1), slopes
 
 
 # -- what several of them need -----------------------------------------------------------------------------------------
@@ -243,11 +256,15 @@ def at_action(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[2])).squeeze(1)
 
 
+def _at_action_alone(rows: torch.Tensor, action: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[B, A, N] as `like` with the rows [B, N] at each action [B], and zeros elsewhere."""
+    index = action.view(-1, 1, 1).expand(-1, 1, rows.shape[1])
+    return torch.zeros_like(like).scatter_(1, index, rows.unsqueeze(1))
+
+
 def _by_row(action: torch.Tensor | None, *values: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Values [rows, actions, N], the first one differentiated: without an action each of the K entries of values
-    [B, K, N] is a row of one action."""
-    first, *constants = values
-    each = [first, *(value.detach() for value in constants)]
+    """Values [rows, actions, N]: without an action each of the K entries of values [B, K, N] is a row of one action."""
+    each = [value.detach() for value in values]
     return each if action is not None else [value.reshape(-1, 1, value.shape[2]) for value in each]
 
 

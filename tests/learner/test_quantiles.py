@@ -51,17 +51,17 @@ def random_quantiles(seed: int, size: int = 6, n: int = 5, m: int = 7) -> tuple[
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 2.5])
 def test_the_loss_is_that_of_the_paper(kappa: float) -> None:
     value, fraction, target = random_quantiles(0)
-    ours = quantile_terms(*map(torch.from_numpy, (value, fraction, target)), kappa)
+    ours, _ = quantile_terms(*map(torch.from_numpy, (value, fraction, target)), kappa)
     expected = [loss_by_a_loop(*row, kappa) for row in zip(value, fraction, target, strict=True)]
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    shared = quantile_terms(torch.from_numpy(value), torch.from_numpy(fraction[0]), torch.from_numpy(target), kappa)
+    shared, _ = quantile_terms(torch.from_numpy(value), torch.from_numpy(fraction[0]), torch.from_numpy(target), kappa)
     expected = [loss_by_a_loop(row, fraction[0], to, kappa) for row, to in zip(value, target, strict=True)]
     np.testing.assert_allclose(shared, expected, rtol=1e-12)
 
 
 def test_known_losses() -> None:
     def loss(theta: float, tau: float, y: float, kappa: float) -> float:
-        return quantile_terms(*(torch.tensor([[number]]) for number in (theta, tau, y)), kappa).item()
+        return quantile_terms(*(torch.tensor([[number]]) for number in (theta, tau, y)), kappa)[0].item()
 
     assert loss(1.0, 0.25, 1.0, 1.0) == 0.0
     assert loss(0.0, 0.25, 2.0, 0.0) == pytest.approx(0.25 * 2)  # too low: weight tau
@@ -72,23 +72,27 @@ def test_known_losses() -> None:
 
 
 @pytest.mark.parametrize("kappa", [0.0, 1.0])
-def test_the_gradient_agrees_with_finite_differences(kappa: float) -> None:
+def test_the_derivative_agrees_with_finite_differences(kappa: float) -> None:
     value, fraction, target = map(torch.from_numpy, random_quantiles(1))
-    value.requires_grad_()
-    assert torch.autograd.gradcheck(lambda theta: quantile_terms(theta, fraction, target, kappa), (value,))
+    _, slope = quantile_terms(value, fraction, target, kappa)
+    for place in range(value.shape[1]):
+        off = torch.zeros_like(value)
+        off[:, place] = 1e-6
+        above, below = (quantile_terms(value + sign * off, fraction, target, kappa)[0] for sign in (1, -1))
+        torch.testing.assert_close(slope[:, place], (above - below) / 2e-6, rtol=1e-4, atol=1e-6)
 
 
-def test_the_minimum_stands_at_the_quantiles() -> None:
+def test_the_minimum_is_at_the_quantiles() -> None:
     """Of 0 .. 99 in equal shares; kappa 0."""
     target = torch.arange(100.0).unsqueeze(0)
     fraction = torch.tensor([[0.105, 0.505, 0.905]])
     best = torch.tensor([[10.0, 50.0, 90.0]])
-    least = quantile_terms(best, fraction, target, 0.0)
+    least, _ = quantile_terms(best, fraction, target, 0.0)
     for place in range(3):
         for off in (-3.0, -1.0, 1.0, 3.0):
             moved = best.clone()
             moved[0, place] += off
-            assert quantile_terms(moved, fraction, target, 0.0) > least
+            assert quantile_terms(moved, fraction, target, 0.0)[0] > least
 
 
 @ALGORITHMS
