@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -146,7 +146,7 @@ def _leaves(module: nn.Module) -> list[nn.Module]:
     return [module]
 
 
-def _linears(layers: Iterable[Layer]) -> Iterable[Linear]:
+def _linears(layers: Iterable[Layer]) -> Iterator[Linear]:
     return (layer for layer in layers if isinstance(layer, Linear))
 
 
@@ -385,7 +385,8 @@ class Kernel:
         if isinstance(value, torch.Tensor):
             return value.detach().numpy()
         if isinstance(value, tuple):
-            return self._rows(*(None if each is None else each.numpy() for each in value))
+            numbers, slope = cast(RowsOf, value)
+            return self._rows(numbers.numpy(), None if slope is None else slope.numpy())
         return value
 
     def _memory(self, *shape: int) -> torch.Tensor:

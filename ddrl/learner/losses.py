@@ -24,6 +24,8 @@ from ddrl import _kernel
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Loss
 
+_losses: Any = _kernel  # each of its losses is for float and for double, which a type checker cannot tell apart here
+
 # -- action values -----------------------------------------------------------------------------------------------------
 
 
@@ -47,7 +49,7 @@ def q_learning(
         taken = _empty(q_tm1, len(q_tm1))
         slope = _empty(q_tm1, *q_tm1.shape)
         given = _arrays(q_tm1, action, r_t, discount_t, q_t, selector, weight)
-        loss = _kernel.q_learning_loss(*given, kind == "huber", size, taken, slope)
+        loss = _losses.q_learning_loss(*given, kind == "huber", size, taken, slope)
         return _by_kernel(loss, size, size, taken, q_tm1, slope)
     chosen = action.unsqueeze(1)
     q_taken = q_tm1.detach().gather(1, chosen).squeeze(1)
@@ -83,7 +85,7 @@ def critics(
     if devices.has_kernel(q_tm1.device):
         size = _empty(q_tm1, len(q_tm1))
         slope = _empty(q_tm1, *values.shape)
-        loss = _kernel.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
+        loss = _losses.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
         return _by_kernel(loss, size, size, values, q_tm1, slope.T[:, :, None])
     error = r_t + discount_t * values_t.amin(dim=0) - values
     inside = error.clamp(-1.0, 1.0) if kind == "huber" else error
@@ -158,7 +160,7 @@ def categorical(
         taken = _empty(value, len(value))
         slope = _empty(value, *value.shape)
         given = _arrays(value, chosen, reward, discount, value_t, chooser, share)
-        loss = _kernel.categorical_loss(*given, support.v_min, support.v_max, each, taken, slope)
+        loss = _losses.categorical_loss(*given, support.v_min, support.v_max, each, taken, slope)
         made = _by_kernel(loss, each, each, taken, logits_tm1, slope.reshape(logits_tm1.shape))
     else:
         best = support.mean(chooser.softmax(2)).argmax(1)
@@ -211,7 +213,7 @@ def quantiles(
         taken = _empty(value, len(value))
         slope = _empty(value, *value.shape)
         given = _arrays(value, fraction, chosen, reward, discount, value_next, chooser, share)
-        loss = _kernel.quantile_loss(*given, kappa, each, size, taken, slope)
+        loss = _losses.quantile_loss(*given, kappa, each, size, taken, slope)
         priority = each if action is None else size
         made = _by_kernel(loss, priority, size, taken, value_tm1, slope.reshape(value_tm1.shape))
     else:
