@@ -394,8 +394,8 @@ _NAMED = {
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
         (
             "billing is forgotten at a restart",
-            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
-            'for name in ("shown", "rate"):',
+            'COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")',
+            'COUNTERS = ("shown", "rate", "theta")',
         ),
     ),
     "admix/server.py": (

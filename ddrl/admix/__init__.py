@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ddrl.admix.contracts import Contracts, Inventory, Requests
     from ddrl.admix.environment import AdmixVectorEnv
     from ddrl.admix.logs import LogDay, LogWriter, open_log
-    from ddrl.admix.making import AdmixEnv, generated, generated_env, logged, logged_env
+    from ddrl.admix.making import AdmixEnv, Book, generated, generated_env, logged, logged_env
     from ddrl.admix.market import Market, MarketDay
     from ddrl.admix.messages import Billing, Control, Decision, DisplayRequest
-    from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+    from ddrl.admix.mixer import Mixer, ServedPolicy
     from ddrl.admix.optimum import Optimum, Problem, solve_dual, solve_lp
     from ddrl.admix.serving import open_mixer
     from ddrl.admix.settings import MarketConfig, PlayConfig
@@ -61,10 +61,10 @@ _HOMES = {
     "contracts": ("Contracts", "Inventory", "Requests"),
     "environment": ("AdmixVectorEnv",),
     "logs": ("LogDay", "LogWriter", "open_log"),
-    "making": ("AdmixEnv", "generated", "generated_env", "logged", "logged_env"),
+    "making": ("AdmixEnv", "Book", "generated", "generated_env", "logged", "logged_env"),
     "market": ("Market", "MarketDay"),
     "messages": ("Billing", "Control", "Decision", "DisplayRequest"),
-    "mixer": ("Book", "Mixer", "ServedPolicy"),
+    "mixer": ("Mixer", "ServedPolicy"),
     "optimum": ("Optimum", "Problem", "solve_dual", "solve_lp"),
     "serving": ("open_mixer",),
     "settings": ("MarketConfig", "PlayConfig"),

@@ -15,20 +15,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl import current_name
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy
+from ddrl.admix.contracts import Day
 from ddrl.admix.days import PACKAGE, Case, Outcome, load, tune
-from ddrl.admix.environment import AdmixVectorEnv, Day, Days
+from ddrl.admix.environment import AdmixVectorEnv, Days
 from ddrl.admix.logs import open_log
-from ddrl.admix.making import Morning, morning
+from ddrl.admix.making import Book, make_book
 from ddrl.admix.market import Market
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
 from ddrl.core.files import read_json, write_atomically
 
-MODULE = "ddrl.admix"  # of environments whose policies have accounts
 FORMAT = "ddrl admix days 1"
 NAME = "days.json"
 
@@ -99,11 +98,6 @@ BLOCKS = 200  # of a day, at which baselines decide anew
 Floats = NDArray[np.float64]
 
 
-def is_admix(env_id: str) -> bool:
-    """Whether an environment's id names one of ad mixing."""
-    return current_name(env_id).partition(":")[0] in (MODULE, f"{MODULE}.making")
-
-
 def account_days(
     saved: SavedPolicy, run: Path, days: int, log: Path | None, notify: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -127,9 +121,7 @@ def account(
     was trained on another log, which is yesterday. `baselines`: default all, tuned on other days.
 
     CheckpointError for a policy of another environment or of other places; ConfigError, EnvError as these raise."""
-    if not is_admix(saved.env.id):
-        raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
-    known = morning(saved.env.id.partition(":")[2], saved.env.kwargs)
+    known = make_book(saved.env)
     # What is observed stays; rewards become V, and days are played whole.
     play = replace(
         known.play,
@@ -138,7 +130,6 @@ def account(
         shortfall_weight=1.0,
         ctr_weight=1.0,
         bid_weight=1.0,
-        episode_windows=0,
         first_window=0,
         last_window=0,
     )
@@ -202,7 +193,7 @@ class _Played:
 
 
 def _cases(
-    saved: SavedPolicy, known: Morning, days: int, log: Path | None, say: Callable[[str], None]
+    saved: SavedPolicy, known: Book, days: int, log: Path | None, say: Callable[[str], None]
 ) -> tuple[_Reported, Case]:
     """The days to report, and the case to tune baselines on."""
     logged = saved.env.id.endswith(("logged", "logged_env"))
@@ -240,7 +231,7 @@ def _as_days(days: Sequence[Any]) -> Sequence[Day]:
     return days  # pyright takes no cached property for one of `Day`
 
 
-def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[Day]) -> _Played:
+def _play(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]) -> _Played:
     """The policy, greedily, an environment a day."""
     waiting = [days[0], *days]  # the vector asks for a first day before its environments begin theirs in turn
 

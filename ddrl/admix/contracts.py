@@ -1,5 +1,5 @@
-"""Contract ads, the cells of visitors, and the requests that both meet, the inventory forecast, and pacing by it: what
-every part of ad mixing shares.
+"""What every part of ad mixing shares: contract ads, the cells of visitors, requests, days, the forecast of a day's
+supply, and pacing by it.
 
 A cell is one combination of region, gender and age: cell = (region * 2 + gender) * ages + age. Arrays over contracts
 are [C], over cells [cells], over bid slots [B], over windows [W].
@@ -7,10 +7,10 @@ are [C], over cells [cells], over bid slots [B], over windows [W].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,11 @@ class Contracts:
     def count(self) -> int:
         """Number of contracts C."""
         return len(self.ad_id)
+
+    @property
+    def visitors(self) -> tuple[int, int, int]:
+        """Numbers of regions, genders and ages: the shape of the cells."""
+        return self.regions.shape[1], self.genders.shape[1], self.ages.shape[1]
 
     @property
     def eligible(self) -> NDArray[np.bool_]:
@@ -207,6 +212,34 @@ class Inventory:
 
     def _impressions(self) -> NDArray[np.float64]:
         return self.contracts.demand / np.maximum(self.contracts.billed_rate, 1e-3)
+
+
+class Day(Protocol):
+    """One day that can be played: drawn by the market, or read from logs."""
+
+    @property
+    def contracts(self) -> Contracts:
+        """The contract ads."""
+        ...
+
+    @property
+    def windows(self) -> int:
+        """Windows of the day."""
+        ...
+
+    @property
+    def billed_rate(self) -> NDArray[np.float64]:
+        """Probability that an impression counts, by window and contract [W, C]."""
+        ...
+
+    @property
+    def inventory(self) -> Inventory:
+        """What was forecast of the day before it began."""
+        ...
+
+    def __iter__(self) -> Iterator[Requests]:
+        """The day's requests, in the order of time, in parts that lie within one window each."""
+        ...
 
 
 # ---- pacing ---------------------------------------------------------------------------------------------------------

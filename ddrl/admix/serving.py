@@ -20,37 +20,20 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from ddrl import current_name
 from ddrl.acting.policy_file import SavedPolicy, load_policy
 from ddrl.admix import mixer as snapshot
-from ddrl.admix.contracts import GENDERS, Requests
+from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.logs import LogDay, arrow, open_log
-from ddrl.admix.making import morning
+from ddrl.admix.making import make_book
 from ddrl.admix.messages import Billing, Decision, DisplayRequest
-from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+from ddrl.admix.mixer import Mixer, ServedPolicy, require
 from ddrl.admix.settings import ServeConfig
-from ddrl.core.config import EnvConfig
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, RunDirError
+from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.files import replacement
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.run.directory import RunLock
 
-_MODULE = "ddrl.admix"
 STATE = "serving.json"
-
-
-def make_book(env: EnvConfig, contracts: Path | None = None) -> Book:
-    """The book of the day that `env` (of an ad-mixing run) begins with, or of the contracts in the log folder
-    `contracts`.
-
-    CheckpointError for another environment; ConfigError, EnvError for settings and files that cannot be used."""
-    module, _, factory = current_name(env.id).rpartition(":")
-    if module not in (_MODULE, f"{_MODULE}.making"):
-        raise CheckpointError(
-            f"the policy was trained in {env.id}, not in ad mixing: only policies of {_MODULE}:generated and :logged "
-            "can be served"
-        )
-    return Book.of(morning(factory, env.kwargs, contracts))
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
@@ -62,7 +45,7 @@ def make_mixer(run: Path, saved: SavedPolicy, contracts: Path | None, *, trust: 
     """The same with a policy that is read already."""
     check_trust(run, foreign_code({"rollout": {"chooser": saved.model.chooser}}), trust=trust)
     book = make_book(saved.env, contracts)
-    book.require(saved.model.spec)
+    require(book, saved.model.spec)
     return Mixer(book, ServedPolicy(saved.model, saved.vector, saved.evaluation), **settings)
 
 
@@ -180,19 +163,18 @@ def score_log(mixer: Mixer, folder: Path, out: Path, on_error: str = "raise") ->
     return count
 
 
-def requests_of(part: Requests, contracts: Any) -> Iterator[DisplayRequest]:
+def requests_of(part: Requests, contracts: Contracts) -> Iterator[DisplayRequest]:
     """The requests of a part of a log as a server is asked them; contracts before bids."""
-    ages = contracts.ages.shape[1]
     ids = contracts.ad_id
-    for row in range(len(part)):
+    visitors = np.stack(np.unravel_index(part.cell, contracts.visitors), 1).tolist()
+    for row, (region, gender, age) in enumerate(visitors):
         listed = np.flatnonzero(part.eligible[row])
         bids = np.flatnonzero(part.ecpm[row] > 0)
-        cell = int(part.cell[row])
         yield DisplayRequest(
             request_id=int(part.request_id[row]),
-            region=cell // (GENDERS * ages),
-            gender=cell // ages % GENDERS,
-            age=cell % ages,
+            region=region,
+            gender=gender,
+            age=age,
             ad=ids[listed].tolist() + part.bid_ad[row, bids].tolist(),
             kind=[0] * len(listed) + [1] * len(bids),
             ecpm=[0.0] * len(listed) + part.ecpm[row, bids].tolist(),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ddrl.admix import Inventory, Market, MarketConfig
-from ddrl.admix.making import morning
+from ddrl.admix.making import make_book
+from ddrl.core.config import EnvConfig
 from ddrl.core.errors import ConfigError, EnvError
 from tests.admix.days import SMALL, contracts
 
@@ -190,6 +191,7 @@ def test_broken_contracts_are_refused():
 
 
 def test_before_a_day_begins_each_contracts_past_billed_rate_stands_for_every_window():
-    known = morning("generated", {"requests": 300, "contracts": 4, "windows": 6, "billed": 0.8})
+    settings = {"requests": 300, "contracts": 4, "windows": 6, "billed": 0.8}
+    known = make_book(EnvConfig(id="ddrl.admix:generated", kwargs=settings))
     assert known.billed_rate.shape == (6, 4)
     np.testing.assert_array_equal(known.billed_rate, np.tile(known.contracts.billed_rate, (6, 1)))
