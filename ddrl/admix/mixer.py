@@ -187,9 +187,17 @@ class Mixer:
 
     def decide(self, body: bytes) -> bytes:
         """A `DisplayRequest` in JSON in, a `Decision` in JSON out; MessageError names what is wrong with it."""
-        return self._encoder.encode(self.choose(decode(body, self._decoder, MessageError, UNREADABLE)))
+        return self._encoder.encode(self.answer(decode(body, self._decoder, MessageError, UNREADABLE)))
 
     def choose(self, request: DisplayRequest) -> Decision:
+        """`answer` for a request of one's own making, whose types and ranges are checked first."""
+        try:
+            checked = msgspec.convert(msgspec.structs.asdict(request), DisplayRequest)
+        except msgspec.ValidationError as error:
+            raise MessageError(f"the request cannot be answered ({error})") from None
+        return self.answer(checked)
+
+    def answer(self, request: DisplayRequest) -> Decision:
         """The ad to show, which counts as shown. MessageError for a request that cannot be answered, NetworkError for a
         policy that gives no numbers; nothing is counted then."""
         moment = request.time

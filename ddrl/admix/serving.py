@@ -11,7 +11,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from ddrl.admix import mixer as snapshot
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.logs import LogDay, arrow, open_log
 from ddrl.admix.making import make_book
-from ddrl.admix.messages import Billing, Decision, DisplayRequest
+from ddrl.admix.messages import Billing, DisplayRequest
 from ddrl.admix.mixer import Mixer, ServedPolicy, require
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
@@ -147,11 +147,11 @@ def score_log(mixer: Mixer, folder: Path, out: Path, on_error: str = "raise") ->
     log = open_log(folder, mixer.book.bids, on_error)
     count = 0
     try:
-        with replacement(out) as temporary, _writer(temporary, out.suffix) as writer:
+        with replacement(out) as temporary, _rows_into(temporary, out.suffix) as write:
             for part in log:
                 rows = list(_decide(mixer, part, log))
                 for begin in range(0, len(rows), BATCH):
-                    writer.write(rows[begin : begin + BATCH])
+                    write(rows[begin : begin + BATCH])
                 count += len(rows)
                 print(
                     f"\r{count} requests, window {int(part.window[-1]) + 1} of {log.windows}", end="", file=sys.stderr
@@ -188,7 +188,7 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
     count = log.contracts.count
     ids = log.contracts.ad_id.tolist()
     for row, request in enumerate(requests_of(part, log.contracts)):
-        decision: Decision = mixer.choose(request)
+        decision = mixer.answer(request)
         at = int(part.logged[row])
         logged = None if at < 0 else ids[at] if at < count else int(part.bid_ad[row, at - count])
         if decision.kind == 0 and logged is not None and decision.ad == logged and part.logged_billed[row] >= 0:
@@ -199,43 +199,18 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
         )  # fmt: skip
 
 
-class _JsonLines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-
-    def write(self, rows: list[Scored]) -> None:
-        self._file.write(msgspec.json.Encoder().encode_lines(rows))
-
-    def __enter__(self) -> _JsonLines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-class _Parquet:
-    def __init__(self, path: Path) -> None:
-        self._arrow = arrow()
-        whole = self._arrow.int64()
-        number = self._arrow.float64()
-        word = self._arrow.string()
-        kinds = {int: whole, float: number, str: word, int | None: whole}
-        self._schema = self._arrow.schema(
-            [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)],
-            metadata={"ddrl.admix": "decisions/1"},
-        )
-        self._writer = self._arrow.parquet.ParquetWriter(path, self._schema)
-
-    def write(self, rows: list[Scored]) -> None:
-        columns = {name: [getattr(row, name) for row in rows] for name in self._schema.names}
-        self._writer.write_table(self._arrow.table(columns, self._schema))
-
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._writer.close()
-
-
-def _writer(path: Path, suffix: str) -> _JsonLines | _Parquet:
-    return _JsonLines(path) if suffix == ".jsonl" else _Parquet(path)
+@contextlib.contextmanager
+def _rows_into(path: Path, suffix: str) -> Generator[Callable[[list[Scored]], object]]:
+    """Write a new file by calls with its next rows."""
+    if suffix == ".jsonl":
+        encoder = msgspec.json.Encoder()
+        with path.open("wb") as file:
+            yield lambda rows: file.write(encoder.encode_lines(rows))
+        return
+    package = arrow()
+    kinds = {int: "int64", int | None: "int64", float: "double", str: "string"}
+    schema = package.schema(
+        [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)], {"ddrl.admix": "decisions/1"}
+    )
+    with package.parquet.ParquetWriter(path, schema) as writer:
+        yield lambda rows: writer.write_table(package.Table.from_pylist(msgspec.to_builtins(rows), schema))
