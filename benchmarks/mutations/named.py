@@ -137,11 +137,6 @@ _NAMED = {
             "rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])",
             "rest[cells] -= theta[contract] * supply[cells]",
         ),
-        (
-            "demand is due a window late",
-            "return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part",
-            "return curve[rows, left]",
-        ),
     ),
     "admix/market.py": (
         ("every day has the same walk", "for past in range(day + 1):", "for past in range(1):"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from ddrl.admix.contracts import Day
 from ddrl.admix.days import PACKAGE, Case, Outcome, load, tune
 from ddrl.admix.environment import AdmixVectorEnv, Days
 from ddrl.admix.logs import open_log
-from ddrl.admix.making import Book, make_book
+from ddrl.admix.making import Book, divide, make_book
 from ddrl.admix.market import Market
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
@@ -133,10 +133,11 @@ def account(
         first_window=0,
         last_window=0,
     )
-    reported, tuning = _cases(saved, known, days, log, say)
-    played = _play(saved, play, known, reported.days)
-    case = reported.case
-    row = reported.case.days
+    reported, others = _pairs(saved, known, days, log)
+    say(f"the optimum of {len(reported) + len(others)} days")
+    case, tuning = (Case.of(*zip(*pairs, strict=True), known.click_value) for pairs in (reported, others))
+    played = _play(saved, play, known, [day for day, _ in reported])
+    row = case.days
     moments = np.linspace(0, 1, MOMENTS)
     counts = np.searchsorted(row.time[0, : row.length[0]], moments, side="right")
     reached = np.minimum(np.arange(len(played.course)) * play.repeat, row.length[0])  # requests after each step
@@ -180,55 +181,35 @@ def account(
 
 
 @dataclass(frozen=True)
-class _Reported:
-    days: Sequence[Day]
-    case: Case
-
-
-@dataclass(frozen=True)
 class _Played:
     value: Floats  # [n]
     course: Floats  # [1 + steps], V of the first day so far
     billed: Floats  # [1 + steps, C], of the first day
 
 
-def _cases(
-    saved: SavedPolicy, known: Book, days: int, log: Path | None, say: Callable[[str], None]
-) -> tuple[_Reported, Case]:
-    """The days to report, and the case to tune baselines on."""
+Pairs = list[tuple[Day, Day]]  # days with the days before them
+
+
+def _pairs(saved: SavedPolicy, known: Book, days: int, log: Path | None) -> tuple[Pairs, Pairs]:
+    """The days to report, and others to tune baselines on."""
     logged = saved.env.id.endswith(("logged", "logged_env"))
-    if log is not None or logged:
-        if log is None or not logged:
-            raise ConfigError(
-                "--log FOLDER goes with a policy that was trained on a log: it is judged on another day's log"
-                if log is not None
-                else "the policy was trained on a log: judge it on another day's with --log FOLDER"
-            )
+    if log is not None and logged:
         today, past = (open_log(Path(folder), known.bids) for folder in (log, saved.env.kwargs["folder"]))
         if today.contracts.count != past.contracts.count:
             raise CheckpointError(
                 f"{log} has {today.contracts.count} contracts, the log that the policy was trained on "
                 f"{past.contracts.count}"
             )
-        say(f"the optimum of {log}")
-        reported = _as_days([today])
-        yesterdays = _as_days([past])
-        case = Case.of(reported, yesterdays, known.click_value)
-        return _Reported(reported, case), Case.of(yesterdays, yesterdays, known.click_value)
-    names = {item.name for item in fields(MarketConfig)}
-    market = Market(MarketConfig(**{name: value for name, value in saved.env.kwargs.items() if name in names}))
-
-    def made(first: int, count: int) -> _Reported:
-        say(f"the optimum of {count} days")
-        seeds = range(SEED + first, SEED + first + count)
-        reported, yesterdays = (_as_days([market.day(seed, day) for seed in seeds]) for day in (1, 0))
-        return _Reported(reported, Case.of(reported, yesterdays, known.click_value))
-
-    return made(0, days), made(days, TUNING_DAYS).case
-
-
-def _as_days(days: Sequence[Any]) -> Sequence[Day]:
-    return days  # pyright takes no cached property for one of `Day`
+        return cast(Pairs, [(today, past)]), cast(Pairs, [(past, past)])
+    if log is not None:
+        raise ConfigError(
+            "--log FOLDER goes with a policy that was trained on a log: it is judged on another day's log"
+        )
+    if logged:
+        raise ConfigError("the policy was trained on a log: judge it on another day's with --log FOLDER")
+    market = Market(MarketConfig(**divide(saved.env.kwargs)[0]))
+    pairs = [(market.day(seed, 1), market.day(seed, 0)) for seed in range(SEED, SEED + days + TUNING_DAYS)]
+    return cast(Pairs, pairs[:days]), cast(Pairs, pairs[days:])  # pyright takes no cached property for one of `Day`
 
 
 def _play(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]) -> _Played:

@@ -127,16 +127,6 @@ class Requests:
 # Supply nodes are cells of visitors, demand nodes are contracts, an edge joins a contract with each cell it targets.
 
 
-def interpolate(curve: NDArray[np.float64], time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Play curves [n, W + 1, C] at `time` [n] (days) -> [n, C], as the kernel computes what is due."""
-    windows = curve.shape[1] - 1
-    place = np.clip(time * windows, 0, windows)
-    left = np.minimum(place.astype(np.int64), windows - 1)
-    rows = np.arange(len(time))
-    part = (place - left)[:, None]
-    return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part
-
-
 @dataclass(frozen=True)
 class Inventory:
     """Forecast supply of a day beside what contracts demand of it."""
@@ -171,10 +161,6 @@ class Inventory:
         return np.divide(
             arrived, arrived[-1], out=np.repeat(share[:, None], arrived.shape[1], 1), where=arrived[-1] > 0
         )
-
-    def due(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Share of each contract's demand that is due at `time` [n] (days) -> [n, C]: linear within a window."""
-        return interpolate(np.broadcast_to(self.curve, (len(time), *self.curve.shape)), time)
 
     def split(self) -> NDArray[np.float64]:
         """theta_j = d_j / S_j, at most 1 [C]: the share of its supply that contract j needs for itself.

