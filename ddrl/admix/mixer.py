@@ -8,6 +8,7 @@ one that is answered was counted once. A `ServedPolicy` chooses, `encode` and `r
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -227,7 +228,7 @@ class Mixer:
             queue.observe()
             scores = policy.scores()
         try:
-            slot, score = queue.choose(scores)
+            slot, score, place = queue.choose(scores)
         except ValueError as error:
             raise NetworkError(f"policy {policy.version}: {error}") from None
         self._held_for += 1
@@ -236,7 +237,6 @@ class Mixer:
         self.cut_bids += cut
         decision = Decision(request.request_id, policy.version)
         if slot >= 0:
-            place: int = queue.origin_of(slot)
             decision.place = place
             decision.score = score
             decision.ad = request.ad[place]
@@ -247,7 +247,7 @@ class Mixer:
         else:
             self.empty_queues += 1
         if request.explain:
-            decision.explanation = self._explain(request, moment, scores, slot)
+            decision.explanation = self._explain(request, moment, queue.explain(scores), place)
         if slot >= 0:
             queue.show(slot)
         return decision
@@ -269,37 +269,34 @@ class Mixer:
     def _worth(self, request: DisplayRequest, place: int) -> float:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]
 
-    def _explain(self, request: DisplayRequest, moment: float, scores: NDArray[Any], chosen: int) -> Explanation:
+    def _explain(
+        self, request: DisplayRequest, moment: float, explained: list[tuple[int, float]], chosen: int
+    ) -> Explanation:
+        """`explained`: reason and score of each candidate; `chosen`: the place of the one shown, -1: none."""
         contracts = self.book.contracts
-        queue = self._queue
-        scores = scores.reshape(-1)
-        origin: list[int] = queue.origin
-        reasons: list[int] = queue.reasons
-        estimate: list[float] = self.tables.estimate[0].tolist()
-        due: list[float] = self.tables.due[0].tolist()
-        slot_of = {place: slot for slot, place in enumerate(origin) if place >= 0}
+        estimate = self.tables.estimate[0]
+        due = self.tables.due[0]
         listed: list[Candidate] = []
         others: list[float] = []
-        for place, (ad, kind) in enumerate(zip(request.ad, request.kind, strict=True)):
-            slot = slot_of.get(place, -1)
-            reason = REASONS[reasons[place]]
-            seen = slot >= 0 and (not reason or reason == REASONS[5])
-            score = None if not seen else queue.score_of(scores, slot)
+        for place, (reason, given) in enumerate(explained):
+            ad = request.ad[place]
+            kind = request.kind[place]
+            score = None if math.isnan(given) else given
             worth = self._worth(request, place)
-            candidate = Candidate(ad, kind, score, reason, worth)
+            candidate = Candidate(ad, kind, score, REASONS[reason], worth)
             if kind != BID:
                 j = self._place[ad]
                 rate = max(float(estimate[j] / self.shown[j] if self.shown[j] else contracts.billed_rate[j]), 1e-6)
                 candidate.alpha = None if score is None else (score - worth) / 1000 / rate
                 candidate.penalty = float(contracts.penalty[j])
-                candidate.due = due[j]
-                candidate.billed = estimate[j]
+                candidate.due = float(due[j])
+                candidate.billed = float(estimate[j])
                 candidate.rate = float(self.rate[j])
                 candidate.theta = float(self.theta[j])
             listed.append(candidate)
-            if score is not None and not reason and slot != chosen:
+            if score is not None and not reason and place != chosen:
                 others.append(score)
-        best = listed[origin[chosen]].score if chosen >= 0 else None
+        best = listed[chosen].score if chosen >= 0 else None
         return Explanation(moment, None if best is None or not others else best - max(others), listed)
 
     # ---- what changes between requests ----------------------------------------------------------------------------

@@ -145,6 +145,8 @@ public:
     const std::vector<Reason>& reasons() const { return reasons_; }  // by candidate of the list
     const std::vector<int>& origin() const { return origin_; }  // candidate of the list in each slot; -1: none
 
+    bool holds(size_t slot) const { return queue_[slot] != 0; }  // place 0
+
     void write_into(const State& state) { out_ = state; }
     void use_requests(const Requests& requests) { r_ = requests; }
 

@@ -3,7 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "ad_queue.hpp"
@@ -211,16 +211,11 @@ public:
         }
     }
 
-    double score_of(const Scores& scores, size_t slot) const {
-        check_slot(slot);
-        return queue_.score_of(0, scores.data(), scores.size(), slot);
-    }
-
-    std::pair<int, double> choose(const Scores& scores) const {
+    std::tuple<int, double, int> choose(const Scores& scores) const {
         check_width(scores.size());
         try {
             const Choice choice = queue_.choose(0, scores.data(), scores.size());
-            return {choice.slot, choice.score};
+            return {choice.slot, choice.score, choice.slot < 0 ? -1 : queue_.origin()[choice.slot]};
         } catch (const BadScore& bad) {
             throw nb::value_error(("the policy scores ad[" + std::to_string(queue_.origin()[bad.slot]) + "] as " +
                                    written(bad.score) + ", which is not a number")
@@ -228,23 +223,24 @@ public:
         }
     }
 
+    std::vector<std::pair<int, double>> explain(const Scores& scores) const {
+        check_width(scores.size());
+        std::vector<std::pair<int, double>> candidates;
+        for (const Reason reason : queue_.reasons())
+            candidates.emplace_back(static_cast<int>(reason), std::numeric_limits<double>::quiet_NaN());
+        for (size_t slot = 0; slot < queue_.slots(); ++slot)
+            if (queue_.holds(slot))
+                candidates[queue_.origin()[slot]].second = queue_.score_of(0, scores.data(), scores.size(), slot);
+        return candidates;
+    }
+
     void show(size_t slot) {
-        check_slot(slot);
+        if (slot >= queue_.slots()) throw nb::value_error("there is no such slot");
         queue_.show(0, slot);
     }
 
-    int origin_of(size_t slot) const {
-        check_slot(slot);
-        return queue_.origin()[slot];
-    }
-
-    const AdQueue& queue() const { return queue_; }
-
 private:
     static std::string written(double score) { return std::isnan(score) ? "nan" : score < 0 ? "-inf" : "inf"; }
-    void check_slot(size_t slot) const {
-        if (slot >= queue_.slots()) throw nb::value_error("there is no such slot");
-    }
     void check_width(size_t width) const {
         if (width != queue_.tables().contracts && width != queue_.slots())
             throw nb::value_error("there must be a score for each contract, or for each slot");
@@ -294,14 +290,10 @@ NB_MODULE(_kernel, module) {
             "Take over a request given as lists of checked numbers; the number of bids that found no slot. ValueError "
             "for lists of unequal length, and names a contract that is unknown or there twice.")
         .def("choose", &BoundQueue::choose, "scores"_a,
-             "Slot (-1: none) and score of the ad to show; ValueError for a score that is not a number.")
-        .def("score_of", &BoundQueue::score_of, "scores"_a, "slot"_a, "The score that `choose` compares.")
-        .def("show", &BoundQueue::show, "slot"_a, "Count the ad in a slot as shown.")
-        .def("origin_of", &BoundQueue::origin_of, "slot"_a, "The candidate in a slot; -1: none.")
-        .def_prop_ro("origin", [](const BoundQueue& self) { return self.queue().origin(); })
-        .def_prop_ro("reasons", [](const BoundQueue& self) {
-            std::vector<int> reasons;
-            for (const Reason reason : self.queue().reasons()) reasons.push_back(static_cast<int>(reason));
-            return reasons;
-        });
+             "Slot (-1: none), score and candidate of the ad to show; ValueError for a score that is not a number.")
+        .def("explain", &BoundQueue::explain, "scores"_a,
+             "Of each candidate the number of the reason why it may not be shown (0: it may), and its score, NaN "
+             "outside "
+             "the queue.")
+        .def("show", &BoundQueue::show, "slot"_a, "Count the ad in a slot as shown.");
 }
