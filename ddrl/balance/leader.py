@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.balance.collection import Collection, Verdict
+from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
     Connection,
     Fields,
@@ -429,9 +429,9 @@ class Leader:
         state.rows = None
         age = collection.version - version
         requeued = collection.counts.requeued
-        verdict = collection.arrive(now, node)
-        batches.record(node, state.samples, state.seconds, reply, age, verdict is Verdict.DROPPED)
-        if verdict is Verdict.ACCEPTED:
+        accepted = collection.arrive(now, node)
+        batches.record(node, state.samples, state.seconds, reply, age, not accepted)
+        if accepted:
             state.late += version < collection.version
             priority = arrays.get("priority")
             answer = Answer(rows, vector, priority, reply.figures, reply.norm, reply.in_memory)
