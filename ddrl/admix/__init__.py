@@ -4,6 +4,16 @@
 `logged_env` Gymnasium environments; `Market` draws days, `open_log` and `LogWriter` read and write logs, `solve_dual`
 computes the best possible result of a day. `Mixer` serves a trained policy, over HTTP as `python -m ddrl.serve`. The
 slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
+
+    settings, contracts        settings; contracts, visitors, requests, the forecast, pacing: what all others share
+    market, logs, ipinyou      days that are drawn; days that are read from logs, and writing these
+    kernel, rules              which ad is shown and what a policy sees, in C++; its tables, kept by Python
+    environment, making        environments, and how settings name them; `Book`, what is known before a day
+    networks                   actor and critics over a queue of any length
+    optimum, days, baselines   the linear program; whole days played by rules, and the rules to compare with
+    account, page              held-out days of a policy beside all of these, and their figures
+    mixer, messages, server    decisions; what is sent; HTTP
+    serving, load              `python -m ddrl.serve`, also for whole logs; a load generator
 """
 
 from __future__ import annotations

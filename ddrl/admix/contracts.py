@@ -152,7 +152,7 @@ class Inventory:
 
     @cached_property
     def curve(self) -> NDArray[np.float64]:
-        """Share of a contract's supply that has come by the end of each window [W + 1, C]; 0 first, 1 last.
+        """Share of a contract's supply that has arrived by the end of each window [W + 1, C]; 0 first, 1 last.
 
         A contract that no cell supplies follows the curve of the whole day."""
         arrived = np.concatenate([np.zeros((1, self.contracts.count)), np.cumsum(self.supply @ self.eligible, 0)])
@@ -236,16 +236,6 @@ Floats = NDArray[np.float64]
 UNKNOWN = -1.0  # what was due at the last decision, where there was none
 
 
-PRIOR_IMPRESSIONS = 50.0  # weight of the past billed rate beside what today's impressions say
-
-
-def estimate_rate(
-    billed: NDArray[np.float64], shown: NDArray[np.float64], past_rate: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Billed rate from `billed` of `shown` impressions whose billing is known, and the past rate as a prior."""
-    return (billed + PRIOR_IMPRESSIONS * past_rate) / (shown + PRIOR_IMPRESSIONS)
-
-
 class Pacing:
     """alpha_j += step p_j (needed - delivered since the last decision) / d_j, in [0, p_j], for n days.
 
@@ -256,7 +246,6 @@ class Pacing:
         self._demand = np.maximum(contracts.demand, 1)
         self._penalty = contracts.penalty
         self._step = step
-        self._past_rate = contracts.billed_rate
         # [3, n, C]: alpha [currency]; what was due and delivered at the last decision, as shares of the demand
         self.state = np.zeros((3, count, contracts.count))
 
@@ -264,9 +253,9 @@ class Pacing:
         """A new day in place `day`, from duals [C]; one that begins midway keeps them for its first decision."""
         self.state[:, day] = np.stack([alpha, np.full_like(alpha, UNKNOWN if midway else 0.0), np.zeros_like(alpha)])
 
-    def decide(self, due: Floats, estimate: Floats, seen_billed: Floats, seen_shown: Floats) -> Floats:
-        """One step. Given [n, C] impressions due, billed as estimated, and those of known billing: the worth [currency]
-        of one more impression of each contract [n, C], the billed rate as estimated times alpha."""
+    def decide(self, due: Floats, estimate: Floats, rate: Floats) -> Floats:
+        """One step. Given [n, C] impressions due, billed as estimated, and the billed rate: the worth [currency] of one
+        more impression of each contract [n, C], the rate times alpha."""
         alpha, past_due, past_delivered = self.state
         due = due / self._demand
         delivered = estimate / self._demand
@@ -274,4 +263,4 @@ class Pacing:
         needed = (1 - past_delivered) * (due - past_due) / np.maximum(1 - past_due, 1e-3)
         change = self._step * self._penalty * (needed - (delivered - past_delivered))
         self.state = np.stack([np.clip(alpha + change, 0, self._penalty), due, delivered])
-        return estimate_rate(seen_billed, seen_shown, self._past_rate) * self.state[0]
+        return rate * self.state[0]

@@ -46,15 +46,10 @@ class Feedback:
     due: Floats  # [n, C], share of the demand that is due by now
     seen_due: Floats  # [n, C], share that was due when the newest known billing happened
     shown: Floats  # [n, C], impressions; where own counts are hidden those whose billing is known
-    seen_shown: Floats  # [n, C], impressions whose billing is known
-    seen_billed: Floats  # [n, C]
+    estimate: Floats  # [n, C], billed impressions, those under way at the estimated rate where own counts are known
+    seen_billed: Floats  # [n, C], of impressions whose billing is known
     rate: Floats  # [n, C], billed rate by what is known, with the past rate as a prior
     own_counts: bool
-
-    @property
-    def estimate(self) -> Floats:
-        """Billed impressions [n, C] as `Delivery.estimate` says: those under way at the estimated rate, where known."""
-        return self.seen_billed + self.rate * (self.shown - self.seen_shown)
 
     @property
     def extrapolated(self) -> Floats:
@@ -183,7 +178,7 @@ def replay(
             due=due[-1],
             seen_due=due[max(begin - lag, 0) // period],
             shown=(tables.shown if own_counts else tables.seen_shown).copy(),
-            seen_shown=tables.seen_shown.copy(),
+            estimate=tables.estimate.copy(),
             seen_billed=tables.seen_billed.copy(),
             rate=tables.today_rate.copy(),
             own_counts=own_counts,

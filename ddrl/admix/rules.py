@@ -130,7 +130,7 @@ class Tables:
         self.layout = layout
         # Known before a day begins.
         self.cap = np.tile(contracts.cap, (places, 1))
-        self.curve = np.zeros((places, windows + 1, contracts.count))  # share of a contract's supply that has come
+        self.curve = np.zeros((places, windows + 1, contracts.count))  # share of a contract's supply that has arrived
         self.billed_rate = np.zeros((places, windows, contracts.count))  # probability that an impression is billed
         self.prior = np.zeros(shape, np.float32)  # bonus [eCPM] that a policy departs from
         self.rows = np.zeros((*shape, len(layout.ad_fields)), np.float32)  # constant values of "ad"
@@ -222,7 +222,7 @@ class Tables:
     def pace(self) -> None:
         """The prior of a new decision, by what is due and known as of the present requests, where pacing moves it."""
         if self.pacing:
-            self.prior[...] = ECPM * self.pacing.decide(self.due, self.estimate, self.seen_billed, self.seen_shown)
+            self.prior[...] = ECPM * self.pacing.decide(self.due, self.estimate, self.today_rate)
 
 
 def outputs_of(state: NDArray[Any]) -> dict[str, tuple[NDArray[np.uint8], int]]:

@@ -48,8 +48,8 @@ class Refused(Exception):
 
 
 class App:
-    """The application. `waiting()`: requests that the server has taken and not yet answered; `ending()`: whether it has
-    been told to end."""
+    """The application. `waiting()`: requests that the server has taken and not yet answered; `ending()`: whether it
+    is to end."""
 
     def __init__(self, mixer: Mixer, config: ServeConfig, run: Path, state: Path) -> None:
         """`run`: where newer policies appear; `state`: the file of the counters."""
@@ -226,7 +226,7 @@ class App:
     # ---- beside requests ------------------------------------------------------------------------------------------
 
     async def _live(self, receive: Any, send: Any) -> None:
-        """The server's life as ASGI tells it: policy and counters are kept up to date from its start to its end."""
+        """ASGI's lifespan: policy and counters are kept up to date from the server's start to its end."""
         work = ((self.config.reload_period, self._reload), (self.config.state_period, self._save))
         tasks = [asyncio.create_task(self._repeat(period, action)) for period, action in work if period]
         await receive()

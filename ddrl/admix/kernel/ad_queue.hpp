@@ -50,7 +50,7 @@ struct Tables {
     const int64_t* ids;  // [contracts]
     const double *demand, *past_rate;  // [contracts]; past_rate: billed of shown in the past
     const double* cap;  // [places, contracts], impressions
-    const double* curve;  // [places, windows + 1, contracts], share of a contract's supply that has come
+    const double* curve;  // [places, windows + 1, contracts], share of a contract's supply that has arrived
     const bool* eligible;  // [cells, contracts], targeting, of requests given as lists
     const float *rows, *bid_row;  // [places, contracts, fields], [fields]: constant values of the rows of "ad"
     const float* prior;  // [places, contracts]
