@@ -112,7 +112,7 @@ def _parse(parts: list[str]) -> tuple[Impression | None, str, str]:
     """A row, or the field that is broken and how."""
     if len(parts) != len(COLUMNS):
         return None, "columns", f"are {len(parts)}; iPinYou's impression log has {len(COLUMNS)}"
-    row = dict(zip(COLUMNS, parts, strict=True))
+    row: dict[str, str] = dict(zip(COLUMNS, parts, strict=True))
     try:
         return msgspec.convert(row, Impression, strict=False), "", ""
     except msgspec.ValidationError as error:

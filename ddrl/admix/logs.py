@@ -133,9 +133,9 @@ def to_record(contracts: Contracts, windows: int, click_value: float, forecast: 
     """What contracts.json holds of these contracts; `forecast` [W, cells] where there is one."""
     listed: list[ContractRecord] = []
     for row, ad_id in enumerate(contracts.ad_id.tolist()):
-        amounts = {name: float(getattr(contracts, name)[row]) for name in AMOUNTS}
-        targets = {name: np.flatnonzero(getattr(contracts, name)[row]).tolist() for name in TARGETS}
-        listed.append(ContractRecord(ad_id, **amounts, **targets))
+        values: dict[str, Any] = {name: float(getattr(contracts, name)[row]) for name in AMOUNTS}
+        values |= {name: np.flatnonzero(getattr(contracts, name)[row]).tolist() for name in TARGETS}
+        listed.append(ContractRecord(ad_id, **values))
     regions, _, ages = contracts.visitors
     rows = [] if forecast is None else np.round(forecast, 3).tolist()
     return LogRecord(VERSION, windows, regions, ages, click_value, listed, rows)

@@ -100,8 +100,8 @@ class StateLayout:
         """The array "traffic" of each cell [cells, size]."""
         visitors = self.contracts.visitors
         cells = np.arange(np.prod(visitors))
-        values = dict(zip(TRAFFIC_FIELDS, np.unravel_index(cells, visitors), strict=True))
-        sizes = dict(zip(TRAFFIC_FIELDS, visitors, strict=True))
+        values: dict[str, NDArray[Any]] = dict(zip(TRAFFIC_FIELDS, np.unravel_index(cells, visitors), strict=True))
+        sizes: dict[str, int] = dict(zip(TRAFFIC_FIELDS, visitors, strict=True))
         rows = [np.zeros((len(cells), 0), np.float32)]
         rows += [np.eye(sizes[name], dtype=np.float32)[values[name]] for name in self.play.traffic_fields]
         return np.concatenate(rows, 1)

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ class App:
         mixer = self.mixer
         lines: list[str] = []
 
-        def add(name: str, kind: str, words: str, samples: dict[str, float]) -> None:
+        def add(name: str, kind: str, words: str, samples: Mapping[str, float]) -> None:
             lines.extend((f"# HELP ddrl_serve_{name} {words}", f"# TYPE ddrl_serve_{name} {kind}"))
             lines.extend(f"ddrl_serve_{name}{labels} {value:.17g}" for labels, value in samples.items())
 
