@@ -27,7 +27,7 @@ from benchmarks.distribution.mpi import measure
 from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
 from benchmarks.distribution.traces import merge_traces
 from ddrl.channels.board import Board, Command, Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.rows import ParameterLayout
@@ -49,14 +49,15 @@ def host(
     mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config))
     counters = Counters.create(None, 1)
     lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
+    mirrors = [Counters.create(None, 1) for _ in lanes]
     readers = [mailbox.reader(index, firm=True) for index in range(readers_needed(config))]
     local = LocalHost(mailbox, readers, board, counters.row(0), ROW, layout)
     membership = Membership(comm)
     whole = Config(cluster=config)
     relay = (
-        host_relay(membership, whole, local, trace=trace)
+        host_relay(membership, whole, local, lanes=LaneSet([]), table=counters, trace=trace)
         if comm.rank
-        else root_relay(membership, whole, local, lanes=lanes, trace=trace)
+        else root_relay(membership, whole, local, lanes=lanes, mirrors=mirrors, trace=trace)
     )
     return relay, mailbox, board, membership
 

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from ddrl.channels.board import Board, Command, Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
 from ddrl.core.config import ClusterConfig, Config, LearnerConfig
@@ -62,7 +62,12 @@ def relay_process(run_id: str, nbytes: int, pinned: bool, told: str) -> None:
     local = LocalHost(mailbox, readers, board, counters.row(0), ROW)
     membership = Membership(comm)
     config = Config(cluster=CONFIG)
-    relay = root_relay(membership, config, local, lanes=lanes) if root else host_relay(membership, config, local)
+    mirrors = [Counters.create(None, 1) for _ in lanes]
+    relay = (
+        root_relay(membership, config, local, lanes=lanes, mirrors=mirrors)
+        if root
+        else host_relay(membership, config, local, lanes=LaneSet([]), table=counters)
+    )
     pids = comm.gather(os.getpid())
     if root:
         Path(told).write_text(json.dumps(pids))

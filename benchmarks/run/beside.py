@@ -23,7 +23,7 @@ from benchmarks.distribution.cluster import mpi_environment
 from benchmarks.harness import Timing, arguments, print_table, ratios, save
 from benchmarks.run.rollout import EPSILON, Rollout
 from ddrl.channels.board import Board, Command, Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import segment_name
 from ddrl.core.config import ClusterConfig, Config, EnvConfig, LearnerConfig
@@ -64,10 +64,16 @@ def relay(run_id: str) -> None:
     row = row_schema(make_vector_env(EnvConfig(id="CartPole-v1"), 1).spec).dtype
     lanes = [] if comm.rank else [Lane.create(None, row, 64)]
     readers = [mailbox.reader(index, firm=True) for index in range(1, 1 + readers_needed(CONFIG))]
-    local = LocalHost(mailbox, readers, board, Counters.create(None, 1).row(0), row)
+    counters = Counters.create(None, 1)
+    local = LocalHost(mailbox, readers, board, counters.row(0), row)
     membership = Membership(comm)
     config = Config(cluster=CONFIG)
-    made = host_relay(membership, config, local) if comm.rank else root_relay(membership, config, local, lanes=lanes)
+    mirrors = [Counters.create(None, 1) for _ in lanes]
+    made = (
+        host_relay(membership, config, local, lanes=LaneSet([]), table=counters)
+        if comm.rank
+        else root_relay(membership, config, local, lanes=lanes, mirrors=mirrors)
+    )
     pids = comm.gather(os.getpid())
     if pids is not None:
         board.values[:2] = pids

@@ -120,15 +120,14 @@ class RelayCounters:
 
     def update(self) -> None:
         """Bring the row up to date."""
-        post = self.membership.post
         traffic = self._models.totals()
         newest = self._local.mailbox.newest
         figures = {
             "heartbeat": time.time(),
             "model_bytes_sent": traffic.bytes_sent,
             "model_bytes_received": traffic.bytes_received,
-            "bytes_sent": traffic.bytes_sent + post.bytes_sent,
-            "bytes_received": traffic.bytes_received + post.bytes_received,
+            "bytes_sent": traffic.bytes_sent + self.membership.bytes_sent,
+            "bytes_received": traffic.bytes_received + self.membership.bytes_received,
             "versions_sealed": traffic.sealed,
             "checksum_failures": traffic.refused,
         }
@@ -276,7 +275,7 @@ def root_relay(
     local: LocalHost,
     *,
     lanes: Sequence[Lane],
-    mirrors: Sequence[Counters] = (),
+    mirrors: Sequence[Counters],
     on_failure: Callable[[str], None] | None = None,
     orders: MessageLane | None = None,
     reports: MessageLane | None = None,
@@ -287,16 +286,15 @@ def root_relay(
     `lanes`, `mirrors`: of each other host in turn, for its rows and its table of counters. `on_failure` is given the
     text of a host's failure. `orders` go to the other hosts' starters of collectors, `reports` come from them."""
     hosts = membership.hosts
-    if len(lanes) != hosts or len(mirrors) not in (0, hosts):
+    if len(lanes) != hosts or len(mirrors) != hosts:
         raise ConfigError(
-            f"the root relay needs a lane for each of the {hosts} other relays, not {len(lanes)}, and a table "
-            f"for each or none, not {len(mirrors)}"
+            f"the root relay needs a lane and a table for each of the {hosts} other relays, not {len(lanes)} and "
+            f"{len(mirrors)}"
         )
     inbox = local.inbox(config.cluster)
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
-    tables = TablesIn(membership, mirrors)
     models = ModelSender(membership, inbox, config, make_codec(config, local.layout), local.in_use, trace)
-    duties: list[Duty] = [rows, tables, RootCommands(membership, local.board, models, rows, tables, on_failure)]
+    duties: list[Duty] = [rows, TablesIn(mirrors), RootCommands(membership, local.board, models, rows, on_failure)]
     if orders is not None and reports is not None:
         duties.insert(0, LinesOut(membership, orders, reports))
     return Relay(membership, local, models, duties, RelayCounters(membership, local, models, duties), 0.0)
@@ -307,8 +305,8 @@ def host_relay(
     config: Config,
     local: LocalHost,
     *,
-    lanes: LaneSet | None = None,
-    table: Counters | None = None,
+    lanes: LaneSet,
+    table: Counters,
     failure: Callable[[], str] | None = None,
     starter: Starter | None = None,
     trace: bool = False,
@@ -318,15 +316,9 @@ def host_relay(
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
     text of `failure` and ends the job. `starter`: of this host's collectors, where it has any."""
     inbox = local.inbox(config.cluster)
-    duties: list[Duty] = []
-    rows = tables = None
-    if lanes is not None:
-        period = max(2e-3, 5e-5 * membership.hosts)
-        rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period)
-        duties.append(rows)
-    if table is not None:
-        tables = TablesUp(membership, table)
-        duties.append(tables)
+    rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, max(2e-3, 5e-5 * membership.hosts))
+    tables = TablesUp(membership, table)
+    duties: list[Duty] = [rows, tables]
     if starter is not None:
         duties.append(LinesIn(membership, starter))
     codec = make_codec(config, local.layout)
