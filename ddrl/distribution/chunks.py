@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl._kernel import seal_chunks, sound_chunks
+from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import DdrlError
 from ddrl.core.rows import ALIGNMENT
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from ddrl.distribution.executor import Held
 
 # -- shards ------------------------------------------------------------------------------------------------------------
-
-Checksum = Callable[[Any], int]
 
 MAGIC = 0x6C726464  # "ddrl"
 EPOCHS = 1 << 16
@@ -108,7 +107,7 @@ def fill_headers(
     model["values"] = values
 
 
-def seal_header(headers: Headers, index: int, payload: Bytes, checksum: Checksum) -> None:
+def seal_header(headers: Headers, index: int, payload: Bytes) -> None:
     """Length and checksum of chunk `index`, whose bytes on the wire are `payload`."""
     headers.chunks["length"][index] = len(payload)
     headers.chunks["checksum"][index] = checksum(payload) ^ checksum(headers.before_checksum(index))
@@ -127,7 +126,6 @@ class Assembly:
         bounds: NDArray[np.int64],
         epoch: int,
         sequence: int,
-        checksum: Checksum,
     ) -> None:
         self.data = data
         self.headers = headers
@@ -139,7 +137,6 @@ class Assembly:
         self._missing = len(bounds) - 1
         self._epoch = epoch % EPOCHS
         self._sequence = sequence
-        self._checksum = checksum
 
     @property
     def complete(self) -> bool:
@@ -166,7 +163,7 @@ class Assembly:
         self._there[index] = 1
         self._missing -= 1
         headers = self.headers
-        sequence, place, length, epoch, checksum = _FIELDS.unpack_from(
+        sequence, place, length, epoch, wanted = _FIELDS.unpack_from(
             headers.memory.data, MODEL_HEADER_BYTES + index * HEADER_BYTES
         )
         foreign = (epoch, sequence, place) != (self._epoch, self._sequence, index)
@@ -180,7 +177,7 @@ class Assembly:
             self.problem = self.problem or f"chunk {index} bears a header of another message"
         elif length != len(payload):
             self.problem = self.problem or f"{where} does not belong there"
-        elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:
+        elif checksum(payload) ^ checksum(headers.before_checksum(index)) != wanted:
             self.problem = self.problem or f"{where} does not match its checksum"
         elif not self.problem:
             self.accept(index)
@@ -244,13 +241,10 @@ class Coding:
 class Encoder:
     """Root: one version, coded chunk by chunk as chunks are asked for. Keeps version and base until `release`."""
 
-    def __init__(
-        self, coding: Coding, wire: Bytes, headers: Headers, version: Held, base: Held | None, checksum: Checksum
-    ) -> None:
+    def __init__(self, coding: Coding, wire: Bytes, headers: Headers, version: Held, base: Held | None) -> None:
         self._coding = coding
         self._wire = wire
         self._headers = headers
-        self._checksum = checksum
         self._version = version
         self._base = base
         self._ready = bytearray(len(headers))
@@ -269,7 +263,7 @@ class Encoder:
             self.lengths[chunk] = self._coding.codec.encode(
                 out, self._version.data, base, bounds[chunk], bounds[chunk + 1]
             )
-            seal_header(self._headers, chunk, out[: self.lengths[chunk]], self._checksum)
+            seal_header(self._headers, chunk, out[: self.lengths[chunk]])
 
     def release(self) -> None:
         """Nothing of it is needed any more."""
@@ -290,14 +284,12 @@ class CodedAssembly(Assembly):
         headers: Headers,
         epoch: int,
         sequence: int,
-        checksum: Checksum,
     ) -> None:
-        super().__init__(wire, headers, np.asarray(coding.bounds, np.int64), epoch, sequence, checksum)
+        super().__init__(wire, headers, np.asarray(coding.bounds, np.int64), epoch, sequence)
         self._coding = coding
         self._model = model
         self.at: list[int] = coding.edges[:-1]  # where each chunk begins in `data`
         self.lengths: list[int] = [stop - start for start, stop in itertools.pairwise(coding.edges)]
-        self.back = 0  # models between the base and this one; 0: none is needed
 
     def all_arrived(self, chunks: Sequence[int]) -> bool:
         """See Assembly. Each must be decoded."""
@@ -327,7 +319,6 @@ class CodedAssembly(Assembly):
         back = int(self.headers.chunks["back"][index])
         base: Bytes | None = None
         if back:
-            self.back = back
             bases = self._coding.bases
             base = bases.find(self._sequence - back) if bases is not None else None
             if base is None:
@@ -342,50 +333,33 @@ class CodedAssembly(Assembly):
 
     def model_checksum(self) -> int:
         """Of the decoded model; where the codec gives the model back, compared with what the trainer published."""
-        decoded = self._checksum(self._model)
+        decoded = checksum(self._model)
         if self._coding.codec.lossless and decoded != int(self.headers.model["model_checksum"][0]):
             self.problem = "it was decoded to another model than the trainer's"
         return decoded
 
 
 class Bases:
-    """A receiver's versions that later ones may be differences from, by sequence; at most `most`. Once the oldest is
-    dropped, versions that reference it are refused."""
+    """A receiver's newest versions, at most `most`, by sequence: later ones may be differences from them. Once the
+    oldest is dropped, versions that reference it are refused."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[int, tuple[Bytes, Callable[[], None]]] = {}
-        self._needs: dict[
-            int, int
-        ] = {}  # oldest base that a model that has ended asked for; only what comes later counts
-        self._next = 0  # all models before have ended here
 
     def find(self, sequence: int) -> Bytes | None:
         """The version that left as that model, if it is held."""
         entry = self._held.get(sequence)
         return None if entry is None else entry[0]
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def keep(self, sequence: int, data: Bytes, let_go: Callable[[], None]) -> None:
-        """Keep a whole version; `let_go` is called once it is not needed."""
+        """Keep a whole version; `let_go` is called once it is dropped."""
         self._held[sequence] = (data, let_go)
         while len(self._held) > self._most:
             self._drop(min(self._held))
 
-    def ended(self, sequence: int, back: int) -> None:
-        """A model has ended here, a difference from the one `back` models before. Bases never go back, so once all up
-        to it have ended, versions older than its base are not referenced again."""
-        self._needs[sequence] = sequence - back if back else -1
-        while self._next in self._needs:
-            need = self._needs.pop(self._next)
-            self._next += 1
-            for old in [held for held in self._held if held < need]:
-                self._drop(old)
-
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         for sequence in list(self._held):
             self._drop(sequence)
 

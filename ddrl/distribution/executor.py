@@ -23,7 +23,6 @@ from ddrl.core.errors import PlanError
 from ddrl.distribution.chunks import (
     Assembly,
     Bytes,
-    Checksum,
     CodedAssembly,
     Coding,
     Encoder,
@@ -31,6 +30,7 @@ from ddrl.distribution.chunks import (
     fill_headers,
     write_headers,
 )
+from ddrl.distribution.membership import Confirm
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import Posted
 
@@ -85,30 +85,6 @@ class Inbox(Protocol):
         """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader
         if need be."""
         ...
-
-
-@dataclass(frozen=True)
-class Terms:
-    """On which terms a plan runs.
-
-    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
-    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
-    records every send and arrival."""
-
-    epoch: int = 0
-    versions_in_flight: int = 2
-    window_bytes: int = 0
-    trace: bool = False
-
-
-@dataclass
-class VersionReport:
-    """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
-
-    sequence: int
-    version: int
-    problem: str
-    seconds: float
 
 
 @dataclass
@@ -243,7 +219,7 @@ class Packing:
 
 # -- executor ----------------------------------------------------------------------------------------------------------
 
-WINDOW = 1 << 19  # bytes
+WINDOW = 1 << 19  # most bytes handed to MPI and not yet taken, where links were not measured
 POSTED = 8  # receives that stand posted from each host: more only make MPI look through more
 # Of MPI, made by the kernel.
 CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_start", "MPI_Grequest_complete")
@@ -253,15 +229,21 @@ NOTED = ("send", "sent", "received")
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
-    With a `coding` what travels is the coded form, in memory of its own; relays pass it on as it came."""
+    `inbox`: where versions land; None at the root. `epoch` numbers plans. `versions_in_flight`: models that may travel
+    at once. `window_bytes`: most bytes handed to MPI and not yet taken, a quarter of it to one host; a message that is
+    larger goes alone. `trace` records every send and arrival. With a `coding` what travels is the coded form, in memory
+    of its own; relays pass it on as it came."""
 
     def __init__(
         self,
         comm: MPI.Comm,
         plan: Plan,
         inbox: Inbox | None,
-        checksum: Checksum,
-        terms: Terms,
+        *,
+        epoch: int = 0,
+        versions_in_flight: int = 1,
+        window_bytes: int = WINDOW,
+        trace: bool = False,
         coding: Coding | None = None,
     ) -> None:
         from mpi4py import MPI
@@ -271,13 +253,12 @@ class Executor:
                 f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
             )
         self.plan = plan
-        self.epoch = terms.epoch
-        self.versions_in_flight = terms.versions_in_flight
-        self.reports: list[VersionReport] = []  # of this host, oldest first; the relay takes them away
+        self.epoch = epoch
+        self.versions_in_flight = versions_in_flight
+        self.reports: list[Confirm] = []  # how versions ended on this host, oldest first; the relay takes them away
         self._mpi = MPI
         self._inbox = inbox
-        self._checksum = checksum
-        self._tracing = terms.trace
+        self._tracing = trace
         self._host = comm.rank
         self._coding = coding
         self._variable = coding is not None and not coding.codec.fixed
@@ -285,7 +266,6 @@ class Executor:
         self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
         self._packing = Packing(plan, self._edges)
         largest = max([*self._packing.sizes, 1])
-        window = terms.window_bytes or max(largest, WINDOW)
         self._source: list[int] = plan.source.tolist()
         self._first: list[int] = plan.first.tolist()
         self._count: list[int] = plan.count.tolist()
@@ -307,11 +287,11 @@ class Executor:
             self._incoming,
             plan.chunks,
             self._packing.sizes,
-            window,
-            max(largest, window // 4),
-            2 * terms.versions_in_flight,
+            window_bytes,
+            max(largest, window_bytes // 4),
+            2 * versions_in_flight,
             POSTED,
-            terms.trace,
+            trace,
         )
         self._flights: dict[int, Flight] = {}
         self._ahead = 0  # versions opened and not yet over
@@ -370,9 +350,7 @@ class Executor:
             write_headers(headers, held.data, self.plan.bounds, **fields)
         else:
             fill_headers(headers, back=sequence - base[0] if base else 0, **fields)
-            flight.encoder = Encoder(
-                self._coding, data, headers, held, base[1].share() if base else None, self._checksum
-            )
+            flight.encoder = Encoder(self._coding, data, headers, held, base[1].share() if base else None)
             if self._variable:
                 flight.lengths = flight.encoder.lengths
                 flight.at = self._edges
@@ -455,9 +433,9 @@ class Executor:
             )
             prepare = arrived = None
             if self._coding is None:
-                flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
+                flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence)
             else:
-                coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence, self._checksum)
+                coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence)
                 flight.assembly = coded
                 if self._variable:
                     flight.lengths = coded.lengths
@@ -521,14 +499,11 @@ class Executor:
             flight.opened = opened if hold and flight.held is None else None
             self._sealed += 1
             seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
-        if bases is not None and isinstance(assembly, CodedAssembly):
-            if not assembly.problem:
-                bases.keep(
-                    flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon
-                )
-                flight.held = flight.opened = None
-            bases.ended(flight.sequence, assembly.back)
-        self.reports.append(VersionReport(flight.sequence, assembly.version, assembly.problem, seconds))
+        if bases is not None and not assembly.problem:
+            bases.keep(flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon)
+            flight.held = None
+            flight.opened = None
+        self.reports.append(Confirm(self.epoch, flight.sequence, assembly.version, assembly.problem, seconds))
         self._note("refused" if assembly.problem else "sealed", flight)
 
     # -- sending

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.mailbox import checksum
 from ddrl.distribution.chunks import Bytes
-from ddrl.distribution.executor import Executor, Terms
+from ddrl.distribution.executor import Executor
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard, Unguarded
 from ddrl.distribution.schemes import make_plan
@@ -119,8 +118,7 @@ def measure_processor(comm: MPI.Comm, rate: float, exchange: Exchange, guard: Gu
 
 def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Plan) -> float:
     """Processor seconds of a message at one end: of all hosts, over all messages' ends, in the cheapest model."""
-    terms = Terms(versions_in_flight=1)
-    executor = Executor(comm, plan, _Memories(plan.nbytes) if comm.rank else None, checksum, terms)
+    executor = Executor(comm, plan, _Memories(plan.nbytes) if comm.rank else None)
     guard.keep(executor)
     executor.open()
     held = _Memory(plan.nbytes, [])

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin, checksum
+from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.distribution.chunks import Coding, SentVersions
 from ddrl.distribution.codecs import Codec, load_codec
-from ddrl.distribution.executor import WINDOW, Executor, Terms, Traffic, VersionReport
+from ddrl.distribution.executor import WINDOW, Executor, Traffic
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
 from ddrl.distribution.plan import Bytes, Plan
@@ -226,8 +226,16 @@ class Models(ABC):
         coding = None
         if self.codec is not None:
             coding = Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config.cluster))
-        terms = Terms(self._epoch, versions_in_flight, self._window(), self._trace)
-        self.executor = Executor(self._membership.data, plan, inbox, checksum, terms, coding)
+        self.executor = Executor(
+            self._membership.data,
+            plan,
+            inbox,
+            epoch=self._epoch,
+            versions_in_flight=versions_in_flight,
+            window_bytes=self._window(),
+            trace=self._trace,
+            coding=coding,
+        )
         self._kept = self.executor
         self._membership.keep(self.executor)
         self.executor.open()
@@ -237,7 +245,7 @@ class Models(ABC):
         """Bytes on their way from this host at most: half a second of a slow link's, for longer queues delay all that
         passes through them."""
         if self.links is None:
-            return 0
+            return WINDOW
         return int(min(WINDOW, max(MIN_WINDOW, WINDOW_SECONDS * self.links.up[self._membership.rank])))
 
 
@@ -450,7 +458,7 @@ class ModelReceiver(Models):
         self._confirmed = 0  # models, by the plan in force
         self._in_use = in_use
         self._on_seal = on_seal
-        self._unconfirmed: deque[VersionReport] = deque()
+        self._unconfirmed: deque[Confirm] = deque()
 
     @property
     def resting(self) -> bool:
@@ -504,9 +512,7 @@ class ModelReceiver(Models):
                 break
             self._unconfirmed.popleft()
             self._confirmed += 1
-            self._membership.send_root(
-                Confirm(self._epoch, report.sequence, report.version, report.problem, report.seconds)
-            )
+            self._membership.send_root(report)
             moved = True
         return moved
 

@@ -58,7 +58,6 @@ def assembly(nbytes, bounds, sequence=0):
         np.asarray(bounds, np.int64),
         3,
         sequence,
-        checksum,
     )
 
 
