@@ -493,8 +493,7 @@ class RootCommands(Duty):
 
 
 class HostCommands(Duty):
-    """On every other host: the root's command and values to this host's board, and this host's end. `count` brings the
-    relay's counters up to date.
+    """On every other host: the root's command and values to this host's board, and this host's end.
 
     Where this host's command is FAIL, the root gets the text of `failure` and ends the job; rows not yet sent are
     left. `quiet`: whether no producer of this host will push another row."""
@@ -510,7 +509,6 @@ class HostCommands(Duty):
         *,
         quiet: Callable[[], bool],
         failure: Callable[[], str] | None,
-        count: Callable[[], None],
     ) -> None:
         self._membership = membership
         self._board = board
@@ -520,7 +518,6 @@ class HostCommands(Duty):
         self._starter = starter
         self._quiet = quiet
         self._failure = failure
-        self._count = count
         self._stopping = False
         self._failure_at_root = False
         self._sent_finished = False
@@ -581,8 +578,7 @@ class HostCommands(Duty):
                 return
         if not self._rows.idle or not self._models.ended(last_models):
             return
-        self._count()  # the last table is exact: nothing more is received or passed on
-        self._tables.finish()
+        self._tables.finish()  # exact: nothing more is received or passed on, and the relay has just counted
         self._membership.send_root(Finished(self._rows.rows))
         self._sent_finished = True
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -138,7 +137,7 @@ def bases_kept(config: ClusterConfig) -> int:
 # -- both ends
 
 
-class Models(ABC):
+class Models:
     """What both ends share: the membership, the plan in force, and its executor."""
 
     def __init__(
@@ -148,6 +147,7 @@ class Models(ABC):
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
         self.hosts = membership.hosts
+        self.stopping = False  # from STOP on: no more versions are sent or taken
         self.past = Traffic()  # of executors before this one
         self._membership = membership
         self._inbox = inbox
@@ -162,23 +162,6 @@ class Models(ABC):
     def _measure_if_used(self) -> None:
         if self._uses_links and self.hosts:
             self.links = measure_links(self._membership.data, self._membership)
-
-    @abstractmethod
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
-        """What is called with (host, message), by the type of message."""
-
-    @abstractmethod
-    def progress(self) -> bool:
-        """Move what can be moved, without waiting; True if anything moved."""
-
-    @property
-    @abstractmethod
-    def resting(self) -> bool:
-        """Whether no model is under way."""
-
-    @abstractmethod
-    def figures(self) -> dict[str, float]:
-        """Counters of this end."""
 
     @property
     def mailbox(self) -> Mailbox:
@@ -268,7 +251,6 @@ class ModelSender(Models):
         self.ready: set[int] = set()  # hosts on which the plan is in force
         # (host, how a model ended there), oldest first
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
-        self.stopping = False  # start no more
         self.in_force: PlanInForce | None = None
         self._max_in_flight = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
         self._in_flight = self._max_in_flight
@@ -454,7 +436,6 @@ class ModelReceiver(Models):
     ) -> None:
         super().__init__(membership, inbox, config, codec, trace)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
-        self.stopping = False  # rollouts take no more versions
         self._confirmed = 0  # models, by the plan in force
         self._in_use = in_use
         self._on_seal = on_seal
