@@ -14,7 +14,7 @@ from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.rows import ParameterLayout
 from ddrl.distribution import codecs
-from ddrl.distribution.chunks import Bases, CodedAssembly, Coding, Encoder, Headers, SentVersions, fill_headers
+from ddrl.distribution.chunks import Bases, CodedAssembly, Coding, Encoder, Headers, SentVersions
 from ddrl.distribution.plan import cut_chunks
 
 pytest.importorskip("zstandard", reason="needs the extra [codecs]")
@@ -187,8 +187,7 @@ def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
     """Coding, coded form and headers of a version, and where its chunks stand."""
     coding = Coding(make_codec(name, LAYOUT), np.array(cuts(len(model), chunk)), most_bases=3)
     wire, headers = coding.take(), Headers(len(coding.bounds) - 1)
-    fill_headers(
-        headers,
+    headers.fill(
         epoch=epoch,
         sequence=sequence,
         version=7,
@@ -197,7 +196,7 @@ def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
         values=np.zeros(8),
         back=back,
     )
-    encoder = Encoder(coding, wire, headers, Kept(model), base)
+    encoder = Encoder(coding, wire, headers, model, None if base is None else base.data)
     encoder.code(0, len(headers))
     return coding, wire, headers, encoder
 
