@@ -24,8 +24,8 @@ import streamlit as st
 from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry import Run, Status, find_runs, run_status
-from ddrl.telemetry.bottleneck import follow_bottleneck
-from ddrl.telemetry.progress import duration_text
+from ddrl.telemetry.sinks import duration_text
+from ddrl.telemetry.summary import follow_bottleneck
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters

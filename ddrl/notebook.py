@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
-from ddrl.telemetry.live import read_live_file
-from ddrl.telemetry.progress import count_text, duration_text, value_text
+from ddrl.telemetry.directory import read_live_file
+from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
 if TYPE_CHECKING:
     from ddrl.video import Film

@@ -16,9 +16,8 @@ import zmq
 from ddrl.core.config import Config
 from ddrl.core.errors import MessageError
 from ddrl.telemetry import ControlServer, attach
-from ddrl.telemetry.control import TOPIC, Request, read_request
-from ddrl.telemetry.keys import secure_client
-from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry.control import TOPIC, Request, read_request, secure_client
+from ddrl.telemetry.directory import read_live_file
 
 BAD = (
     b"\xff",

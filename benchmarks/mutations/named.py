@@ -423,6 +423,7 @@ _NAMED = {
             "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
             "total = float(values.sum()) if values.size else base.get(add)",
         ),
+        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
     ),
     "telemetry/recorder.py": (
         (
@@ -430,9 +431,6 @@ _NAMED = {
             "except Exception as error:  # training must outlive its telemetry",
             "except ZeroDivisionError as error:",
         ),
-    ),
-    "telemetry/bottleneck.py": (
-        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
     ),
     "plots/replay.py": (
         (

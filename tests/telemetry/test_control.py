@@ -9,10 +9,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
-from ddrl.telemetry import ControlServer, attach, wire
-from ddrl.telemetry.control import TOPIC, check_setting
-from ddrl.telemetry.keys import secure_client
-from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry import ControlServer, attach
+from ddrl.telemetry.control import TOPIC, check_setting, receive_parts, secure_client
+from ddrl.telemetry.directory import read_live_file
 
 
 class Serving:
@@ -252,11 +251,11 @@ def test_a_message_of_too_many_parts_is_read_to_its_end_and_refused(tmp_path):
         other.connect("inproc://here")
         other.send_multipart([b"x" * 100] * 1000)
         other.send_multipart([b"next"])
-        assert wire.receive(one, 3, 1000) == []
-        assert wire.receive(one, 3, 1000) == [b"next"]
-        assert wire.receive(one, 3, 1000) is None
+        assert receive_parts(one, 3, 1000) == []
+        assert receive_parts(one, 3, 1000) == [b"next"]
+        assert receive_parts(one, 3, 1000) is None
         other.send(b"x" * 1001)
-        assert wire.receive(one, 3, 1000) == []
+        assert receive_parts(one, 3, 1000) == []
 
 
 def test_damaged_live_files_are_as_good_as_none(tmp_path):

@@ -15,9 +15,8 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder
 from ddrl.telemetry.devices import process_use
-from ddrl.telemetry.prometheus import PrometheusPage, metrics_text
 from ddrl.telemetry.series import SeriesWindow
-from ddrl.telemetry.tensorboard import TensorBoardFiles, crc32c, frame
+from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles, crc32c, frame, metrics_text
 
 NAN = float("nan")
 

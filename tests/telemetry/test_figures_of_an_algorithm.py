@@ -6,7 +6,7 @@ from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry import LiveReader, Recorder, Run
-from ddrl.telemetry.prometheus import metrics_text
+from ddrl.telemetry.sinks import metrics_text
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 

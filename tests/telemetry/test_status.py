@@ -6,7 +6,7 @@ import threading
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
-from ddrl.telemetry.record import Snapshot
+from ddrl.telemetry.series import Snapshot
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 
@@ -73,7 +73,7 @@ def test_a_run_that_failed_says_with_what(tmp_path):
 
 def test_a_run_whose_process_is_gone_without_a_word_is_dead_and_another_process_of_its_number_is_not_it(tmp_path):
     script = (
-        "import os, sys, pathlib; from ddrl.telemetry.status import StatusFile; "
+        "import os, sys, pathlib; from ddrl.telemetry.directory import StatusFile; "
         "StatusFile(pathlib.Path(sys.argv[1])); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
