@@ -208,7 +208,7 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
             except DdrlError as error:
                 st.warning(str(error), icon=":material/folder_off:")
 
-    running = any(run_status(path).goes_on for path in selection())
+    running = any(run_status(path).is_active for path in selection())
     st.fragment(body, run_every=period if running else None)()
 
 

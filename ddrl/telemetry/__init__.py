@@ -3,7 +3,15 @@
 Written by rank 0 alone (`Recorder`), read by dashboards, notebooks and scripts (`Run`). Imports no stage; `run` hands
 it what it reads."""
 
-from ddrl.telemetry.control import Attached, ControlServer, LiveReader, attach
+from ddrl.telemetry.control import (
+    Attached,
+    ControlClient,
+    ControlServer,
+    LiveReader,
+    attach,
+    check_setting,
+    is_listening,
+)
 from ddrl.telemetry.devices import HostSampler
 from ddrl.telemetry.directory import Status, find_runs, run_status
 from ddrl.telemetry.reading import Processes, Run, Table
@@ -16,6 +24,7 @@ __all__ = [
     "SERIES",
     "Attached",
     "Bottleneck",
+    "ControlClient",
     "ControlServer",
     "Evaluation",
     "Event",
@@ -31,7 +40,9 @@ __all__ = [
     "Status",
     "Table",
     "attach",
+    "check_setting",
     "find_runs",
+    "is_listening",
     "name_bottleneck",
     "run_status",
     "summarize",

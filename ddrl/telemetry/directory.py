@@ -92,7 +92,6 @@ STATUS_FILE = "status.json"
 LIVE_FILE = "live.json"
 MAX_FILE = 65536  # bytes of status.json or live.json
 State = Literal["running", "paused", "ending", "ended", "failed", "dead"]
-GOING_ON = frozenset({"running", "paused", "ending"})
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -106,9 +105,9 @@ class Status(msgspec.Struct, frozen=True):
     pid_started: float = 0.0
 
     @property
-    def goes_on(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the run's process is at work."""
-        return self.state in GOING_ON
+        return self.state in ("running", "paused", "ending")
 
 
 _DECODER = msgspec.json.Decoder(Status)
@@ -162,7 +161,7 @@ def run_status(run_dir: Path) -> Status:
             status = decode(file.read(MAX_FILE), _DECODER, MessageError, STATUS_FILE)
     except (OSError, MessageError):
         return _status_of_older(run_dir)
-    if status.goes_on and status.host == socket.gethostname() and start_time(status.pid) != status.pid_started:
+    if status.is_active and status.host == socket.gethostname() and start_time(status.pid) != status.pid_started:
         return Status("dead", f"its process {status.pid} is gone and never said why", status.since, status.pid)
     return status
 
@@ -188,21 +187,32 @@ class LiveFile(msgspec.Struct, omit_defaults=True):
     server_key: str = ""  # public CURVE key of the stream, where that is encrypted
     control_key: str = ""  # of the commands
 
+    @property
+    def process(self) -> tuple[int, str, float]:
+        """The process that wrote the file, also where its pid has been used again."""
+        return self.pid, self.host, self.pid_started
+
 
 _LIVE_FILE_DECODER = msgspec.json.Decoder(LiveFile)
 
 
-def announce(run_dir: Path, **where: str) -> None:
-    """Write addresses of this process to RUN/live.json (atomically), keeping those it announced before."""
-    path = run_dir / LIVE_FILE
-    known = read_live_file(run_dir)
-    mine = LiveFile(os.getpid(), socket.gethostname(), start_time(os.getpid()))
-    if known is not None and (known.pid, known.host, known.pid_started) == (mine.pid, mine.host, mine.pid_started):
-        mine = known
-    for name, value in where.items():
-        setattr(mine, name, value)
+def announce(folder: Path, **addresses: str) -> None:
+    """Write addresses of this process to FOLDER/live.json (atomically), keeping the others that it has announced. An
+    empty address withdraws; the file is removed with the last one."""
+    path = folder / LIVE_FILE
+    announced = LiveFile(os.getpid(), socket.gethostname(), start_time(os.getpid()))
+    known = read_live_file(folder)
+    if known is not None and known.process == announced.process:
+        announced = known
+    elif not any(addresses.values()):
+        return
+    for name, address in addresses.items():
+        setattr(announced, name, address)
     try:
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(mine)), sync=False)
+        if announced.stream or announced.control:
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(announced)), sync=False)
+        else:
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
 

@@ -70,7 +70,10 @@ class Recorder:
             self._status = StatusFile(run_dir)
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
-            self._sinks += _exporters(run_dir, config, metrics, clock())
+            if config.telemetry.prometheus_port:
+                self._sinks.append(PrometheusPage(config.telemetry.prometheus_port, metrics))
+            if config.telemetry.tensorboard:
+                self._sinks.append(TensorBoardFiles(run_dir, None if base is None else base.get("env_steps", 0.0)))
         except BaseException:
             for sink in self._sinks:
                 sink.close()
@@ -203,18 +206,3 @@ class Recorder:
                     f"telemetry: {doing} failed, training goes "
                     f"on:\n{''.join(traceback.format_exception(error)).rstrip()}"
                 )
-
-
-def _exporters(run_dir: Path, config: Config, metrics: tuple[Metric, ...], began: float) -> list[Sink]:
-    """Sinks that a setting asks for."""
-    sinks: list[Sink] = []
-    try:
-        if config.telemetry.prometheus_port:
-            sinks.append(PrometheusPage(config.telemetry.prometheus_port, metrics))
-        if config.telemetry.tensorboard:
-            sinks.append(TensorBoardFiles(run_dir, began))
-    except BaseException:
-        for sink in sinks:
-            sink.close()
-        raise
-    return sinks

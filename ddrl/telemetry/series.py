@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -329,8 +330,7 @@ class SeriesWindow:
 # Made by the recorder and passed to the sinks in the order in which they were made.
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, eq=False, tag="record"):
     """All counters at one moment. `tick` counts records of the run from 0 without gaps, resumed runs included."""
 
     tick: int
@@ -341,19 +341,17 @@ class Record:
     columns: tuple[str, ...] = COLUMNS  # METRICS, then the figures of the run's algorithm
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, tag="event"):
     """Something that happened: a checkpoint, a command, a failure. `fields` holds JSON values."""
 
     time: float
     wall_seconds: float
     kind: str
     text: str
-    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    fields: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
     """Greedy episodes played with one version of the policy."""
 
     time: float
@@ -363,7 +361,7 @@ class Evaluation:
     mean: float
     std: float
     episodes: int
-    policy_version: float = float("nan")
+    policy_version: float = NAN
 
 
 @dataclass(frozen=True)

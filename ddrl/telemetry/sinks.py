@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
-import socket
 import struct
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
+from http.server import ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric as MetricFamily
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
 # On a terminal a panel of two lines (speed, then learning) is rewritten in place, cut to the terminal's width, with
@@ -192,179 +197,113 @@ class ProgressLine:
 # -- TensorBoard -------------------------------------------------------------------------------------------------------
 
 
-_POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
-
-
-def _table() -> list[int]:
-    entries: list[int] = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
-        entries.append(value)
-    return entries
-
-
-_CRC = _table()
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli)."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = _CRC[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
-
-
-def _masked(data: bytes) -> bytes:
-    value = crc32c(data)
-    return struct.pack("<I", (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    value &= (1 << 64) - 1
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _bytes_field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def frame(data: bytes) -> bytes:
-    """One record of an event file."""
-    length = struct.pack("<Q", len(data))
-    return length + _masked(length) + data + _masked(data)
-
-
-def scalars_event(time: float, step: int, values: dict[str, float]) -> bytes:
-    """An Event with a Summary of simple values, as a protocol buffer."""
-    points = (_bytes_field(1, tag.encode()) + struct.pack("<Bf", 2 << 3 | 5, value) for tag, value in values.items())
-    summary = b"".join(_bytes_field(1, value) for value in points)
-    return struct.pack("<Bd", 1 << 3 | 1, time) + b"\x10" + _varint(step) + _bytes_field(5, summary)
+FLUSH_PERIOD = 2.0  # [s] between flushes, each of which waits for the disk
 
 
 class TensorBoardFiles:
-    """Writes one event file; TensorBoard finds it with `tensorboard --logdir runs`."""
+    """Writes one event file of scalars; `tensorboard --logdir runs` finds it. Needs tensorboardX.
 
-    def __init__(self, run_dir: Path, began: float) -> None:
+    A run that is resumed at `resumed_at` environment steps repeats what came after them: earlier files are cut there,
+    and a TensorBoard that has read them already is told to forget (SessionLog START)."""
+
+    def __init__(self, run_dir: Path, resumed_at: float | None = None) -> None:
+        writing: Any = import_module("tensorboardX.event_file_writer")  # which has no types
+        self._events: Any = import_module("tensorboardX.proto.event_pb2")
         folder = run_dir / "tensorboard"
         try:
             folder.mkdir(exist_ok=True)
-            self._file = (folder / f"events.out.tfevents.{int(began)}.{socket.gethostname()}").open("ab")
+            if resumed_at is not None:
+                for path in folder.glob("*.tfevents.*"):
+                    self._cut(path, resumed_at)
+            self._writer = writing.EventsWriter(str(folder / "events"), f".{os.getpid()}")
         except OSError as error:
             raise RunDirError(
                 f"cannot write {folder} ({error.strerror}): choose another run.dir or set telemetry.tensorboard = false"
             ) from None
-        self._file.write(frame(struct.pack("<Bd", 1 << 3 | 1, began) + _bytes_field(3, b"brain.Event:2")))
-        self._step = 0
+        self._step = int(resumed_at or 0)
+        self._flushed_at = -math.inf
+        if resumed_at is not None:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.write_event(self._events.Event(step=self._step, session_log=start))
 
     def record(self, record: Record) -> None:
         """Write every series that was reported."""
         steps = record.series["env_steps"]
         self._step = self._step if math.isnan(steps) else int(steps)
         values = {f"run/{name}": value for name, value in record.series.items() if math.isfinite(value)}
-        self._file.write(frame(scalars_event(record.time, self._step, values)))
-        self._file.flush()
+        self._write(record.time, self._step, values)
 
     def event(self, event: Event) -> None:
         """Events have no place among scalars."""
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write the mean return."""
-        self._file.write(
-            frame(
-                scalars_event(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})
-            )
-        )
-        self._file.flush()
+        self._write(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})
 
     def close(self) -> None:
         """Finish the file."""
-        self._file.close()
+        self._writer.close()
+
+    def _write(self, time: float, step: int, values: Mapping[str, float]) -> None:
+        event = self._events.Event(wall_time=time, step=step)
+        for tag, value in values.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        self._writer.write_event(event)
+        if time - self._flushed_at >= FLUSH_PERIOD:
+            self._flushed_at = time
+            self._writer.flush()
+
+    def _cut(self, path: Path, steps: float) -> None:
+        """Cut a file before its first event past `steps`, or where it is incomplete or damaged."""
+        with path.open("r+b") as file:
+            size = path.stat().st_size
+            end = 0
+            while end + 12 <= size:  # a record: its length (8 bytes), a checksum (4), the event, a checksum (4)
+                (length,) = struct.unpack("<Q4x", file.read(12))
+                if end + 16 + length > size:
+                    break
+                try:
+                    event = self._events.Event.FromString(file.read(length + 4)[:length])
+                except Exception:  # protobuf's DecodeError, by whichever of its implementations
+                    break
+                if event.step > steps:
+                    break
+                end = file.tell()
+            file.truncate(end)
 
 
 # -- Prometheus --------------------------------------------------------------------------------------------------------
 
 
-_IDENTITY = ("rank", "role", "host", "pid")
-
-
-def metrics_text(
-    record: Record | None, evaluation: Evaluation | None = None, metrics: tuple[Metric, ...] | None = None
-) -> str:
-    """A record in Prometheus' text format, version 0.0.4; what was not reported is left out. `metrics` are those of the
-    run."""
-    metrics = run_metrics() if metrics is None else metrics
-    if record is None:
-        return "# no record yet\n"
-    lines: list[str] = []
-    for series in series_of(metrics):
-        value = record.series.get(series.name, math.nan)
-        if math.isfinite(value):
-            name = f"ddrl_{series.name}" + ("_total" if series.kind == "total" else "")
-            lines += _head(name, series.doc, "counter" if series.kind == "total" else "gauge")
-            lines.append(f"{name} {value!r}")
-    if evaluation is not None and math.isfinite(evaluation.mean):
-        lines += _head("ddrl_evaluation_return_mean", "Mean return of the newest evaluation.", "gauge")
-        lines.append(f"ddrl_evaluation_return_mean {evaluation.mean!r}")
-    labels = [_labels(row) for row in record.table]
-    for index, metric in enumerate(metrics):
-        if metric.name in _IDENTITY:
-            continue
-        name = f"ddrl_process_{metric.name}" + ("_total" if metric.kind == "count" else "")
-        values = record.table[:, index].tolist()
-        reported = [
-            f"{name}{label} {value!r}"
-            for label, value in zip(labels, values, strict=True)
-            if math.isfinite(value) and label
-        ]
-        if reported:
-            lines += _head(name, metric.doc, "counter" if metric.kind == "count" else "gauge")
-            lines += reported
-    return "\n".join(lines) + "\n"
-
-
-def _head(name: str, doc: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {doc}", f"# TYPE {name} {kind}"]
-
-
-def _labels(row: NDArray[np.float64]) -> str:
-    rank, role, host = (float(row[COLUMN[name]]) for name in ("rank", "role", "host"))
-    if math.isnan(rank) or math.isnan(role):
-        return ""
-    return f'{{rank="{int(rank)}",role="{ROLES[int(role)]}",host="{0 if math.isnan(host) else int(host)}"}}'
+CLIENT_TIMEOUT = 10.0  # [s] that a client may be silent before its connection is closed
+_IDENTITY = ("rank", "role", "host", "pid")  # columns that say whose the others are
 
 
 class PrometheusPage:
-    """Serves GET /metrics from a thread of its own."""
+    """Serves GET /metrics on loopback from a thread of its own: the newest record, and the newest evaluation. What was
+    not reported is left out. Needs prometheus_client. `metrics` are those of the run."""
 
     def __init__(self, port: int, metrics: tuple[Metric, ...] | None = None) -> None:
-        page = self
-        self._latest: Record | None = None
-        self._evaluation: Evaluation | None = None
+        from prometheus_client import CollectorRegistry, MetricsHandler
 
-        class Handler(BaseHTTPRequestHandler):
+        self._metrics = run_metrics() if metrics is None else metrics
+        self._record: Record | None = None
+        self._evaluation: Evaluation | None = None
+        collectors = CollectorRegistry()
+        collectors.register(self)
+
+        class Handler(MetricsHandler):
             """Answers one request."""
 
-            def do_GET(self) -> None:
-                """GET /metrics."""
-                if self.path.partition("?")[0] not in ("/metrics", "/"):
-                    self.send_error(404, "only /metrics is here")
-                    return
-                body = metrics_text(page._latest, page._evaluation, metrics).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+            registry = collectors
+            timeout = CLIENT_TIMEOUT
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Say nothing in the run's terminal."""
+            def do_GET(self) -> None:
+                """GET /metrics, and nothing else."""
+                if self.path.partition("?")[0] in ("/metrics", "/"):
+                    super().do_GET()
+                else:
+                    self.send_error(404, "only /metrics is here")
 
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -374,14 +313,29 @@ class PrometheusPage:
                 "or to 0 for none"
             ) from None
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="ddrl-prometheus", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve_forever, name="ddrl-prometheus", daemon=True)
         self._thread.start()
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """The metrics of one answer; called by prometheus_client."""
+        record = self._record
+        evaluation = self._evaluation
+        if record is None:
+            return
+        for series in series_of(self._metrics):
+            yield from _family(series.name, series.doc, series.kind == "total", {(): record.series[series.name]})
+        if evaluation is not None:
+            doc = "Mean return of the newest evaluation."
+            yield from _family("evaluation_return_mean", doc, False, {(): evaluation.mean})
+        labels = [_labels(row) for row in record.table]
+        for index, metric in enumerate(self._metrics):
+            if metric.name not in _IDENTITY:
+                values = {label: value for label, value in zip(labels, record.table[:, index], strict=True) if label}
+                yield from _family(f"process_{metric.name}", metric.doc, metric.kind == "count", values)
 
     def record(self, record: Record) -> None:
         """Remember the newest record."""
-        self._latest = record
+        self._record = record
 
     def event(self, event: Event) -> None:
         """Events have no place among metrics."""
@@ -395,3 +349,24 @@ class PrometheusPage:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _family(name: str, doc: str, counts: bool, values: Mapping[tuple[str, ...], float]) -> Iterator[MetricFamily]:
+    """One metric with its finite values by label (rank, role, host; () for the whole run); none without values."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    finite = {label: float(value) for label, value in values.items() if math.isfinite(value)}
+    if finite:
+        names = _IDENTITY[:3] if next(iter(finite)) else ()
+        family = (CounterMetricFamily if counts else GaugeMetricFamily)(f"ddrl_{name}", doc, labels=names)
+        for label, value in finite.items():
+            family.add_metric(label, value)
+        yield family
+
+
+def _labels(row: NDArray[np.float64]) -> tuple[str, ...]:
+    """(rank, role, host) of a process; () where it has not reported yet."""
+    rank, role, host = (float(row[COLUMN[name]]) for name in _IDENTITY[:3])
+    if math.isnan(rank) or math.isnan(role):
+        return ()
+    return str(int(rank)), str(ROLES[int(role)]), str(0 if math.isnan(host) else int(host))

@@ -321,20 +321,9 @@ class Store:
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write one evaluation."""
-        self._db.execute(
-            "INSERT INTO evaluations (time, wall_seconds, env_steps, updates, mean, std, episodes, policy_version) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                evaluation.time,
-                evaluation.wall_seconds,
-                evaluation.env_steps,
-                evaluation.updates,
-                evaluation.mean,
-                evaluation.std,
-                evaluation.episodes,
-                evaluation.policy_version,
-            ),
-        )
+        values = msgspec.structs.asdict(evaluation)
+        places = ", ".join("?" * len(values))
+        self._db.execute(f"INSERT INTO evaluations ({', '.join(values)}) VALUES ({places})", tuple(values.values()))
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Write a snapshot over the last one of its kind."""

@@ -326,7 +326,7 @@ def test_damaged_directories_are_explained_and_the_page_stays_up(tmp_path, dashb
 def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_path, dashboard, browser):
     with (
         LiveRun(tmp_path / "runs" / "alpha") as run,
-        ControlServer(run.path, run.config, {"status": dict}, run.recorder.record_event) as control,
+        ControlServer(run.path, {}, run.recorder.record_event) as control,
         zmq.Context() as context,
     ):
         stranger = context.socket(zmq.DEALER)

@@ -21,16 +21,20 @@ class Serving:
         self.events: list[tuple[str, str]] = []
         self.done: list[object] = []
         config = config or Config()
+
+        def change(name, value):
+            self.done.append((name, check_setting(config, name, value)))
+
         handlers = {
             "pause": lambda: self.done.append("pause"),
             "resume": lambda: self.done.append("resume"),
             "checkpoint": lambda: {"path": "checkpoints/000"},
             "stop": lambda: self.done.append("stop"),
-            "set": lambda name, value: self.done.append((name, value)),
+            "set": change,
             "status": lambda: {"env_steps": 7},
         } | handlers
         self.server = ControlServer(
-            run_dir, config, handlers, lambda kind, text, **fields: self.events.append((kind, text))
+            run_dir, handlers, lambda kind, text, **fields: self.events.append((kind, text)), config.telemetry
         )
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.work)
@@ -112,7 +116,7 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
             [b"", b"", b""],
             [b"x" * 100] * 7,
             [TOPIC, b'{"id": 1, "command": "st\xffop"}'],
-            [TOPIC, b'{"id": 1, "command": "set", "name": "' + b"x" * 10_000 + b'"}'],
+            [TOPIC, b'{"id": 1, "command": "set", "arguments": {"name": "' + b"x" * 10_000 + b'"}}'],
             [TOPIC, b"[" * 60_000],
         ):
             stranger.send_multipart(message)
@@ -131,7 +135,7 @@ def test_a_control_port_in_use_is_named(tmp_path):
         other.listen()
         config = Config(telemetry=TelemetryConfig(control_port=other.getsockname()[1]))
         with pytest.raises(RunDirError, match=r"cannot listen on .* telemetry\.control_port = 0"):
-            ControlServer(tmp_path, config, {}, lambda *args, **fields: None)
+            ControlServer(tmp_path, {}, lambda *args, **fields: None, config.telemetry)
 
 
 def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
@@ -151,7 +155,7 @@ def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
 
 
 def test_polling_an_idle_server_returns_at_once_without_work(tmp_path):
-    with ControlServer(tmp_path, Config(), {}, lambda *args, **fields: None) as server:
+    with ControlServer(tmp_path, {}, lambda *args, **fields: None) as server:
         assert server.poll() == 0
 
 
@@ -169,7 +173,7 @@ def test_attaching_to_what_is_not_running_says_so(tmp_path):
 
 
 def test_a_run_that_does_not_answer_is_given_up_with_a_reason(tmp_path):
-    server = ControlServer(tmp_path, Config(), {}, lambda *args, **fields: None)
+    server = ControlServer(tmp_path, {}, lambda *args, **fields: None)
     with attach(tmp_path, timeout=0.1) as run, pytest.raises(MessageError, match="did not answer 'pause'"):
         run.pause()
     server.close()

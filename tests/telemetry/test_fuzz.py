@@ -26,7 +26,7 @@ def test_control_messages(count):
             words.append(str(error))
         else:
             taken += 1
-            assert len(request.command) + len(request.name) < 300
+            assert len(request.command) + sum(map(len, request.arguments)) < 300
             request.command.encode()  # words that can be written down
     assert taken > 0
     assert len(words) > count / 2

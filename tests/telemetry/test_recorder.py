@@ -16,7 +16,7 @@ from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
-from ddrl.telemetry.control import STREAM_TOPIC, _pair, decode_item, encode_item
+from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
 from ddrl.telemetry.directory import read_live_file
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
@@ -351,7 +351,7 @@ def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
         shutil.copy(tmp_path / "live.json", stranger)
         with pytest.raises(RunDirError, match=r"client\.secret"):
             LiveReader(stranger)
-        _pair(stranger / "keys" / "client.secret")  # a key of one's own making
+        _key_pair(stranger / "keys" / "client.secret")  # a key of one's own making
         with LiveReader(tmp_path) as friend, LiveReader(stranger) as other:
             assert friend.receive(timeout=PATIENCE)
             assert other.receive(timeout=0.2) == []

@@ -60,7 +60,7 @@ def test_a_runs_state_follows_its_events_and_ends_with_its_reason(tmp_path):
     )
     assert seen == ["running", "running", "paused", "running", "running", "ending", "ending"]
     assert (status.state, status.reason) == ("ended", "run.max_seconds reached")
-    assert not status.goes_on
+    assert not status.is_active
 
 
 def test_a_run_that_failed_says_with_what(tmp_path):
