@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from benchmarks.attack.messages import mutate
@@ -30,7 +29,7 @@ from ddrl.core.files import decode
 from ddrl.core.settings import config_from_toml
 from ddrl.learner import snapshot
 from ddrl.pool import control
-from ddrl.pool.records import generate, read_pool, read_traces, write_traces
+from ddrl.pool.records import read_pool
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
 from tests.admix.material import request_of, small_mixer
@@ -141,11 +140,6 @@ def pool_command(folder: Path) -> Parser:
     return Parser(b'{"command": "add", "task": "a.toml", "weight": 2.0}', read)
 
 
-def pool_traces(folder: Path) -> Parser:
-    write_traces(folder / "traces.json", [generate("a", 4, np.random.default_rng(1))])
-    return of_file(folder / "traces.json", lambda: read_traces(folder / "traces.json"), refused=0.2)
-
-
 def sizer_network(folder: Path) -> Parser:
     path = folder / "ddqn.safetensors"
     path.write_bytes(SHIPPED.read_bytes())
@@ -177,7 +171,7 @@ def task_file(folder: Path) -> Parser:
 
 PARSERS = (
     display_request, play_control, policy_body, serving_counters, log_record, log_table, impressions, account,
-    pool_plan, pool_leases, pool_summary, pool_command, pool_traces, sizer_network, learner_state, replay_snapshot,
+    pool_plan, pool_leases, pool_summary, pool_command, sizer_network, learner_state, replay_snapshot,
     task_file,
 )  # fmt: skip
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +15,9 @@ from typing import Any
 
 import pytest
 
-from ddrl.channels import segment_name, unlink_run
 from ddrl.pool.__main__ import main as pool_main
 from ddrl.pool.devices import parse_devices
-from ddrl.pool.leases import LeaseHolder, LeaseMaster
-from ddrl.pool.policies.between_gradients import BetweenGradients
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.policy import Policy
+from ddrl.pool.policies import BetweenGradients, Fifo, Policy
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.modes.serial import SerialRun, run_serial
@@ -30,6 +25,7 @@ from ddrl.run.preparation import Preparation
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
 from tests.pool.alternate import Alternate
+from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
@@ -117,42 +113,20 @@ def test_tasks_with_rollouts_of_their_own_share_a_device(tmp_path):
 # -- leases around the moves ---------------------------------------------------------------------------------------
 
 
-class OneTask:
-    """A serial run in this process, lent devices by a master in a thread."""
+class OneTask(Lending):
+    """A serial run in this process, on leases of a pool."""
 
     def __init__(self, folder: Path, policy: Policy, devices: str) -> None:
-        self.pool_id = uuid.uuid4().hex[:8]
-        table = segment_name(self.pool_id, 0, "leases")
-        self.leases: list[Any] = []
-        parsed = parse_devices(devices)
-        self.master = LeaseMaster(table, policy, len(parsed), slots=2, on_lease=self.leases.append)
-        self.master.add("task")
-        self.master.add("other")
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self.master.serve, args=(self._ends.is_set,))
-        self._thread.start()
+        super().__init__(devices, policy)
         arguments = [*TINY, *SHORT, *settings("run.seed=5", f"run.dir={folder}", "learner.device=cpu"), "--serial"]
         self.run = SerialRun(Preparation(parse(arguments), f"one{self.pool_id}"))
         self.training = self.run.task.training
-        self.other = LeaseHolder.attach(table, "other")
-        self.lender = Lender(
-            self.training, LeaseHolder.attach(table, "task"), parsed, self.pool_id, splits=policy.splits_rounds
-        )
-        self.training.lender = self.lender
+        self.lend(self.run.task)
 
     def drive(self) -> None:
         while self.run.turn() is not Outcome.DONE:
             pass
         self.run.finish()
-
-    def close(self) -> None:
-        self.lender.close()
-        self.other.close()
-        self._ends.set()
-        self.master.table.bell.ring()
-        self._thread.join()
-        self.master.close()
-        unlink_run(self.pool_id)
 
 
 def test_the_device_is_back_before_the_parameters_are_published_and_another_task_gets_it(tmp_path):

@@ -26,7 +26,8 @@ from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
 from ddrl.pool.control import ask
 from ddrl.pool.ranks import PoolRanks, TaskRelays, assign_relays
-from ddrl.pool.setup import PoolPlan, new_plan
+from ddrl.pool.records import PoolSetup
+from ddrl.pool.setup import new_setup
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
 from ddrl.telemetry.series import COLUMN, ROLES
@@ -324,7 +325,7 @@ def test_the_death_of_a_rank_or_of_mpirun_ends_the_job_and_leaves_no_process(who
     assert "Traceback" not in said
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
     assert who == "mpirun" or "signal 9" in said, said
-    plan = PoolPlan.read(home)
+    plan = PoolSetup.read(home)
     for name in ("one", "two"):
         end = plan.read_end(name)
         assert end is not None
@@ -398,13 +399,13 @@ def test_settings_that_fit_no_ranks_are_refused(texts, words, tmp_path):
         file.write_text(text)
     arguments = ["--tasks", *map(str, files), *settings(ONE, f"run.dir={tmp_path / 'pool'}")]
     with pytest.raises(ConfigError) as refusal:
-        TaskRelays(cast(Any, None), new_plan(parse(arguments)), ["here"] * 3, "", 0)
+        TaskRelays(cast(Any, None), new_setup(parse(arguments)), ["here"] * 3, "", 0)
     assert words in str(refusal.value)
 
 
 def test_a_task_with_other_relays_than_the_pool_takes_no_place(tmp_path):
     files = two_tasks(tmp_path, "[pool]\ncollectors = 'cold'\n")
-    plan = new_plan(parse(["--tasks", files[0], *settings(ONE, f"run.dir={tmp_path / 'pool'}")]))
+    plan = new_setup(parse(["--tasks", files[0], *settings(ONE, f"run.dir={tmp_path / 'pool'}")]))
     relays = TaskRelays(cast(Any, None), plan, ["here"] * 3, "", 0)
     try:
         config = load_config(Path(files[1]), plan.overrides)
