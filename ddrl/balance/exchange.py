@@ -78,7 +78,7 @@ class Exchange:
         self.learner.settle(homes)
 
     def set_updates(self, updates: Sequence[int]) -> None:
-        """Updates of each part, in their order, that the vectors come from."""
+        """Updates of each part, in their order, that the vectors result from."""
         for part, count in zip(self.learner.parts.values(), updates, strict=True):
             part.set_updates(count)
 
@@ -87,7 +87,7 @@ class Exchange:
         return np.zeros(self.learner.parts[part].online.layout.nbytes, np.uint8)
 
     def flat(self, gradient: Gradient, out: Vector) -> Vector:
-        """The gradient as a vector of its part's layout: its own memory on the CPU, else `out`, filled."""
+        """The gradient as a vector of its part's layout: its own memory on the CPU, else `out`."""
         part = self.learner.parts[gradient.part]
         if gradient.vector.data_ptr() == part.gradient.data_ptr() and part.gradient.device.type == "cpu":
             return part.gradient.numpy()
@@ -120,8 +120,8 @@ class Exchange:
     def cosines(
         self, gradient: Gradient, vectors: Sequence[Vector], weights: Sequence[float], norms: Sequence[float]
     ) -> tuple[list[float], float]:
-        """Cosine of each gradient to their mean, and the mean's norm, after `sum`: the mean now stands where the first
-        one stood, whose product with it follows from the others' and its own."""
+        """Cosine of each gradient to their mean, and the mean's norm, after `sum`: the mean is now where the first
+        one was, whose product with it follows from the others' and its own."""
         mean = gradient.vector
         of = self.learner.parts[gradient.part]
         square = float(torch.dot(mean, mean))
