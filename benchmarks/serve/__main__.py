@@ -33,9 +33,10 @@ from benchmarks.serve.bare import Bare
 from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, save_policy
 from ddrl.admix.load import Generator, bodies_of, run
+from ddrl.admix.making import make_book
 from ddrl.admix.messages import Decision, DisplayRequest
 from ddrl.admix.mixer import ServedPolicy
-from ddrl.admix.serving import make_book, open_mixer
+from ddrl.admix.serving import open_mixer
 
 CONNECTIONS = 16
 EVERY = 1000  # requests between two changes of the policy
@@ -44,7 +45,7 @@ EVERY = 1000  # requests between two changes of the policy
 def bodies() -> list[bytes]:
     """1,000 display requests."""
     book = make_book(ENV)
-    return bodies_of(book.ids.tolist(), book.visitors, 1000, CANDIDATES)
+    return bodies_of(book.contracts.ad_id.tolist(), book.contracts.visitors, 1000, CANDIDATES)
 
 
 def inprocess(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

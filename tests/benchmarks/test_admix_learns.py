@@ -21,7 +21,7 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
 from ddrl.learner import Learner, describe
-from ddrl.learner.observations import as_tensors
+from ddrl.learner.networks import as_tensors
 from ddrl.replay.sources import make_source
 from ddrl.run.cli import tasks
 from tests.admix.days import HandDay, contracts, hand_env, requests
