@@ -23,7 +23,7 @@ from mpi4py import MPI
 from benchmarks.distribution.mpi import busy, measure
 from benchmarks.distribution.traces import merge_traces
 from ddrl.channels.board import Board, Command, Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.files import write_atomically
@@ -56,10 +56,11 @@ class Host:
         trace = group.get("trace", False)
         whole = Config(cluster=config)
         if comm.rank:
-            self.relay = host_relay(self.membership, whole, local, trace=trace)
+            self.relay = host_relay(self.membership, whole, local, lanes=LaneSet([]), table=counters, trace=trace)
         else:
             lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)]
-            self.relay = root_relay(self.membership, whole, local, lanes=lanes, trace=trace)
+            mirrors = [Counters.create(None, 1) for _ in lanes]
+            self.relay = root_relay(self.membership, whole, local, lanes=lanes, mirrors=mirrors, trace=trace)
 
     def notes(self) -> list[Any]:
         """What the relay's last executor noted of its messages, where the group wants a trace."""
