@@ -30,7 +30,14 @@ def files(*tables: str) -> list[str]:
 
 
 def test_every_file_of_the_map_exists_and_stands_there_once() -> None:
-    assert list(TABLES) == ["the topology", "one row", "one update", "one version", "processes and hosts"]
+    assert list(TABLES) == [
+        "the topology",
+        "one row",
+        "one update",
+        "one version",
+        "processes and hosts",
+        "what is seen of a run",
+    ]
     listed = files(*TABLES)
     assert len(listed) > 30
     assert [name for name in listed if not (PACKAGE / name).is_file()] == []
