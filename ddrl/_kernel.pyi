@@ -245,12 +245,6 @@ def checksum(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C'
 def copy_with_checksum(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Copy bytes and return their checksum, in one pass."""
 
-def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """Lengths and checksums of all chunks of a model."""
-
-def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
-    """Whether these chunks are of this model, as the root sealed them."""
-
 def encode_bf16(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """float32 values (as bytes) to bfloat16, rounded to nearest even."""
 
@@ -278,99 +272,11 @@ def split_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order=
 def join_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
     """What split_planes took apart."""
 
-class LinearLayers:
-    """
-    Passes of linear layers with relu between them, in arrays that stay in place.
-    """
+def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Lengths and checksums of all chunks of a model."""
 
-    def __init__(self, gemm: int, forward: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], bool]], backward: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None]]) -> None:
-        """
-        `gemm`: address of a BLAS library's sgemm. ValueError where shapes do not fit each other.
-        """
-
-    def forward(self) -> None:
-        """Compute every layer's `out`, in order."""
-
-    def backward(self) -> None:
-        """Compute gradients from the first step's `slope`, in order."""
-
-def q_slopes(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, td_error: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], td_size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], q_taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
-    """
-    Write TD errors, their sizes, the values taken, and the loss's derivative by q_tm1 into the last four arrays.
-    """
-
-def quantile_slopes(value_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], fraction: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], value_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kappa: float, loss: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
-    """
-    Write the losses of quantile regression, the sizes of the mean errors, the means of the values taken, and the weighted mean loss's derivative by value_tm1 into the last four arrays.
-    """
-
-def adam_step(parameters: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], gradient: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], first: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], second: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], lr: float, beta1: float, beta2: float, epsilon: float, max_norm: float, count: int) -> float:
-    """
-    One step of Adam in place, along the gradient scaled down to the norm; the norm before that.
-    """
-
-class Misfit(TypeError):
-    pass
-
-class ReplayCore:
-    """The replay kernel; ddrl.replay.ExperienceReplay is its face."""
-
-    def __init__(self, *, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], row: Sequence[int], capacity: int, pick_len: int, short_picks: bool, n_step: int, burn_in: int, eviction: object, seed: int, shift: int, file: str) -> None: ...
-
-    def new_episode(self) -> int: ...
-
-    def record(self, handle: int, count: int, values: tuple[Any, ...], finals: Any | None, ending: int) -> int: ...
-
-    def cut(self, handle: int) -> None: ...
-
-    def record_rows(self, rows: object) -> int: ...
-
-    def cut_streams(self) -> None: ...
-
-    @staticmethod
-    def selector_defaults(kind: str) -> list[tuple[str, float]]: ...
-
-    def add_selector(self, kind: str, parameters: Sequence[tuple[str, float]]) -> int: ...
-
-    def add_foreign_selector(self, selector: object) -> int: ...
-
-    def keep_selectors(self, count: int) -> None: ...
-
-    def set_importance_exponent(self, selector: int, exponent: float) -> None: ...
-
-    def get_batch(self, batch_size: int, selector: int, make: Callable[[int], object]) -> Any: ...
-
-    def sample(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
-
-    def sample_sequences(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
-
-    def set_priority(self, selector: int, pick_epi: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], pick_pos: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
-
-    def list_picks(self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
-
-    def law(self, selector: int, probability: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
-
-    @property
-    def records(self) -> int: ...
-
-    @property
-    def episodes(self) -> int: ...
-
-    @property
-    def picks(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def check(self) -> str: ...
-
-    def serialize(self, configuration: str, progress: object | None) -> object: ...
-
-    def unserialize(self, data: object, configuration: str, progress: object | None) -> None: ...
-
-    def save(self, path: str, configuration: str, increment: bool, progress: object | None) -> None: ...
-
-    def load(self, paths: Sequence[str], configuration: str, progress: object | None) -> None: ...
+def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
+    """Whether these chunks are of this model, as the root sealed them."""
 
 class Outbox:
     """Which of a host's ready messages goes next, within a window of bytes."""
@@ -435,3 +341,100 @@ class Transfers:
     @property
     def totals(self) -> tuple[int, int, int, int]:
         """Bytes sent and received, messages sent and received."""
+
+class LinearLayers:
+    """
+    Passes of linear layers with relu between them, in arrays that stay in place.
+    """
+
+    def __init__(self, gemm: int, forward: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], bool]], backward: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None]]) -> None:
+        """
+        `gemm`: address of a BLAS library's sgemm. ValueError where shapes do not fit each other.
+        """
+
+    def forward(self) -> None:
+        """Compute every layer's `out`, in order."""
+
+    def backward(self) -> None:
+        """Compute gradients from the first step's `slope`, in order."""
+
+def q_slopes(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, td_error: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], td_size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], q_taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """
+    Write TD errors, their sizes, the values taken, and the loss's derivative by q_tm1 into the last four arrays.
+    """
+
+def quantile_slopes(value_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], fraction: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], value_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kappa: float, loss: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+    """
+    Write the losses of quantile regression, the sizes of the mean errors, the means of the values taken, and the weighted mean loss's derivative by value_tm1 into the last four arrays.
+    """
+
+def adam_step(parameters: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], gradient: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], first: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], second: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], lr: float, beta1: float, beta2: float, epsilon: float, max_norm: float, count: int) -> float:
+    """
+    One step of Adam in place, along the gradient scaled down to the norm; the norm before that.
+    """
+
+class Misfit(TypeError):
+    pass
+
+class ReplayCore:
+    """The replay kernel, used by ddrl.replay.ExperienceReplay."""
+
+    def __init__(self, *, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], row: Sequence[int], capacity: int, pick_len: int, short_picks: bool, n_step: int, burn_in: int, eviction: object, seed: int, shift: int, file: str) -> None: ...
+
+    def new_episode(self) -> int: ...
+
+    def record(self, handle: int, count: int, values: tuple[Any, ...], finals: Any | None, ending: int) -> int: ...
+
+    def cut(self, handle: int) -> None: ...
+
+    def record_rows(self, rows: object) -> int: ...
+
+    def cut_streams(self) -> None: ...
+
+    @staticmethod
+    def selector_defaults(kind: str) -> dict[str, float]: ...
+
+    def add_selector(self, kind: str, parameters: Mapping[str, float]) -> int: ...
+
+    def add_foreign_selector(self, selector: object) -> int: ...
+
+    def keep_selectors(self, count: int) -> None: ...
+
+    def set_importance_exponent(self, selector: int, exponent: float) -> None: ...
+
+    def get_batch(self, batch_size: int, selector: int, make: Callable[[int], object]) -> Any: ...
+
+    def sample(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
+
+    def sample_sequences(self, batch_size: int, selector: int, discount: float, make: Callable[[int], object]) -> Any: ...
+
+    def set_priority(self, selector: int, pick_epi: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], pick_pos: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
+    def list_picks(self) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None,))], Annotated[NDArray[numpy.uint32], dict(shape=(None,))]]: ...
+
+    def probabilities(self, selector: int) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def episodes(self) -> int: ...
+
+    @property
+    def picks(self) -> int: ...
+
+    @property
+    def evicted_unseen(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def check(self) -> str: ...
+
+    def serialize(self, configuration: str, progress: object | None) -> object: ...
+
+    def unserialize(self, data: bytes, configuration: str, progress: object | None) -> None: ...
+
+    def save(self, path: str, configuration: str, increment: bool, progress: object | None) -> None: ...
+
+    def load(self, paths: Sequence[str], configuration: str, progress: object | None) -> None: ...

@@ -5,11 +5,9 @@
 #include <vector>
 
 #include "expect.hpp"
-#include "replay/fifo.hpp"
+#include "replay/evictions.hpp"
 #include "replay/gather.hpp"
-#include "replay/ranked_eviction.hpp"
-#include "replay/second_chance.hpp"
-#include "replay/selector_kinds.hpp"
+#include "replay/selectors.hpp"
 
 namespace fixture {
 

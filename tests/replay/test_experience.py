@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Column, EnvSpec
 from ddrl.replay import ExperienceReplay
 from tests.replay.filled import ACTION, STATE, add_episode, fill, make_replay
@@ -144,7 +145,7 @@ def test_a_batch_keeps_its_values_while_any_of_its_arrays_is_held() -> None:
 
 def test_frames_are_stored_once_and_stacked_when_drawn() -> None:
     spec = EnvSpec("", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
-    replay = ExperienceReplay.for_env(spec, 3000, n_step=1)
+    replay = ExperienceReplay.of(row_schema(spec), 3000, n_step=1)
     rows = np.zeros(2001, replay.row_dtype)
     rows["step"] = range(2001)
     rows["kind"][-1] = 1

@@ -64,7 +64,7 @@ class Newest:
         first = int(size * (1 - self.share))
         return self.random.integers(first, size, count, dtype=np.uint32), np.full(count, self.beta, np.float32)
 
-    def law(self) -> np.ndarray:
+    def probabilities(self) -> np.ndarray:
         size = len(self.priority)
         first = int(size * (1 - self.share))
         return np.where(np.arange(size) >= first, 1.0 / (size - first), 0.0)
@@ -116,7 +116,7 @@ def test_a_selector_from_outside_is_chosen_by_a_setting_and_draws_by_its_law() -
         add_episode(replay, 30)  # evicts: the table's picks move
     replay.check()
     batch = replay.sample(64, handle, 0.9)
-    law = replay.law(handle)
+    law = replay.probabilities(handle)
     drawn = {
         pick for pick, p in zip(zip(*(side.tolist() for side in replay.picks()), strict=True), law, strict=True) if p
     }
@@ -128,7 +128,7 @@ def test_a_selector_from_outside_is_chosen_by_a_setting_and_draws_by_its_law() -
     restored, other, (second, _) = make(f"replay.selector={__name__}:Newest", "replay.newest.share=0.25")
     restored.unserialize(replay.serialize())
     np.testing.assert_array_equal(second.priority, selector.priority)
-    np.testing.assert_array_equal(restored.law(other), law)
+    np.testing.assert_array_equal(restored.probabilities(other), law)
     with pytest.raises(ConfigError, match="share"):
         make(f"replay.selector={__name__}:Newest", "replay.newest.share=2")
 
