@@ -20,6 +20,10 @@ inline Options options(u64 capacity, u32 pick_len = 1, u32 n_step = 1, u32 shift
     return chosen;
 }
 
+inline Parameters exponents(double priority, double importance) {
+    return {{"priority_exponent", priority}, {"importance_exponent", importance}, {"stratified", 0}};
+}
+
 struct Records {
     std::vector<float> state, reward;
     std::vector<u64> action, version;

@@ -311,3 +311,14 @@ def test_get_batch_gives_eight_arrays_of_its_own_which_are_used_again_when_nobod
     address = first.batch_reward.ctypes.data
     del first
     assert replay.get_batch(4, selector).batch_reward.ctypes.data == address
+
+
+def test_records_of_episodes_that_were_never_drawn_from_are_counted_when_they_are_evicted() -> None:
+    replay = fill(make_replay(40), [10, 10])
+    assert replay.evicted_unseen == 0
+    selector = replay.new_pick_selector("uniform")
+    replay.sample(200, selector, 0.9)  # from both
+    fill(replay, [15, 25])  # the episodes of 10 leave, seen
+    assert replay.evicted_unseen == 0
+    fill(replay, [20])  # that of 15 leaves, unseen, and then that of 25
+    assert replay.evicted_unseen == 40 - (len(replay) - 20)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay import ExperienceReplay
 from ddrl.replay.evictions import make_eviction
 from ddrl.replay.selectors import Common, Selector, make_selector
-from tests.replay.filled import add_episode
+from tests.replay.filled import add_episode, make_replay
 
 SPEC = EnvSpec("x", ArraySpec((2,), "float32"), 2)
 
@@ -203,3 +204,9 @@ def test_built_in_selectors_take_their_settings_from_their_table(name: str) -> N
     assert len(replay.sample(4, handle, 0.9).weight) == 4
     with pytest.raises(ConfigError, match="stratifid"):
         make_selector(load_config(None, [f"replay.selector={name}", f"replay.{name}.stratifid=true"]))
+
+
+def test_a_selector_with_the_method_of_earlier_versions_is_refused_by_the_new_name() -> None:
+    old = SimpleNamespace(name="old", law=lambda: np.zeros(0))
+    with pytest.raises(TypeError, match=r"selector old has no method probabilities\(\) .*: rename its method `law`"):
+        make_replay(40).new_pick_selector(cast(Any, old))

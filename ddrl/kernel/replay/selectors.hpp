@@ -57,7 +57,7 @@ using Parameters = std::map<std::string, double>;
 // All picks with the same probability. O(1) a draw, no memory per pick.
 class Uniform final : public PickSelector {
 public:
-    Uniform(Random random, std::size_t, const Parameters&) : random_(random) {}
+    explicit Uniform(Random random, std::size_t = 0, const Parameters& = {}) : random_(random) {}
     void picks_added(u32, u32 count) override { size_ += count; }
     void picks_moved(std::span<const Move>) override {}
     void picks_dropped(u32 size) override { size_ = size; }
