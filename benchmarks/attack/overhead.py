@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.run.keeper import LOOK_PERIOD, Silence
@@ -41,7 +40,7 @@ def supervision(count: int, seed: int, seconds: float) -> dict[str, Any]:
 
     looks = _seconds(look, count)
     with tempfile.TemporaryDirectory() as folder:
-        server = ControlServer(Path(folder), Config(), {"status": dict}, lambda kind, text, **fields: None)
+        server = ControlServer(Path(folder), {"status": dict}, lambda kind, text, **fields: None)
         polls = _seconds(server.poll, count)
         before = time.process_time()
         ended = threading.Event()

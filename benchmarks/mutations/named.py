@@ -373,7 +373,6 @@ _NAMED = {
             "if request.task in self._holds or request.task in self._waiting:",
             "if False:",
         ),
-        ("a withdrawn device is granted", "self._devices.discard(device)", "pass"),
         ("seconds held are not counted", "self.held_seconds[task] += now - hold.since", "pass"),
     ),
     "pool/leases.py": (
@@ -382,9 +381,9 @@ _NAMED = {
             "if is_alive(pid, started):\n                raise",
             "if False:\n                raise",
         ),
-        ("a dead task keeps its device", "if member.owner == owner:", "if False:"),
+        ("a dead task keeps its device", "if member.pidfd == descriptor:", "if False:"),
     ),
-    "pool/policies/fair.py": (
+    "pool/policies.py": (
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
@@ -423,6 +422,7 @@ _NAMED = {
             "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
             "total = float(values.sum()) if values.size else base.get(add)",
         ),
+        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
     ),
     "telemetry/recorder.py": (
         (
@@ -430,9 +430,6 @@ _NAMED = {
             "except Exception as error:  # training must outlive its telemetry",
             "except ZeroDivisionError as error:",
         ),
-    ),
-    "telemetry/bottleneck.py": (
-        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
     ),
     "plots/replay.py": (
         (

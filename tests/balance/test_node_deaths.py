@@ -87,7 +87,7 @@ def job_of(tmp_path):
     jobs[0].kill()
 
 
-@pytest.mark.parametrize("how", ["in shared memory", "by messages"])
+@pytest.mark.parametrize("how", ["in shared memory", pytest.param("by messages", marks=pytest.mark.long)])
 def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path, job_of, how):
     run, job = tmp_path / "run", job_of(*(["balance.first=2"] if how == "by messages" else []))
     wait_for_checkpoint(run, job)

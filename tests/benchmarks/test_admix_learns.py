@@ -35,6 +35,7 @@ def two_contracts(num_envs: int, **play) -> AdmixVectorEnv:
     return hand_env(day, num_envs, **play)
 
 
+@pytest.mark.long
 def test_the_actor_raises_the_bonus_of_a_contract_that_would_miss_its_demand() -> None:
     torch.set_num_threads(1)
     task = load_config(tasks()["admix"], []).env.kwargs

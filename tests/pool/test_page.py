@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from ddrl.pool.plots import pool_bounds, pool_gantt, pool_waits
+from ddrl.pool.page import pool_bounds, pool_gantt, pool_waits
 from ddrl.pool.records import read_pool
 from tests.pool.recorded import write_pool
 

@@ -1,6 +1,5 @@
-"""A pool: who has which device, who waits for whom, and each figure beside its bound. Records in (ddrl.pool.records),
-figures out.
-"""
+"""Figures of a pool: which task has which device, which task waits for which, and each figure beside its bound. Records
+in (ddrl.pool.records), plotly figures out."""
 
 # pyright: reportUnknownMemberType=false
 # plotly has no complete types.
@@ -14,19 +13,19 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, say_nothing_yet
-from ddrl.pool.bounds import figures_beside_bounds
 from ddrl.pool.records import PoolRecord, waits_for
+from ddrl.pool.simulator import figures_beside_bounds
 
-# -- pool --------------------------------------------------------------------------------------------------------------
+__all__ = ["busy_against_tasks", "pool_bounds", "pool_gantt", "pool_table", "pool_waits"]
 
-MOST_LEASES = 240  # drawn at once; of more, the newest
-_HELD = 0.12  # where they stand in a task's row
+MAX_LEASES = 240  # drawn at once; of more, the newest
+_HELD = 0.12  # places within a task's row
 _WAITS = -0.12
 _COLLECTS = -0.3
 _GRAY = "#808080"
 
 
-def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MOST_LEASES) -> go.Figure:
+def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MAX_LEASES) -> go.Figure:
     """Leases, waits and collectors over time, a row a task. last [s]: only so much before the newest lease's end."""
     figure = new_figure(
         "Leases and waits of each task", "s since the pool's start", "", height=140 + 56 * len(record.tasks)

@@ -4,32 +4,44 @@ The queue and the pre-warming are the pool's own code, time is simulated. Rounds
 devices, unless said.
 
 Busy: device seconds that compute over wall, between 10 % and 95 % of the first task's end. Its bound is min(1, sum of
-duty cycles / devices), with exponential rounds the machine-repairman value. Makespan: over the offline optimum where
-the search proves it, else over a certified lower bound. Pre-warming: cost is idle seconds + 49 x late seconds, beside
-the best fixed start for the rounds of all 8 tasks."""
+duty cycles / devices), with exponential rounds the machine-repairman value. Makespan: over a certified lower bound.
+Pre-warming: cost is idle seconds + 49 x late seconds, beside the best fixed start for the rounds of all 8 tasks."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.pool.hindsight import hindsight
 from ddrl.core import plugins
-from ddrl.pool.bounds import lower_bound, optimum, repairman_share, share_bound
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.slices import Slices, SlicesSettings
-from ddrl.pool.policy import Policy
-from ddrl.pool.prewarm import PrewarmSettings
+from ddrl.pool.policies import Fair, Policy, Slices, SlicesSettings
+from ddrl.pool.prewarm import PrewarmSettings, Round
 from ddrl.pool.queue import jain_index
-from ddrl.pool.records import TaskTrace, generate
-from ddrl.pool.simulator import Outcome, Start, simulate
+from ddrl.pool.records import PoolSetup, TaskTrace, generate, read_pool, recorded_traces
+from ddrl.pool.simulator import Outcome, Start, lower_bound, share_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"
 DEVICES = 2
 ROUND_SECONDS = 5.0
 DUTY = 0.2
+
+
+def repairman_share(tasks: int, devices: int, duty: float) -> float:
+    """Busy share of `devices` devices with exponential rounds: the machine-repairman model M/M/c//N.
+
+    duty: device seconds per round over a round without waits. With thinking rate 1 and service rate mu = (1 - duty) /
+    duty the number of tasks at the devices is a birth-death chain (Feller, 1950)."""
+    service = (1 - duty) / duty
+    weights = [1.0]
+    for at_devices in range(1, tasks + 1):
+        weights.append(weights[-1] * (tasks - at_devices + 1) / (service * min(at_devices, devices)))
+    busy = sum(min(number, devices) * weight for number, weight in enumerate(weights))
+    return busy / (sum(weights) * devices)
 
 
 def make_policy(name: str) -> Policy:
@@ -97,81 +109,42 @@ def served_until_first_end(outcome: Outcome) -> list[float]:
     ]
 
 
-def unlike_tasks(
-    generator: np.random.Generator, tasks: int, rounds: tuple[int, int], least_duty: float, **more: Any
-) -> list[TaskTrace]:
-    """Tasks whose rounds [low, high) differ in number, in length (2 to 10 s) and in device work (up to 0.6 of it)."""
-    return [
-        generate(
-            f"t{k}",
-            int(generator.integers(*rounds)),
-            generator,
-            round_seconds=float(generator.uniform(2, 10)),
-            duty=float(generator.uniform(least_duty, 0.6)),
-            variation=0.1,
-            **more,
-        )
-        for k in range(tasks)
-    ]
-
-
 def unequal_traces(seed: int) -> tuple[list[TaskTrace], int]:
-    """A pool of unequal tasks with a load of at least 0.8: 4 to 10 tasks of 10 to 40 rounds on 1 to 3 devices."""
+    """A pool of unequal tasks with a load of at least 0.8, and its devices: 4 to 10 tasks of 10 to 40 rounds of 2 to 10
+    s on 1 to 3 devices."""
     generator = np.random.default_rng([11, seed])
     while True:
         tasks = int(generator.integers(4, 11))
         devices = int(generator.integers(1, 4))
-        traces = unlike_tasks(generator, tasks, (10, 41), 0.1, send=0.1)
+        traces = [
+            generate(
+                f"t{k}",
+                int(generator.integers(10, 41)),
+                generator,
+                round_seconds=float(generator.uniform(2, 10)),
+                duty=float(generator.uniform(0.1, 0.6)),
+                variation=0.1,
+                send=0.1,
+            )
+            for k in range(tasks)
+        ]
         duties = sum(share_bound([trace], 1) for trace in traces)
         if tasks > devices and duties / devices >= 0.8:
             return traces, devices
 
 
-def makespans(count: int, nodes: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Each policy's makespan over the best known bound, on unequal pools; and how many optima were proven."""
-    names = ("fair", "round_robin", "fifo")
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    proven = 0
-    for seed in range(count):
-        traces, devices = unequal_traces(seed)
-        bound = lower_bound(traces, devices)
-        if len(traces) <= 6:
-            found = optimum(traces, devices, nodes)
-            proven += found.exact
-            bound = found.bound
-        for name in names:
-            ratios[name].append(simulate(traces, devices, make_policy(name), "alive").makespan / bound)
-    return spread(ratios), {"traces": count, "optima_proven": proven}
-
-
-def spread(ratios: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """A row for each policy."""
-    return [
-        {
-            "policy": name,
-            "pools": len(values),
-            "median": statistics.median(values),
-            "p95": float(np.quantile(values, 0.95)),
-            "most": max(values),
-        }
-        for name, values in ratios.items()
-    ]
-
-
-def small_makespans(count: int) -> list[dict[str, Any]]:
-    """The same over the exact optimum: 4 to 6 tasks of 2 to 3 rounds on 1 or 2 devices, all proven."""
-    ratios: dict[str, list[float]] = {name: [] for name in ("fair", "round_robin", "fifo")}
-    for seed in range(count):
-        generator = np.random.default_rng([12, seed])
-        tasks = int(generator.integers(4, 7))
-        devices = int(generator.integers(1, 3))
-        traces = unlike_tasks(generator, tasks, (2, 4), 0.2)
-        found = optimum(traces, devices)
-        if not found.exact:
-            continue
-        for name, values in ratios.items():
-            values.append(simulate(traces, devices, make_policy(name), "alive").makespan / found.makespan)
-    return spread(ratios)
+def makespans(count: int) -> list[dict[str, Any]]:
+    """Each policy's makespan over its lower bound, on unequal pools."""
+    rows: list[dict[str, Any]] = []
+    pools = [unequal_traces(seed) for seed in range(count)]
+    for name in ("fair", "round_robin", "fifo"):
+        over = [
+            simulate(traces, devices, make_policy(name), "alive").makespan / lower_bound(traces, devices)
+            for traces, devices in pools
+        ]
+        row = {"policy": name, "pools": count, "median": statistics.median(over)}
+        rows.append(row | {"p95": float(np.quantile(over, 0.95)), "most": max(over)})
+    return rows
 
 
 def held(rounds: int) -> dict[str, float]:
@@ -264,4 +237,81 @@ def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
                         "makespan": outcome.makespan,
                     }
                 )
+    return rows
+
+
+# -- the best fixed rule for starting collectors, chosen knowing all rounds --------------------------------------------
+
+IN_TIME = 0.95  # share of collectors
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """cost: a collector's, of the rule that costs least; idle: its seconds a collector; least_idle: those of the rule
+    that is least idle among all with 95 % of the collectors in time."""
+
+    cost: float
+    idle: float
+    least_idle: float
+
+
+def hindsight(tasks: Sequence[Sequence[Round]], settings: PrewarmSettings, first: int = 0) -> Hindsight:
+    """Of fixed rules for tasks of one kind, over their rounds from `first` on: so long after data or parameters one to
+    four rounds before, or staying alive. Over many rounds it is the optimum under their true distribution."""
+    by_task = [
+        [np.array([getattr(round, name)[0] for round in rounds]) for name in ("end", "sent", "begin", "startup")]
+        for rounds in tasks
+    ]
+    for _, _, _, startup in by_task:  # one that stayed would have started as the one before
+        newest = np.maximum.accumulate(np.where(np.isnan(startup), 0, np.arange(len(startup))))
+        startup[:] = startup[newest]
+
+    def latest(anchor: int, back: int) -> NDArray[np.float64]:
+        return np.concatenate(
+            [(own[0][back:] - own[anchor][: len(own[anchor]) - back] - own[3][back:])[first:] for own in by_task]
+        )
+
+    counted = [latest(anchor, back) for back in range(4) for anchor in (1, 2)]
+    alive = float(np.mean(np.concatenate([(end - sent)[first:] for end, sent, _, _ in by_task])))
+    rules = [(settings.idle_cost * alive, alive), *(_started(times, settings.level, settings) for times in counted)]
+    cost, idle = min(rules)
+    return Hindsight(cost, idle, min(alive, *(_started(times, 1 - IN_TIME, settings)[1] for times in counted)))
+
+
+def _started(latest: NDArray[np.float64], level: float, settings: PrewarmSettings) -> tuple[float, float]:
+    """Cost and idle seconds a collector of starts at a quantile of the latest ones in time; never before their
+    anchor."""
+    start = float(np.quantile(latest, level, method="inverted_cdf"))
+    if start < 0:
+        return float("inf"), float("inf")
+    idle, late = (float(np.mean(np.maximum(0, sign * (latest - start)))) for sign in (1, -1))
+    return settings.idle_cost * idle + settings.delay_cost * late, idle
+
+
+# -- beside pools that were run ----------------------------------------------------------------------------------------
+
+
+def replay(folder: Path) -> list[dict[str, Any]]:
+    """A row for each ended pool below `folder`: its makespan, and the simulator's for the rounds that its leases
+    recorded. Both count to the last lease's end, for closing the pool's processes is not simulated."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(found.parents[1] for found in folder.rglob("pool/plan.json")):
+        record = read_pool(path)
+        if not record.summary or not record.leases:
+            continue
+        outcome = simulate(recorded_traces(record), len(record.devices), PoolSetup.read(path).make_policy(), "alive")
+        measured = max(lease.released for lease in record.leases)
+        rows.append(
+            {
+                "pool": str(path.relative_to(folder)),
+                "tasks": len(record.tasks),
+                "devices": ",".join(record.devices),
+                "rounds": len(record.leases),
+                "measured": measured,
+                "simulated": outcome.makespan,
+                "error": outcome.makespan / measured - 1,
+                "waited": sum(lease.granted - lease.asked for lease in record.leases),
+                "waited_simulated": sum(outcome.waits),
+            }
+        )
     return rows
