@@ -8,13 +8,9 @@ vectors that have changed since their last request, so they need no optimizer an
 from __future__ import annotations
 
 import math
-import os
-import platform
-import signal
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +34,6 @@ from ddrl.balance.settings import BalanceConfig
 from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer, make_sizer
 from ddrl.balance.sizes import Cluster, Observation, Sizes, proportional_sizes
 from ddrl.channels.board import CounterRow
-from ddrl.channels.segment import namespace
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
@@ -52,7 +47,6 @@ if TYPE_CHECKING:
 
 MAX_SLEEP = 0.01  # [s] between polls for messages and for what ends the job
 CHECK_PERIOD = 1.0  # [s] between checks of which nodes live
-STACKS_SIGNAL = signal.SIGUSR2  # makes a node write its stacks to stderr
 END_TIMEOUT = 30.0  # [s] for outstanding gradients when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # fields of a batch that no gradient depends on
 GRADIENT_COLUMNS = ("norm", "cosine", "loss", "staleness", "dropped")  # of an observation
@@ -63,7 +57,6 @@ UNLIMITED = 1 << 40  # [samples] for a node without balance.max_sizes
 class NodeState:
     """What the leader knows of one node."""
 
-    process: Reply = field(default_factory=Reply)  # what it said of its process
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
     offered_memory: bool = False  # it was sent the shared memory's name
     rings: bool = False  # it has mapped the doorbells
@@ -203,6 +196,7 @@ class Leader:
         ended_nodes: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._connection = Connection(comm, counters)
+        self._counters = counters
         self._exchange = exchange
         self._config = config
         self._check_job = check_job
@@ -226,7 +220,7 @@ class Leader:
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss over a batch, from the nodes; None where the algorithm passes the part over.
 
-        JobFailed where no node is left, or one does not answer."""
+        JobFailed where no node is left."""
         if not self._exchange.learner.takes(batch, part):
             return None
         self._wait(lambda: not self._absent)
@@ -355,8 +349,8 @@ class Leader:
             self._connection.sleep(rings, begun, longest, all_ring=all_ring)
 
     def _check_nodes(self) -> bool:
-        """Every CHECK_PERIOD: remove nodes whose processes have died; whether there were any. JobFailed for a node that
-        does not answer."""
+        """Every CHECK_PERIOD: remove nodes whose processes have died; whether there were any. A node that hangs is
+        found by the keeper of its host, which ends the job."""
         now = time.monotonic()
         if now < self._next_check:
             return False
@@ -364,15 +358,8 @@ class Leader:
         dead = [node for node in self._ended_nodes() if node in self.nodes]
         for node in dead:
             self._remove(node, "its process has died")
-        limit = self._config.run.silence_limit
-        for node, state in self.nodes.items():
-            if state.part and self._clock() - state.dealt_at > limit:
-                process = state.process
-                raise JobFailed(
-                    f"node {node} (rank {process.rank}, pid {process.pid} on {process.machine}) has not answered for "
-                    f"{limit:g} s (run.silence_limit): does it hang? {write_stacks(process)} what was "
-                    "learned is saved"
-                )
+        if self._counters is not None:
+            self._counters["heartbeat"].set(time.time())  # a trainer that waits for nodes lives
         return bool(dead)
 
     def _receive(self) -> bool:
@@ -395,7 +382,6 @@ class Leader:
     def _greet(self, node: int, reply: Reply) -> None:
         """A node has started. ConfigError where its networks are not the trainer's."""
         self._absent.discard(node)
-        self.nodes[node].process = reply
         expected = self._exchange.signature
         for what in sorted(expected.keys() | reply.signature.keys()):
             if expected.get(what) != reply.signature.get(what):
@@ -480,18 +466,6 @@ class Leader:
         self._wait(lambda: not self._absent and len(self._free_nodes()) == len(self.nodes))
         for node in self.nodes:
             self._connection.send(node + 1, Request(), {})
-
-
-def write_stacks(process: Reply) -> str:
-    """Make a silent node's process write its stacks to stderr, where the signal reaches it; what to say of that."""
-    if process.machine != platform.node() or process.pid_namespace != namespace():
-        return "is its machine reachable?"
-    try:
-        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        os.kill(process.pid, STACKS_SIGNAL)
-    except OSError as error:
-        return f"its process: {error.strerror or error};"
-    return "it is stopped (SIGSTOP);" if state == "T" else "its stacks are on stderr;"
 
 
 def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:

@@ -65,10 +65,6 @@ class Reply(msgspec.Struct):
     """Node to leader: first its signature; then a gradient for each request; `failure` where the node ends."""
 
     signature: dict[str, str] = {}
-    machine: str = ""  # with the signature: where its process runs
-    rank: int = 0
-    pid: int = 0
-    pid_namespace: int = 0
     failure: str = ""
     gradient: bool = False
     in_memory: bool = False  # the gradient is in the shared memory: no vector follows

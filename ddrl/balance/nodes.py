@@ -8,25 +8,22 @@ publishes, evaluates or records. Where it fails it sends the leader the reason, 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddrl.balance.leader import STACKS_SIGNAL, Leader, make_node_sizer
+from ddrl.balance.leader import Leader, make_node_sizer
 from ddrl.balance.messages import Connection, Fields, Reply, Request, Rows, SharedMemory, unpack
 from ddrl.balance.sizes import Observation
 from ddrl.channels.board import Command, CounterRow
-from ddrl.channels.segment import namespace
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, NetworkError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Assignment, Role
+from ddrl.run.keeper import report_stacks
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
@@ -127,22 +124,13 @@ def serve(
 ) -> None:
     """Answer the leader, rank 0 of `comm`, until it ends the work or `job_continues()` is False. A failure is sent to
     the leader."""
-    from mpi4py import MPI
-
     connection = Connection(comm, counters)
-    faulthandler.register(STACKS_SIGNAL)
+    report_stacks(2)
     try:
         exchange = make_exchange()
-        who = Reply(
-            signature=exchange.signature,
-            machine=platform.node(),
-            rank=MPI.COMM_WORLD.Get_rank(),
-            pid=os.getpid(),
-            pid_namespace=namespace(),
-        )
-        connection.send(0, who, {})
+        connection.send(0, Reply(signature=exchange.signature), {})
         node = Node(connection, comm.Get_rank() - 1, exchange, counters)
-        while (message := _await_message(connection, job_continues)) is not None:
+        while (message := _await_message(connection, counters, job_continues)) is not None:
             request, arrays = unpack(message, Request)
             if not request.part:
                 return
@@ -155,10 +143,14 @@ def serve(
         connection.flush()
 
 
-def _await_message(connection: Connection, job_continues: Callable[[], bool]) -> np.ndarray | None:
-    """The leader's next message; None once the job has failed."""
+def _await_message(
+    connection: Connection, counters: CounterRow | None, job_continues: Callable[[], bool]
+) -> np.ndarray | None:
+    """The leader's next message; None once the job has failed. A node that waits shows that it lives."""
     begun = time.perf_counter()
     while job_continues():
+        if counters is not None:
+            counters["heartbeat"].set(time.time())
         rings = connection.rings
         received = connection.receive()
         if received is not None:
@@ -242,7 +234,6 @@ class Node:
     def _count(self, counters: CounterRow, request: Request, seconds: float) -> None:
         counters["gradients"].add(1)
         counters["gradient_seconds"].add(seconds)
-        counters["heartbeat"].set(time.time())
         counters["gradients_late"].set(request.late)
         counters["gradients_dropped"].set(request.dropped)
         if request.part == next(iter(self._exchange.learner.parts)) and request.samples:
