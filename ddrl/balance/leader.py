@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 
 from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
+    TO_LEADER,
+    Compute,
+    Computed,
     Connection,
+    Failed,
     Fields,
+    Finish,
+    Joined,
     MakeSegment,
-    Reply,
-    Request,
     SharedMemory,
     arrays_of,
     count_rows,
@@ -114,7 +118,7 @@ class PartBatches:
         self._seconds = np.zeros(len(self.nodes))
         self._gradients = {name: np.zeros(len(self.nodes)) for name in GRADIENT_COLUMNS}
 
-    def record(self, node: int, samples: int, seconds: float, reply: Reply, age: int, dropped: bool) -> None:
+    def record(self, node: int, samples: int, seconds: float, reply: Computed, age: int, dropped: bool) -> None:
         """A gradient of `samples` took `seconds`; its vectors were `age` versions old when it arrived."""
         place = self.nodes.index(node)
         self._dealt[place] = samples
@@ -251,7 +255,7 @@ class Leader:
         sizes = batches.divide(total, free).tolist()
         updates = tuple(one.updates for one in learner.parts.values())
         entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
-        request = Request(
+        request = Compute(
             part,
             updates,
             seed=int(entropy.generate_state(1)[0]),
@@ -276,7 +280,7 @@ class Leader:
         batches.whole_batch = [(node, version) for node in free] if is_whole_batch else []
 
     def _send_request(
-        self, node: int, request: Request, versions: dict[str, int], sent_vectors: dict[str, Vector], *, copy: bool
+        self, node: int, request: Compute, versions: dict[str, int], sent_vectors: dict[str, Vector], *, copy: bool
     ) -> None:
         """Complete the request for a node and send it with the vectors that changed. `copy` these: where not every
         gradient is awaited, the learner changes its vectors while they are still being sent."""
@@ -368,18 +372,19 @@ class Leader:
         if received is None:
             return False
         node = received[0] - 1
-        reply, arrays = unpack(received[1], Reply)
+        reply, arrays = unpack(received[1], TO_LEADER)
         if node not in self.nodes:  # it was removed; its rows are dealt again
             return True
-        if reply.failure:
-            self._remove(node, reply.failure)
-        elif reply.signature:
-            self._greet(node, reply)
-        elif reply.gradient:
-            self._accept(node, reply, arrays)
+        match reply:
+            case Joined():
+                self._greet(node, reply)
+            case Computed():
+                self._accept(node, reply, arrays)
+            case Failed():
+                self._remove(node, reply.reason)
         return True
 
-    def _greet(self, node: int, reply: Reply) -> None:
+    def _greet(self, node: int, reply: Joined) -> None:
         """A node has started. ConfigError where its networks are not the trainer's."""
         self._absent.discard(node)
         expected = self._exchange.signature
@@ -390,7 +395,7 @@ class Leader:
                     "must hold the same networks; start every rank with the same code and packages"
                 )
 
-    def _accept(self, node: int, reply: Reply, arrays: Fields) -> None:
+    def _accept(self, node: int, reply: Computed, arrays: Fields) -> None:
         """A node's gradient has arrived: keep it for the next update, or drop it."""
         state = self.nodes[node]
         batches = self.parts[state.part]
@@ -465,7 +470,7 @@ class Leader:
         self._check_job = check_deadline
         self._wait(lambda: not self._absent and len(self._free_nodes()) == len(self.nodes))
         for node in self.nodes:
-            self._connection.send(node + 1, Request(), {})
+            self._connection.send(node + 1, Finish(), {})
 
 
 def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:

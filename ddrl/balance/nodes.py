@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddrl.balance.leader import Leader, make_node_sizer
-from ddrl.balance.messages import Connection, Fields, Reply, Request, Rows, SharedMemory, unpack
+from ddrl.balance.messages import (
+    TO_NODE,
+    Compute,
+    Computed,
+    Connection,
+    Failed,
+    Fields,
+    Finish,
+    Joined,
+    Rows,
+    SharedMemory,
+    unpack,
+)
 from ddrl.balance.sizes import Observation
 from ddrl.channels.board import Command, CounterRow
 from ddrl.core.algorithm import Declaration
@@ -128,17 +140,17 @@ def serve(
     report_stacks(2)
     try:
         exchange = make_exchange()
-        connection.send(0, Reply(signature=exchange.signature), {})
+        connection.send(0, Joined(exchange.signature), {})
         node = Node(connection, comm.Get_rank() - 1, exchange, counters)
         while (message := _await_message(connection, counters, job_continues)) is not None:
-            request, arrays = unpack(message, Request)
-            if not request.part:
+            request, arrays = unpack(message, TO_NODE)
+            if isinstance(request, Finish):
                 return
             node.answer(request, arrays)
     except DdrlError as error:
-        connection.send(0, Reply(failure=str(error)), {})
+        connection.send(0, Failed(str(error)), {})
     except Exception as error:
-        connection.send(0, Reply(failure=describe(error, f"node {comm.Get_rank() - 1}")), {})
+        connection.send(0, Failed(describe(error, f"node {comm.Get_rank() - 1}")), {})
     finally:
         connection.flush()
 
@@ -169,7 +181,7 @@ class Node:
         self._counters = counters
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
 
-    def answer(self, request: Request, arrays: Fields) -> None:
+    def answer(self, request: Compute, arrays: Fields) -> None:
         """Take the vectors that the request names, compute, and send the gradient. NetworkError where the algorithm
         gives none."""
         from ddrl.balance.exchange import norm
@@ -190,7 +202,7 @@ class Node:
         memory = self._connection.memory
         buffer = self._gradients[request.part]
         vector = self._exchange.flat(gradient, buffer)
-        reply = Reply(gradient=True, rings=memory is not None, in_memory=memory is not None and memory.has_vectors)
+        reply = Computed(in_memory=memory is not None and memory.has_vectors, rings=memory is not None)
         if reply.in_memory and vector.ctypes.data != buffer.ctypes.data:
             np.copyto(buffer, vector)
         if request.statistics:
@@ -207,7 +219,7 @@ class Node:
         if self._counters is not None:
             self._count(self._counters, request, seconds)
 
-    def _map(self, request: Request) -> None:
+    def _map(self, request: Compute) -> None:
         """Map the memory that the request names, if this node is on the leader's host."""
         if request.memory:
             ranks = self._connection.ranks
@@ -220,7 +232,7 @@ class Node:
                 if has_vectors:
                     self._gradients = memory.gradients[self._number]
 
-    def _update_vectors(self, request: Request) -> None:
+    def _update_vectors(self, request: Compute) -> None:
         memory = self._connection.memory
         if request.in_memory and memory is not None:
             memory.read(request.vectors)
@@ -231,7 +243,7 @@ class Node:
                 self._exchange.set_vector(name, vector)
         self._exchange.set_updates(request.updates)
 
-    def _count(self, counters: CounterRow, request: Request, seconds: float) -> None:
+    def _count(self, counters: CounterRow, request: Compute, seconds: float) -> None:
         counters["gradients"].add(1)
         counters["gradient_seconds"].add(seconds)
         counters["gradients_late"].set(request.late)
