@@ -29,7 +29,7 @@ def make_run(run: Path, seed: int = 0) -> None:
     from ddrl.core.algorithm import Declaration
     from ddrl.learner.algorithm import Acting
     from ddrl.learner.export import export_model
-    from ddrl.learner.flat import named_tensors
+    from ddrl.learner.part import named_tensors
 
     class Scores(nn.Module):
         """Ten features of a candidate and two of the whole play -> its score [eCPM]."""
