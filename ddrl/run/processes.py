@@ -277,7 +277,7 @@ class Job:
             self.note(f"{silent.words}: it was started again {times}{stacks}", silent.rank)
             return
         saved = "what was learned is saved"
-        if silent.role is Role.TRAINER:
+        if silent.role in (Role.TRAINER, Role.NODE):  # without a node's gradient the trainer is not between two draws
             saved = "what was learned since the last checkpoint is lost"
         setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
         text = (

@@ -109,7 +109,6 @@ def test_a_node_that_hangs_ends_the_job_at_the_limit_and_is_named(tmp_path, job_
     run, job = tmp_path / "run", job_of("run.silence_limit=8")
     wait_for_checkpoint(run, job)
     pid = pids(run, Role.NODE)[1]
-    before = set((run / "checkpoints").iterdir())
     os.kill(pid, signal.SIGSTOP)
     status, text = end_of(job)
     assert status == 1, text
@@ -117,8 +116,8 @@ def test_a_node_that_hangs_ends_the_job_at_the_limit_and_is_named(tmp_path, job_
         text
     )
     assert f"process {pid} on {socket.gethostname()}: its process is stopped by a signal" in text, text
-    assert "what was learned is saved" in text
-    assert set((run / "checkpoints").iterdir()) - before
+    assert "since the last checkpoint is lost" in text
+    assert any((run / "checkpoints").glob("0*"))
 
 
 def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
