@@ -18,7 +18,13 @@ MPI = ("tests/run/test_processes.py", "tests/run/test_handover.py")
 # Packages whose tests are not the folder of their name alone, and those whose last ring is not RUNS.
 FOLDERS = {
     "acting": ("tests/acting", "tests/rollout"),
-    "kernel": ("tests/replay", "tests/channels", "tests/distribution/test_codecs.py", "tests/learner"),
+    "kernel": (
+        "tests/replay",
+        "tests/channels",
+        "tests/distribution/test_codecs.py",
+        "tests/distribution/test_shards.py",
+        "tests/learner",
+    ),
 }
 FURTHER: dict[str, tuple[str, ...]] = {
     "admix": (),
