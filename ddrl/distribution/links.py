@@ -272,10 +272,10 @@ def _fitting(rate: float) -> int:
 
 
 class Rates:
-    """What the rounds say of each host's link [bytes/s], the same at every rank.
+    """Each host's rates [bytes/s] as the rounds show them, the same at every rank.
 
-    A host's rate each way is the best of its rounds, for a slow partner shall not count against it. Rounds that carried
-    little count only where none carried more: in them the burst of an idle link makes it seem faster than it is."""
+    A host's rate each way is the best of its rounds, because a slow partner must not count against it. Rounds that
+    carried little count only where none carried more: in them the burst of an idle link makes it seem faster."""
 
     def __init__(self, size: int, latency: float) -> None:
         self._size = size

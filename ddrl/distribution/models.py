@@ -1,9 +1,9 @@
-"""Models on their way: from the root's mailbox to every other host's.
+"""Models on their way from the root's mailbox to every other host's.
 
-`ModelSender` is the root's end, `ModelReceiver` every other host's; both have the plan in force and its executor.
-Newest wins: a version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are
-never sent. A version that some host refused is sent again while it is still the newest. With cluster.codec versions
-travel in coded form (`chunks`): hosts other than the trainer's act on the decoded one.
+`ModelSender` is the root's end, `ModelReceiver` every other host's; both have the plan in force and its executor. The
+newest version is sent when fewer than `cluster.versions_in_flight` are unconfirmed; versions in between are never sent.
+A version that some host refused is sent again while it is still the newest. With cluster.codec versions are sent in
+coded form (`chunks`): hosts other than the trainer's act with the decoded one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WINDOW_SECONDS = 0.5  # of a link's rate
 MIN_WINDOW = 1 << 16  # bytes
 RETRIES = 3  # sends of a version that some host refused
 KEPT_CONFIRMS = 1 << 14  # confirmations to keep for readers
-UNKNOWN = 0  # the version of a slot is known only when its first chunk has arrived
+UNKNOWN = 0  # version of a slot until its first chunk has arrived
 
 
 # -- the mailbox as the executor uses it
@@ -165,7 +165,7 @@ class Models:
 
     @property
     def mailbox(self) -> Mailbox:
-        """Where versions come from (root) or land."""
+        """Where versions are taken from (root) or land."""
         return self._inbox.mailbox
 
     def totals(self) -> Traffic:
@@ -192,7 +192,7 @@ class Models:
         self._measure_if_used()
 
     def remeasure(self) -> None:
-        """Measure the links together with all others. What is under way does not arrive any more."""
+        """Measure the links together with all others. What is under way does not arrive."""
         membership = self._membership
         if self.executor is not None and not withdraw([membership.data], [self.executor], meanwhile=membership.poll):
             raise JobFailed("the relays did not stop sending together: one of them hangs")
@@ -247,7 +247,6 @@ class ModelSender(Models):
     ) -> None:
         super().__init__(membership, inbox, config, codec, trace)
         self._in_use = in_use
-        self.choice = Choice("direct", {})
         self.ready: set[int] = set()  # hosts on which the plan is in force
         # (host, how a model ended there), oldest first
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
@@ -255,10 +254,10 @@ class ModelSender(Models):
         self._max_in_flight = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
         self._in_flight = self._max_in_flight
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
-        self._sent_version = -1
+        self.sent_version = -1  # the newest version that was sent; -1: none
         self._tries = 0
         self._refused = False
-        self._asked = False  # another scheme is wanted
+        self._asked = False  # for another scheme
         self._bases = SentVersions()
         # In a closed loop the time of a model also holds the time in which rollouts act with it, which varies.
         self._watch = PaceWatch(stuck=math.inf) if config.cluster.closed_loop else PaceWatch()
@@ -279,11 +278,6 @@ class ModelSender(Models):
         """Whether no model is under way."""
         return self.executor is None or self.settled
 
-    @property
-    def sent_version(self) -> int:
-        """The newest version that was sent; -1: none."""
-        return self._sent_version
-
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """Models that have ended on a host, and plans in force there."""
         return {Confirm: self._confirmed, Ready: self._is_ready}
@@ -303,7 +297,6 @@ class ModelSender(Models):
     def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
         """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most the setting's
         (0: the setting)."""
-        self.choice = choice
         self._in_flight = min(versions_in_flight or self._max_in_flight, self._max_in_flight)
         self._epoch += 1
         self._watch.restart()
@@ -329,15 +322,16 @@ class ModelSender(Models):
         self._asked = True
 
     def measure(self) -> None:
-        """Measure the links anew, all hosts together, and plan with them. Lasts a second or two. What is under way is
-        cut off: over a link that has become slow it could take long to arrive. The newest version then leaves again."""
+        """Measure the links again, all hosts together, and plan with them; takes one or two seconds. What is under way
+        is cut off: over a link that has become slow it could take long to arrive. The newest version is then sent
+        again."""
         self._cut_off()
         self._membership.send_all(Measure())
         self.remeasure()
         self._plan()
 
     def reset(self, membership: Membership) -> None:
-        """Plan anew for these relays; the newest version then leaves again."""
+        """Make a new plan for these relays; the newest version is then sent again."""
         self._cut_off()
         super().reset(membership)
         self._plan()
@@ -373,7 +367,7 @@ class ModelSender(Models):
             self._asked = False
             self.measure()
             return True
-        fresh = newest > self._sent_version
+        fresh = newest > self.sent_version
         if not (fresh or self._refused):
             return False
         if self._asked:
@@ -383,14 +377,14 @@ class ModelSender(Models):
             return self.settled
         if len(self.ready) < self.hosts or len(self._open) >= self._in_flight or not self._inbox.can_hold:
             return False
-        if self._in_use is not None and not self._in_use(self._sent_version):
+        if self._in_use is not None and not self._in_use(self.sent_version):
             return False
         self._tries = 0 if fresh else self._tries + 1
         self._refused = False
         if self._tries > RETRIES:
             return False
         held = self._inbox.hold()
-        self._sent_version = held.version
+        self.sent_version = held.version
         if self.codec is not None and self.codec.uses_base:
             self._bases.sent(executor.next_sequence, held)
         sequence = executor.start(held, self._bases.base(executor.next_sequence))
