@@ -12,22 +12,21 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
+from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.errors import ChannelError, ConfigError, JobFailed
+from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.distribution.chunks import Coding, SentVersions
 from ddrl.distribution.codecs import Codec, load_codec
-from ddrl.distribution.executor import WINDOW, Executor, Traffic
+from ddrl.distribution.executor import WINDOW, Executor, Inbox, Traffic
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
-from ddrl.distribution.plan import Bytes, Plan
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import withdraw
 from ddrl.distribution.schemes import Choice, choose, load_scheme, make_plan
 
@@ -35,97 +34,6 @@ WINDOW_SECONDS = 0.5  # of a link's rate
 MIN_WINDOW = 1 << 16  # bytes
 RETRIES = 3  # sends of a version that some host refused
 KEPT_CONFIRMS = 1 << 14  # confirmations to keep for readers
-UNKNOWN = 0  # version of a slot until its first chunk has arrived
-
-
-# -- the mailbox as the executor uses it
-#
-# Written by the relay of this host, the mailbox's only writer there (on the trainer's host the trainer writes, and the
-# relay only reads).
-
-
-class HeldVersion:
-    """A pinned version; the last `release` frees its reader for the next."""
-
-    def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
-        self.version = pin.version
-        self.checksum = pin.checksum
-        self.time_ns = pin.time_ns
-        self.values = np.asarray(pin.values, np.float64)
-        self.data: Bytes = pin.data
-        self._reader = reader
-        self._free = free
-        self._shares = 1
-
-    def share(self) -> HeldVersion:
-        """The same, to be released once more."""
-        self._shares += 1
-        return self
-
-    def release(self) -> None:
-        """Let the slot be overwritten, unless others share it."""
-        self._shares -= 1
-        if not self._shares:
-            self._reader.unpin()
-            self._free.append(self._reader)
-
-
-class OpenSlot:
-    """One slot of the mailbox between begin and seal."""
-
-    def __init__(self, slot: MailboxSlot, inbox: MailboxInbox) -> None:
-        self.data: Bytes = slot.data
-        self._slot = slot
-        self._inbox = inbox
-
-    def seal(
-        self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool
-    ) -> HeldVersion | None:
-        """Hand the version to the readers, unless a newer one is there already. Returns it pinned where `hold`, if it
-        was handed over; where not, the slot stays open for those who still send from it, and `abandon` ends it."""
-        if version <= self._inbox.mailbox.newest:
-            if not hold:
-                self._slot.abandon()
-            return None
-        self._slot.version = version
-        self._slot.seal(values.tolist(), checksum, time_ns)
-        return self._inbox.hold() if hold else None
-
-    def abandon(self) -> None:
-        """Give the slot back unread."""
-        self._slot.abandon()
-
-
-class MailboxInbox:
-    """`readers`: this relay's own, one more than the versions in flight, so that every version under way can be
-    pinned."""
-
-    def __init__(self, mailbox: Mailbox, readers: Sequence[MailboxReader]) -> None:
-        self.mailbox = mailbox
-        self._free = list(readers)
-
-    def open(self, urgent: bool) -> OpenSlot | None:
-        """A slot to receive into; only where `urgent` is one taken from a reader that pins an old version."""
-        slot = self.mailbox.begin(UNKNOWN) if urgent else self.mailbox.try_begin(UNKNOWN)
-        return None if slot is None else OpenSlot(slot, self)
-
-    @property
-    def can_hold(self) -> bool:
-        """Whether one more version can be pinned."""
-        return bool(self._free)
-
-    def hold(self) -> HeldVersion:
-        """Pin the newest version."""
-        if not self._free:
-            raise ChannelError(
-                "the relay has no free reader of the mailbox left: give it one more than cluster.versions_in_flight"
-            )
-        reader = self._free.pop()
-        pin = reader.pin()
-        if pin is None:
-            self._free.append(reader)
-            raise ChannelError("the mailbox holds no version yet: nothing to pin")
-        return HeldVersion(pin, reader, self._free)
 
 
 def bases_kept(config: ClusterConfig) -> int:
@@ -140,9 +48,7 @@ def bases_kept(config: ClusterConfig) -> int:
 class Models:
     """What both ends share: the membership, the plan in force, and its executor."""
 
-    def __init__(
-        self, membership: Membership, inbox: MailboxInbox, config: Config, codec: Codec | None, trace: bool
-    ) -> None:
+    def __init__(self, membership: Membership, inbox: Inbox, config: Config, codec: Codec | None, trace: bool) -> None:
         self.codec = codec
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
@@ -201,9 +107,7 @@ class Models:
         self.executor = None
         self.links = measure_links(membership.data, membership, self.links)
 
-    def _build(
-        self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None
-    ) -> Plan:
+    def _build(self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: Inbox | None) -> Plan:
         plan = make_plan(scheme, self.hosts, self.mailbox.nbytes, **parameters)
         self.close()
         coding = None
@@ -239,7 +143,7 @@ class ModelSender(Models):
     def __init__(
         self,
         membership: Membership,
-        inbox: MailboxInbox,
+        inbox: Inbox,
         config: Config,
         codec: Codec | None,
         in_use: Callable[[int], bool] | None,
@@ -421,7 +325,7 @@ class ModelReceiver(Models):
     def __init__(
         self,
         membership: Membership,
-        inbox: MailboxInbox,
+        inbox: Inbox,
         config: Config,
         codec: Codec | None,
         in_use: Callable[[int], bool] | None,
