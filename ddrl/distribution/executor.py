@@ -189,34 +189,33 @@ class Packing:
 
     def handles(self, flight: Flight, messages: Sequence[int]) -> list[int]:
         """MPI's handles of the datatypes of messages, as long as they can be."""
-        return [self._whole(flight, message).handle for message in messages]
+        address = flight.data.ctypes.data
+        return [self._whole(flight, address, self.first[one], self.count[one]).handle for one in messages]
 
     def datatype(self, flight: Flight, message: int) -> MPI.Datatype:
         """Of a message about to be sent; valid until the next one is asked for. Where sizes vary, headers and chunks
         are sent one behind the other, from wherever they are."""
-        if flight.varying is None:
-            return self._whole(flight, message)
         first = self.first[message]
         stop = first + self.count[message]
-        begin, nbytes = Headers.span(first, stop - first)
         address = flight.data.ctypes.data
+        if flight.varying is None:
+            return self._whole(flight, address, first, stop - first)
+        begin, nbytes = Headers.span(first, stop - first)
         sizes = [nbytes, *flight.varying.lengths[first:stop]]
         places = [flight.headers.memory.ctypes.data + begin, *(address + at for at in flight.varying.at[first:stop])]
         self._free_varying()
         made = self._varying = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
         return made
 
-    def _whole(self, flight: Flight, message: int) -> MPI.Datatype:
-        first = self.first[message]
-        count = self.count[message]
-        address = flight.data.ctypes.data
-        key = (address, first, count)
-        if key not in self._known:
+    def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
+        found = self._known.get((address, first, count))
+        if found is None:
             begin, nbytes = Headers.span(first, count)
             sizes = [nbytes, self._edges[first + count] - self._edges[first]]
             places = [flight.headers.memory.ctypes.data + begin, address + self._edges[first]]
-            self._known[key] = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
-        return self._known[key]
+            found = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
+            self._known[address, first, count] = found
+        return found
 
     def _free_varying(self) -> None:
         """MPI keeps it until the message has left."""
