@@ -146,8 +146,8 @@ class Assembly:
             return False
         self._there[index] = 1
         self._missing -= 1
-        header = self.headers.chunks[index]
-        foreign = (header["epoch"], header["sequence"], header["index"]) != (self._epoch, self._sequence, index)
+        sequence, place, length, epoch, _, wanted = self.headers.chunks[index].item()
+        foreign = (epoch, sequence, place) != (self._epoch, self._sequence, index)
         if index == 0:
             model = self.headers.model[0]
             self.version = int(model["version"])
@@ -156,9 +156,9 @@ class Assembly:
         problem = ""
         if foreign:
             problem = "bears a header of another message"
-        elif header["length"] != len(payload):
+        elif length != len(payload):
             problem = "does not belong there"
-        elif header["checksum"] != self.headers.checksum(index, payload):
+        elif wanted != self.headers.checksum(index, payload):
             problem = "does not match its checksum"
         elif not self.problem:
             problem = self.accept(index)

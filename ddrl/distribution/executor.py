@@ -485,12 +485,14 @@ class Executor:
             for message in messages
             for chunk in range(first[message], first[message] + count[message])
         }
-        if not assembly.all_arrived(list(senders)):
-            for chunk, sender in senders.items():
-                healthy = not assembly.problem
-                assembly.arrived(chunk)
-                if healthy and assembly.problem:
-                    assembly.problem += f", as received from host {sender}"
+        singly = list(senders)
+        if assembly.all_arrived([chunk for chunk in senders if chunk]):
+            singly = [0] if 0 in senders else []
+        for chunk in singly:
+            healthy = not assembly.problem
+            assembly.arrived(chunk)
+            if healthy and assembly.problem:
+                assembly.problem += f", as received from host {senders[chunk]}"
         flight.unreceived -= len(messages)
         if not flight.unreceived:
             self._end(flight, assembly)
