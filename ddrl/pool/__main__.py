@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.core.errors import DdrlError, PoolError
-from ddrl.pool.control import ask
-from ddrl.pool.records import PoolSetup
+from ddrl.pool.records import OWN, PoolSetup
+from ddrl.telemetry import ControlClient, is_listening
+
+TIMEOUT = 10.0  # [s] for a command and its answer
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,11 +51,12 @@ def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -
 
 def ask_pool(pool: Path, command: str, **arguments: Any) -> dict[str, Any]:
     """The answer of a pool that runs; DdrlError with the reason where it refuses, or where no pool runs there."""
-    answer = ask(PoolSetup.read(pool).run_id, {"command": command, **arguments})
-    if answer is None:
+    PoolSetup.read(pool)  # else there is no pool
+    if not is_listening(pool / OWN):
         end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
         raise PoolError(f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {pool}")
-    return answer
+    with ControlClient(pool / OWN, timeout=TIMEOUT) as client:
+        return client.ask(command, **arguments).fields
 
 
 def _text(answer: dict[str, Any]) -> str:

@@ -20,18 +20,18 @@ import msgspec
 
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
-from ddrl.core.errors import DdrlError, PoolError
+from ddrl.core.errors import PoolError
 from ddrl.core.roles import Role
-from ddrl.pool.control import PoolControl, ask
 from ddrl.pool.devices import group_name, make_group
 from ddrl.pool.leases import LeaseMaster
 from ddrl.pool.queue import PoolFigures, jain_index
-from ddrl.pool.records import INTERRUPTED, Lease, PoolSetup, PoolTask, TaskEnd
+from ddrl.pool.records import INTERRUPTED, OWN, Lease, PoolSetup, PoolTask, TaskEnd
 from ddrl.pool.setup import add_task, new_setup, resumed_setup
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
 from ddrl.run.keeper import Child, Ended, Keeper, Place
 from ddrl.run.process import Interrupts
+from ddrl.telemetry import ControlServer, is_listening
 
 WAIT = 0.5  # [s] between two checks of signals; whatever else happens is an event
 MAX_LEASES = 100_000  # written to leases.jsonl; the sums count all
@@ -48,8 +48,7 @@ def setup_of(command: Command) -> PoolSetup:
     """The pool that the command line asks for. PoolError for one that runs."""
     if command.resume is None:
         return new_setup(command)
-    saved = PoolSetup.read(command.resume.absolute())
-    if ask(saved.run_id, {"command": "status"}) is not None:
+    if is_listening(command.resume / OWN):
         raise PoolError(f"the pool {command.resume} still runs: python -m ddrl.pool {command.resume} shows it")
     return resumed_setup(command)
 
@@ -116,8 +115,9 @@ class Pool:
         self._written = 0
         self._keeper = Keeper({})
         self._keeper.watch(self._master.fileno(), self._master.answer)
-        self._control = PoolControl(setup.run_id, self._master.table.wake_master)
-        stack.callback(self._control.close)
+        handlers = {"status": self._status, "add": self._add, "cancel": self._cancel, "reweight": self._reweight}
+        self._control = stack.enter_context(ControlServer(setup.own, handlers, lambda *words, **fields: None))
+        self._keeper.watch(self._control.fileno(), self._control.poll)
         stack.callback(self._keeper.close)
         stack.callback(self._keeper.end, 0.0)  # first of all: nothing else is closed while a task runs
         self._running: dict[str, Child] = {}
@@ -143,7 +143,7 @@ class Pool:
             self._master.answer()
             if self._relays is not None:
                 self._relays.check_launcher()
-            self._control.answer(self._handle)
+            self._control.poll()
         wall = time.monotonic() - self._began
         write_json(self._setup.own.parent / "summary.json", self._summary(wall))
         failed = [name for name, end in self._ends.items() if not end.ok]
@@ -226,14 +226,6 @@ class Pool:
         }
 
     # -- commands ------------------------------------------------------------------------------------------------------
-
-    def _handle(self, command: dict[str, Any]) -> dict[str, Any]:
-        handlers = {"status": self._status, "add": self._add, "cancel": self._cancel, "reweight": self._reweight}
-        name = command.pop("command")
-        try:
-            return handlers[name](**command)
-        except DdrlError as error:
-            raise PoolError(str(error)) from None
 
     def _status(self) -> dict[str, Any]:
         now = time.monotonic()

@@ -420,6 +420,10 @@ class ControlServer(_Server):
         self._record_event = record_event
         self._dropped = 0
 
+    def fileno(self) -> int:
+        """For selectors: can be read when `poll` may have something to answer; ask again after each `poll`."""
+        return int(self._socket.getsockopt(zmq.FD))
+
     def poll(self, limit: int = 16) -> int:
         """Answer what has arrived, at most `limit` messages; returns their number. Never blocks."""
         answered = 0

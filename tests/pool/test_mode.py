@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from ddrl.pool.__main__ import main as pool_main
@@ -411,3 +412,26 @@ def test_on_a_torch_device_the_learner_moves_there_and_off_again_within_the_leas
         *("acquire 2.0, 4 left", "to cuda:0", *leave),
         "close",
     ]
+
+
+def test_a_pool_that_is_killed_leaves_no_process_and_no_segment(tmp_path, capsys):
+    """Tasks that wait for a device end without saving, others save."""
+    pool, files = tmp_path / "pool", [task_file(tmp_path, name) for name in ("one", "two")]
+    more = settings(ONE, f"run.dir={pool}", "run.processes=1", "evaluation.period=0")
+    process = start("--tasks", *files, *TINY, *LONG, *more)
+    try:
+        wait_until(
+            lambda: (tasks := status(pool, capsys)) and all(task["rounds"] > 2 for task in tasks.values()),
+            "the tasks do not get along",
+        )
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 6, "each task has a process, a keeper and a rollout"
+        process.kill()
+        process.communicate()
+        assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    finally:
+        process.kill()
+    for name in ("one", "two"):
+        assert segments_of(pool / name) == []
+    run_id = json.loads((pool / "pool" / "plan.json").read_text())["run_id"]
+    assert list(Path("/dev/shm").glob(f"ddrl-{run_id}-*")) == []

@@ -3,6 +3,7 @@ ends alone."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
@@ -20,11 +21,11 @@ import pytest
 
 from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name, unlink_run
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, DdrlError
 from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
-from ddrl.pool.control import ask
+from ddrl.pool.__main__ import ask_pool
 from ddrl.pool.ranks import PoolRanks, TaskRelays, assign_relays
 from ddrl.pool.records import PoolSetup
 from ddrl.pool.setup import new_setup
@@ -83,8 +84,9 @@ def pid_of(pool: Path, task: str) -> int | None:
     """The process of a task of a living pool that has a checkpoint."""
     if not any((pool / task / "checkpoints").glob("[0-9]*/state.json")):
         return None
-    answer = ask(json.loads((pool / "pool" / "plan.json").read_text())["run_id"], {"command": "status"})
-    return None if answer is None else next(one["pid"] for one in answer["tasks"] if one["task"] == task)
+    with contextlib.suppress(DdrlError):
+        return next(one["pid"] for one in ask_pool(pool, "status")["tasks"] if one["task"] == task)
+    return None
 
 
 # -- four tasks on one device, two hosts with two collectors for each ----------------------------------------------
