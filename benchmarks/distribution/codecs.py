@@ -28,8 +28,8 @@ from ddrl.distribution.codecs import Codec, make_codec
 from ddrl.distribution.plan import cut_chunks
 from ddrl.learner import Learner
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import run_serial
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import run_serial
 
 PERIODS = (1, 10, 100, 1000)  # updates between two publishes
 AGES = (0.1, 0.5, 0.9)  # of the run: where differences are taken

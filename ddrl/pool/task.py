@@ -156,11 +156,11 @@ def run_task(plan: PoolPlan, task: PoolTask, run_id: str, hosts: int) -> tuple[d
 
     try:
         if plan.serial:
-            from ddrl.run.modes.serial import run_serial
+            from ddrl.run.serial import run_serial
 
             document = run_serial(preparation, equip)
         else:
-            from ddrl.run.modes.local import run_here
+            from ddrl.run.local import run_here
 
             document = run_here(preparation, equip, hosts)
     finally:
