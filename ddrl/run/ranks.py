@@ -22,7 +22,6 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from ddrl.distribution.membership import Membership
     from ddrl.run.task import Task
 
-RECOVERY = b"--enable-recovery"  # of Open MPI's mpirun: the job continues without ranks that die
 END_TIMEOUT = 10.0  # [s] after a failure for the other ranks to end; then the job is aborted
 ORDERS = 4  # tags, beside those of `slot`
 READY = 5
@@ -125,7 +123,7 @@ class Lead:
         sweep_open_mpi()
         keeper = HostKeeper(self._run_id, 0)
         self._keeper = keeper
-        launcher = os.getppid() if recovers(os.getppid()) else 0
+        launcher = os.getppid() if slot.may_lose_ranks(os.getppid()) else 0
         has_trainer = not self._config.learner.nodes
         keeper.send(LeadHost(arguments, None if path is None else str(path), has_trainer, launcher))
         for number in SIGNALS:
@@ -351,8 +349,8 @@ def _follow_slice(world: MPI.Intracomm, launcher: int) -> int:
 
 
 class SliceMessage(msgspec.Struct, frozen=True):
-    """What rank 0 broadcasts in the job of a slice: the slice's module, whose `serve_rank(meeting, body)` gives the exit
-    status of a rank. An empty broadcast: the job does not start."""
+    """What rank 0 broadcasts in the job of a slice: the module whose `serve_rank(meeting, body)` gives a rank's status.
+    An empty broadcast: the job does not start."""
 
     module: str
     machines: list[str]
@@ -529,51 +527,30 @@ def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:
     return buffer.tobytes()
 
 
-def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-    """Wait until all ranks of `comm` are here; `meanwhile` is called between polls. BarrierError after `limit` [s], or
-    where some wait at a barrier of another name."""
+def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing) -> None:
+    """Wait until all ranks of `comm` are here; `meanwhile` is called between polls. BarrierError where some wait at a
+    barrier of another name."""
     from mpi4py import MPI
 
     code = zlib.crc32(name.encode())
     given = np.array([code, -code], np.int64)
     largest = np.zeros(2, np.int64)
-    deadline = None if limit is None else time.monotonic() + limit
-    where = f"rank {comm.Get_rank()} waits at the barrier '{name}'"
-
-    def check() -> None:
-        meanwhile()
-        if deadline is not None and time.monotonic() > deadline:
-            raise BarrierError(f"{where}: not every rank came within {limit:g} s")
-
-    wait([comm.Iallreduce(given, largest, MPI.MAX)], check, share=SHARE, longest=MAX_SLEEP)
+    wait([comm.Iallreduce(given, largest, MPI.MAX)], meanwhile, share=SHARE, longest=MAX_SLEEP)
     if not np.array_equal(largest, given):
-        raise BarrierError(f"{where}: some ranks came to another one, so they do not do the same")
+        raise BarrierError(
+            f"rank {comm.Get_rank()} waits at the barrier '{name}': some ranks came to another one, so they do not do "
+            "the same"
+        )
 
 
 # -- the end of a job --------------------------------------------------------------------------------------------------
 
 
-def recovers(launcher: int) -> bool:
-    """Whether a rank's parent is an mpirun with --enable-recovery. On other hosts it is a daemon, which does not show
-    that."""
-    try:
-        return RECOVERY in Path(f"/proc/{launcher}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # it has ended
-        return False
-
-
 def abort(world: MPI.Intracomm, run_id: str = "") -> None:
-    """End the whole job, and remove the channels that the run already has on this machine.
-
-    An mpirun with --enable-recovery treats MPI's abort as the death of one rank: it is sent SIGTERM, and its ranks end
-    with it."""
+    """End the whole job, and remove the channels that the run already has on this machine."""
     if run_id:
         unlink_run(run_id)
-    launcher = os.getppid()
-    if recovers(launcher):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            os.kill(launcher, signal.SIGTERM)
-    world.Abort(1)
+    slot.abort(world, os.getppid())
 
 
 @contextlib.contextmanager

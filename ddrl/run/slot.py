@@ -77,6 +77,19 @@ def main(arguments: list[str]) -> int:
             return 1
         return start.without_mpi()
     world = MPI.COMM_WORLD
+    try:
+        return _take_part(world, launcher, start, arguments)
+    except BaseException:  # the others wait for this rank
+        import traceback
+
+        traceback.print_exc()
+        abort(world, launcher)
+        return 1
+
+
+def _take_part(world: MPI.Intracomm, launcher: int, start: ranks.Lead | None, arguments: list[str]) -> int:
+    from mpi4py import MPI
+
     if world.Get_rank() == 0:
         set_timer_slack(0)
         from ddrl.run import ranks
@@ -109,15 +122,31 @@ def record(launcher: int) -> bytes:
             boot = file.read().strip()
     except OSError:
         boot = ""
-    try:
-        with open(f"/proc/{launcher}/cmdline") as file:
-            recovers = "--enable-recovery" in file.read().split("\0")
-    except OSError:
-        recovers = False
     memory = f"{boot}-{os.stat('/dev/shm').st_dev}-{os.stat('/proc/self/ns/pid').st_ino}"
     cores = sum(1 << core for core in os.sched_getaffinity(0))
-    text = f"{memory} {cores:x} {int(recovers)} {os.uname().nodename}"
+    text = f"{memory} {cores:x} {int(may_lose_ranks(launcher))} {os.uname().nodename}"
     return text.encode()[:RECORD_BYTES].ljust(RECORD_BYTES)
+
+
+def may_lose_ranks(launcher: int) -> bool:
+    """Whether a rank's parent is an mpirun with --enable-recovery, which lets the job continue without ranks that die.
+    On other hosts the parent is a daemon, which does not show that."""
+    try:
+        with open(f"/proc/{launcher}/cmdline") as file:
+            return "--enable-recovery" in file.read().split("\0")
+    except OSError:  # it has ended
+        return False
+
+
+def abort(world: MPI.Intracomm, launcher: int) -> None:
+    """End the whole job. An mpirun that may lose ranks takes MPI's abort for the death of one: it is sent SIGTERM, and
+    its ranks end with it."""
+    if may_lose_ranks(launcher):
+        import contextlib
+
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            os.kill(launcher, signal.SIGTERM)
+    world.Abort(1)
 
 
 def wait(request: MPI.Request, launcher: int, period: float) -> None:
