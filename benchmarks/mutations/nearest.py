@@ -86,7 +86,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ddrl/run/checkpoint.py": ("tests/run/test_task.py", "tests/run/test_damage.py", "tests/run/test_resume.py"),
     "ddrl/run/cli.py": ("tests/run/test_trust.py", "tests/run/test_bad_input.py"),
     "ddrl/run/directory.py": ("tests/run/test_lock.py", "tests/run/test_full_disk.py", "tests/run/test_serial.py"),
-    "ddrl/run/modes/local.py": ("tests/run/test_start.py", "tests/run/test_processes.py"),
+    "ddrl/run/local.py": ("tests/run/test_start.py", "tests/run/test_processes.py"),
     "ddrl/pool/mode.py": ("tests/pool/test_mode.py", "tests/pool/test_rounds.py"),
     "ddrl/admix": ("tests/admix/test_mixer.py", "tests/admix/test_server.py"),
     "ddrl/telemetry": ("tests/telemetry/test_recorder.py", "tests/telemetry/test_progress_and_summary.py"),

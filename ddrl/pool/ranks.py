@@ -27,11 +27,10 @@ from ddrl.distribution.relay import Membership
 from ddrl.pool.mode import run_tasks, setup_of
 from ddrl.pool.records import PoolSetup
 from ddrl.run import cli
+from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
-from ddrl.run.modes.local import local_ranks
-from ddrl.run.modes.mpi import meet
 from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
-from ddrl.run.ranks import SLICE_MARK, abort_on_error, barrier, broadcast, part
+from ddrl.run.ranks import Meeting, SliceMessage, abort_on_error, barrier, broadcast
 from ddrl.run.relay import relay_process
 from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 STANDING = "the relays of all tasks stand"  # name of a barrier
+ALL_ENDED = "all tasks have ended"
 
 
 class RelayPlace(msgspec.Struct, frozen=True):
@@ -115,22 +115,23 @@ def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tup
 # host that the task stands or has ended.
 
 
-def lead_pool(command: cli.Command, launcher: str) -> int:
+def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
     """Rank 0: run all tasks to their ends; the exit status, as of a pool without mpirun. What cannot start is refused
     here, and every other rank leaves quietly. `launcher`: command that starts as many ranks."""
-    world, machines, parent = meet()
+    world = meeting.world
     try:
         sweep_dead()
         sweep_open_mpi()
         if command.serial:
             raise ConfigError("--serial is one process: start it without mpirun")
         setup = setup_of(command)
-        relays = TaskRelays(world, setup, machines, launcher, parent)
+        relays = TaskRelays(world, setup, meeting.machines, launcher, meeting.launcher)
     except BaseException:
         broadcast(world, b"")
         raise
     with abort_on_error(world):
-        broadcast(world, SLICE_MARK + b"pool.ranks\n" + relays.ranks.to_bytes())
+        message = SliceMessage("pool.ranks", meeting.machines, relays.ranks.to_bytes())
+        broadcast(world, msgspec.msgpack.encode(message))
         barrier(world, STANDING)
     try:
         return run_tasks(setup, relays)
@@ -211,7 +212,7 @@ class TaskRelays:
         """End all relays that are left and wait for them."""
         for place in self._boards:
             self._end(place)
-        part(self._world, self._leave_alone)
+        barrier(self._world, ALL_ENDED, self._leave_alone)
         self._unlink()
 
     def _leave_alone(self) -> None:
@@ -255,8 +256,10 @@ def _agreed_relays(configs: dict[str, Config], setup: PoolSetup) -> int:
 # relays end with it, and with them nobody else's; their ranks wait for the end of the pool.
 
 
-def serve_rank(world: MPI.Intracomm, message: bytes, machines: Sequence[str]) -> int:
+def serve_rank(meeting: Meeting, message: bytes) -> int:
     """Relay for the task that rank 0's message gives to this rank; the process's exit status."""
+    world = meeting.world
+    machines = meeting.machines
     rank = world.Get_rank()
     with abort_on_error(world):
         ranks = PoolRanks.from_bytes(message)
@@ -275,7 +278,7 @@ def serve_rank(world: MPI.Intracomm, message: bytes, machines: Sequence[str]) ->
             _report(place, str(error))
         except BaseException as error:
             _report(place, describe(error, _where(place)))
-    part(world)
+    barrier(world, ALL_ENDED)
     return 0
 
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -342,7 +342,7 @@ class Place:
     of a command, to which two are added: the descriptor for its stacks, and the keeper's process id.
 
     inherited: descriptors that the program keeps; output: descriptor for what it prints (None: the keeper's); cores: on
-    which a fork may run (None: on the keeper's)."""
+    which the process may run (None: on the keeper's)."""
 
     rank: int
     role: Role
@@ -365,6 +365,7 @@ class Keeper:
         self._seed = seed
         self._environment = without_launcher(os.environ if environment is None else environment)
         self._selector = selectors.DefaultSelector()
+        self._keeps_cores = False  # a process could not be moved to its own
 
     def start(self, place: int, incarnation: int = 0) -> Child:
         """Start the process of a place. KeeperError, with the limit that was met, where the machine allows no more."""
@@ -383,11 +384,31 @@ class Keeper:
             ) from None
         finally:
             os.close(writing)
+        self.run_on(pid, wanted.cores)
         child = Child(pid, wanted.role, place, incarnation, reading, wanted.rank)
         self.children[place] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.errors, selectors.EVENT_READ, child)
         return child
+
+    def run_on(self, pid: int, cores: Collection[int] | None) -> None:
+        """Let a process run on these cores alone (None: where it does). Where it may not, it keeps its cores, and the
+        user reads so once."""
+        if not cores:
+            return
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), cores)
+        except OSError as error:
+            if not self._keeps_cores and not isinstance(error, (ProcessLookupError, FileNotFoundError)):
+                self._keeps_cores = True
+                where = ", ".join(map(str, sorted(cores)))
+                print(
+                    f"ddrl: process {pid} cannot run on core {where} alone ({error.strerror}): processes of this host "
+                    "keep the cores of their keeper",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def watch(self, descriptor: int, act: Callable[[], object]) -> None:
         """Call `act` in `look` whenever the descriptor can be read."""
@@ -472,9 +493,6 @@ class Keeper:
                     os.close(child.errors)
                     os.close(child.pidfd)
                 self._selector.close()
-                if wanted.cores:
-                    with contextlib.suppress(OSError):
-                        os.sched_setaffinity(0, wanted.cores)
                 name_process(f"ddrl {wanted.rank} {wanted.role.value}")
                 run_fork(parent, writing, wanted.work, [self._seed, place, incarnation])
         return pid

@@ -25,8 +25,8 @@ from ddrl.pool.policies import Fifo
 from ddrl.pool.prewarm import History
 from ddrl.pool.rounds import MAX_RESTARTS, Collectors
 from ddrl.run.cli import parse
+from ddrl.run.local import run_here
 from ddrl.run.members import member_seed
-from ddrl.run.modes.local import run_here
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Task
 from tests.pool.conftest import Lending
