@@ -22,8 +22,7 @@ from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Orders, Report, decode, encode
-from ddrl.pool.collectors import Corrected, Down, Ended, Order, Plan, Sent, StarterProcess, Up, host_clock
-from ddrl.run.process import is_orphan
+from ddrl.pool.collectors import Corrected, Down, Ended, Order, Sent, Start, StarterLink, Up, host_clock
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import Rows
 
@@ -83,20 +82,21 @@ class Clocks:
         start = self._starts[message.worker][1]
         return msgspec.structs.replace(message, start=start, ready=message.ready + ahead, sent=message.sent + ahead)
 
-    def there(self, host: int, plan: Plan) -> Plan:
-        """A plan with its time by the other host's clock."""
-        return plan if plan.at is None else msgspec.structs.replace(plan, at=plan.at - self._ahead.get(host, 0.0))
+    def there(self, host: int, start: Start) -> Start:
+        """A start with its time by the other host's clock."""
+        return start if start.at is None else msgspec.structs.replace(start, at=start.at - self._ahead.get(host, 0.0))
 
 
 class HostStarters:
-    """See the module; `Starters` of a task under mpirun, whose process is `launcher`. own: of this host."""
+    """See the module; `Starters` of a task with several hosts. own: of this host."""
 
-    def __init__(self, channels: HostChannels, own: StarterProcess, launcher: int) -> None:
+    def __init__(self, channels: HostChannels, own: StarterLink) -> None:
         topology = channels.topology
         self._run_id = topology.run_id
-        self._launcher = launcher
         self._own = own
         self._board = channels.board
+        relay = next(rank for rank in topology.on_host(0) if rank.role is Role.RELAY)
+        self._relay_ended = channels.counters.row(topology.row_of(relay))["ended"]
         self._orders = channels.orders
         self._reports = channels.reports
         self._hosts = topology.hosts
@@ -127,7 +127,7 @@ class HostStarters:
 
     def hear(self) -> list[Up]:
         """See `Starters`. In the midst of a round nobody else looks whether the job goes on."""
-        self._look()
+        self._check_job()
         with self._cause_first():
             own = self._own.hear()
         return [*own, *self._hear_others()]
@@ -146,12 +146,12 @@ class HostStarters:
             messages.extend(held)
         return messages
 
-    def _look(self) -> None:
+    def _check_job(self) -> None:
         """JobFailed where the job has failed elsewhere."""
         if self._board.command == Command.FAIL:
             raise JobFailed(read_failure(self._run_id, 0))
-        if is_orphan(self._launcher):
-            raise JobFailed("mpirun has ended, and with it the other hosts' collectors")
+        if self._relay_ended.value == 1.0:
+            raise JobFailed("the root relay has ended, and with it the other hosts' collectors")
 
     @contextlib.contextmanager
     def _cause_first(self) -> Generator[None]:
@@ -159,17 +159,17 @@ class HostStarters:
         try:
             yield
         except JobFailed:
-            self._look()
+            self._check_job()
             raise
 
     def _part(self, message: Down, host: int) -> Down:
         """What a host's starter has to know of a message."""
         if isinstance(message, Order):
-            plans = [
-                self._clocks.there(host, plan) if of == host else Plan()
-                for plan, of in zip(message.plans, self._host_of, strict=True)
+            starts = [
+                self._clocks.there(host, start) if of == host else Start()
+                for start, of in zip(message.starts, self._host_of, strict=True)
             ]
-            return msgspec.structs.replace(message, plans=tuple(plans))
+            return msgspec.structs.replace(message, starts=tuple(starts))
         return msgspec.structs.replace(
             message, workers=tuple(worker for worker in message.workers if self._host_of[worker] == host)
         )

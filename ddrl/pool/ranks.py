@@ -30,9 +30,10 @@ from ddrl.run import cli
 from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
 from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
+from ddrl.run.processes import HostKeeper, KeepHost, Made
 from ddrl.run.ranks import Meeting, SliceMessage, abort_on_error, barrier, broadcast
 from ddrl.run.relay import relay_process
-from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
+from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, board_name, describe, report_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -284,6 +285,7 @@ def serve_rank(meeting: Meeting, message: bytes) -> int:
 
 def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack: ExitStack) -> None:
     """From the topology to the end of the task; `stack` closes what is made. board: of the task, on its own host."""
+    keeper: HostKeeper | None = None
     if board is not None:
         channels = _await_task(membership, place, board)
         membership.exchange.broadcast(b"" if channels is None else channels.topology.to_bytes())
@@ -291,14 +293,22 @@ def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack
         channels = None
         if data := membership.exchange.broadcast(None):
             sweep_dead()
-            channels = HostChannels.create(
-                Topology.from_bytes(data), place.host, Board.create(board_name(place.run_id, place.host))
-            )
+            keeper = HostKeeper(place.run_id, place.host)
+            stack.callback(keeper.end)
+            keeper.send(KeepHost(data, []))
+            keeper.receive(Made)
+            channels = HostChannels.attach(place.run_id, place.host, 0.0)
+            channels.attach_drained()
             stack.callback(channels.close)
-    if channels is not None:
-        topology = channels.topology
-        mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
+    if channels is None:
+        return
+    topology = channels.topology
+    mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
+    if keeper is None:
         relay_process(membership, topology, mine, channels)
+    else:
+        collectors = keeper.take_collectors_end()
+        relay_process(membership, topology, mine, channels, check=keeper.check, collectors=collectors)
 
 
 def _await_task(membership: Membership, place: RelayPlace, board: Board) -> HostChannels | None:

@@ -30,7 +30,7 @@ import numpy as np
 
 from ddrl.core.errors import JobFailed
 from ddrl.pool import prewarm
-from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Plan, Sent, StarterProcess, Starters, Up, earliest
+from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Sent, Start, StarterLink, Starters, Up, earliest
 from ddrl.pool.hosts import HostStarters
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
 from ddrl.pool.settings import PoolConfig
@@ -134,7 +134,7 @@ class Collectors:
                     if found is not None:
                         self._instruct(found)
         if round + 1 not in self._ordered:
-            self._order(round + 1, [Plan(stays=self._mode != "cold")] * self.workers)
+            self._order(round + 1, [Start(stays=self._mode != "cold")] * self.workers)
         self._ordered = {number for number in self._ordered if number > round}
         self._instructions = {number: one for number, one in self._instructions.items() if number >= round}
 
@@ -144,17 +144,17 @@ class Collectors:
 
     def _instruct(self, instruction: Instruction) -> None:
         self._instructions[instruction.round] = instruction
-        plans: list[Plan] = []
-        for plan, start in zip(instruction.forecast.plans, instruction.start, strict=True):
-            counts_from_data = plan.anchor is prewarm.Anchor.SENT
-            stays = math.isnan(start)
-            plans.append(Plan(stays, None if stays else start, plan.after if counts_from_data else None, plan.back))
-        self._order(instruction.round, plans)
+        starts: list[Start] = []
+        for rule, at in zip(instruction.forecast.rules, instruction.start, strict=True):
+            counts_from_data = rule.anchor is prewarm.Anchor.SENT
+            stays = math.isnan(at)
+            starts.append(Start(stays, None if stays else at, rule.after if counts_from_data else None, rule.back))
+        self._order(instruction.round, starts)
 
-    def _order(self, round: int, plans: Sequence[Plan]) -> None:
+    def _order(self, round: int, starts: Sequence[Start]) -> None:
         self._ordered.add(round)
-        self._starter.say(Order(round, tuple(plans)))
-        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[plan.at for plan in plans])
+        self._starter.say(Order(round, tuple(starts)))
+        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[start.at for start in starts])
 
     # -- what they did -------------------------------------------------------------------------------------------------
 
@@ -254,24 +254,21 @@ class Collectors:
 MAX_RESTARTS = 3
 
 
-def start_host(run_id: str, host: int) -> StarterProcess:
-    """Start the process that starts the collectors of a host; a child of the caller."""
-    return StarterProcess(run_id, host)
-
-
-def go_in_rounds(task: Task, starter: StarterProcess, launcher: int | None) -> Collectors:
-    """Let a task learn in rounds; its collectors, which the caller closes. `starter`: of this host; `launcher`: the
-    process that started this one, where other hosts have collectors too; None: all collectors are here."""
-    starters: Starters = starter
+def go_in_rounds(task: Task, collectors: int) -> Collectors:
+    """Let a task learn in rounds; its collectors, which the caller closes. `collectors`: descriptor of the socket that
+    orders those of this host."""
+    link = StarterLink(collectors)
+    starters: Starters = link
     lanes: Sequence[Rows] = list(task.channels.lanes.values())
-    if launcher is not None:
-        starters = HostStarters(task.channels, starter, launcher)
-        lanes = starters.lanes
+    if task.channels.orders is not None:
+        hosts = HostStarters(task.channels, link)
+        starters = hosts
+        lanes = hosts.lanes
     folder = task.directory.path
     trace = Trace(folder, folder.name, time.monotonic())
-    collectors = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
-    task.training.follow(Rounds(task.training, collectors, lanes))
-    return collectors
+    made = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
+    task.training.follow(Rounds(task.training, made, lanes))
+    return made
 
 
 class Rounds:
@@ -300,8 +297,9 @@ class Rounds:
         self.collectors.begin(version, time.monotonic())
 
     def wait(self, timeout: float) -> None:
-        """See `RoundCycle`."""
+        """See `RoundCycle`. A wait within a round is a sign of life: whose data are late is for the keepers to say."""
         self.collectors.wait(timeout)
+        self._training.report()
 
     def moves(self) -> Iterator[Move]:
         """See `RoundCycle`."""

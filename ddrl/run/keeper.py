@@ -211,7 +211,7 @@ class Deaths:
     and started again, at most `max_restarts` times each."""
 
     max_restarts: int = 3
-    restarts: dict[int, int] = field(default_factory=dict[int, int])  # by place
+    restarts: dict[int, int] = field(default_factory=dict[int, int])  # by rank
 
     def after_end(self, child: Child, ended: Ended) -> bool:
         """Whether to start the process again; else the job ends."""
@@ -221,8 +221,8 @@ class Deaths:
         """Whether to start a silent process again; else the job ends."""
         if child.role is Role.TRAINER:
             return False
-        self.restarts[child.place] = self.restarts.get(child.place, 0) + 1
-        return self.restarts[child.place] <= self.max_restarts
+        self.restarts[child.rank] = self.restarts.get(child.rank, 0) + 1
+        return self.restarts[child.rank] <= self.max_restarts
 
 
 # -- silence -----------------------------------------------------------------------------------------------------------
@@ -286,9 +286,9 @@ class Silence:
             self._beats = beats
             self._changed = np.full(len(beats), now)
             self._started = beats >= 0.0
-        changed = beats != self._beats
+        changed = (beats != self._beats) | (table[:, PHASE] == Phase.WAITING)  # the limit counts from its end
         self._changed[changed] = now
-        self._started |= changed & (beats >= 0.0)
+        self._started |= (beats != self._beats) & (beats >= 0.0)
         self._beats = beats
         limits = self._limits(table)
         late = now - self._changed >= WORDS_AFTER * limits
@@ -308,6 +308,8 @@ class Silence:
 
     def restarted(self, row: int) -> None:
         """The process of this row was started again: it counts as one that starts."""
+        if not len(self._changed):  # before the first look
+            return
         self._changed[row] = self._clock()
         self._started[row] = False
         self._noted.discard(row)

@@ -5,7 +5,6 @@ process, as tasks of a pool do, which borrow a device for some moves; the keeper
 
 from __future__ import annotations
 
-import os
 import sys
 import uuid
 from collections.abc import Callable
@@ -112,7 +111,8 @@ def run_here(
         board = channels.board
         with Interrupts() as interrupts:
             task = Task(topology, channels, records, [keeper.duty()])
-            rounds = start_rounds(task, os.getppid() if hosts else None)
+            if topology.in_rounds:
+                rounds = start_rounds(task, keeper.take_collectors_end())
             equip(task)
             document = drive(task, interrupts)
         if hosts and board.command == BoardCommand.FAIL:  # of a relay, after the task had ended

@@ -35,6 +35,7 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import unlink_run
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.keeper import (
@@ -76,10 +77,13 @@ MAX_OUTPUT = 1 << 16  # [B] of a pipe that are read at once
 
 class Records(msgspec.Struct, tag=True):
     """Where the trainer keeps the run's records; the descriptor of the run's lock travels beside it. resume: folder and
-    state of the checkpoint to go on from."""
+    state of the checkpoint to go on from; has_collectors: learning goes in rounds, and the descriptor of the socket
+    that orders collectors travels beside it, too."""
 
     directory: str
     resume: tuple[str, dict[str, Any]] | None
+    has_lock: bool = False
+    has_collectors: bool = False
 
 
 class Note(msgspec.Struct, tag=True):
@@ -125,7 +129,8 @@ class KeepHost(msgspec.Struct, tag=True):
 
 
 class Made(msgspec.Struct, tag=True):
-    """From a keeper: the host's channels are there. records: of the run, for a trainer that is a rank."""
+    """From a keeper: the host's channels are there. records: of the run, for a trainer that is a rank. Where the host
+    has collectors that the parent orders, the descriptor of their socket travels beside it."""
 
     topology: bytes
     records: Records | None
@@ -246,6 +251,8 @@ class Job:
         self._silence: Silence | None = None
         self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
+        self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
+        self._collectors_end = -1  # descriptor of the socket to order them, until it is sent
         if parent is not None:
             self.keeper.watch(parent.pidfd, self._note_parent_end)
             self.keeper.watch(parent.link.fileno(), self._hear_parent)
@@ -324,6 +331,10 @@ class Job:
                 work = partial(_be_member, channels, member)
                 self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
                 self.keeper.start(member.rank)
+        if topology.in_rounds:
+            collectors = slice_module("pool.collectors", "pool.collectors")
+            made = collectors.fork_collectors(self.keeper, channels, self._silence.restarted)
+            self._collectors, self._collectors_end = made
 
     def hand_over(self, records: TaskRecords) -> Records:
         """Give the trainer the run's directory, with its lock, and the checkpoint to go on from. A trainer that is a
@@ -332,10 +343,25 @@ class Job:
         resume = None if records.resume is None else (str(records.resume.path), records.resume.state)
         lock = records.directory.lock
         descriptors = [] if lock is None or lock.descriptor is None else [lock.descriptor]
-        message = Records(self._directory, resume)
+        message = Records(self._directory, resume, bool(descriptors), self._collectors is not None)
         if self._link is not None:
-            self._link.send(message, descriptors)
+            self._link.send(message, [*descriptors, *self._collector_ends()])
+            self._close_collectors_end()
         return message
+
+    def send_made(self, made: Made) -> None:
+        """Let the parent know that the channels are there."""
+        assert self._parent is not None
+        self._parent.link.send(made, self._collector_ends())
+        self._close_collectors_end()
+
+    def _collector_ends(self) -> list[int]:
+        return [] if self._collectors_end < 0 else [self._collectors_end]
+
+    def _close_collectors_end(self) -> None:
+        for descriptor in self._collector_ends():
+            os.close(descriptor)
+        self._collectors_end = -1
 
     # -- while it runs
 
@@ -359,8 +385,12 @@ class Job:
 
     def look(self, timeout: float) -> None:
         """Sleep until something happens, at most `timeout` [s], and act on it."""
+        if self._collectors is not None:
+            timeout = min(timeout, self._collectors.timeout())
         for child, ended in self.keeper.look(timeout):
             self._note_end(child, ended)
+        if self._collectors is not None:
+            self._collectors.start_due()
         if self.channels is None:
             return
         if self.host == 0 and self._trainer is None:
@@ -398,6 +428,8 @@ class Job:
             if self._result is None and self.board.command != Command.FAIL:
                 self.fail(f"{child.name} {ended.how}{self._go_on}{_below(ended.words)}")
             return
+        if self._collectors is not None and self._collectors.note_end(child, ended):
+            return  # the trainer decides
         if ended.status == 0 or self.board.command in (Command.STOP, Command.FAIL):
             return
         if self._deaths.after_end(child, ended):
@@ -487,13 +519,16 @@ class Job:
         if not silent.final:
             self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
             return
-        child = next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
+        child = self._child_of(silent)
         stacks = "" if child is None else f"\n{child.name}:\n{child.stacks()}"
         if child is not None and self._deaths.after_silence(child):
-            self.keeper.restart(child)
+            if child.place in self.keeper.places:
+                self.keeper.restart(child)
+            else:  # a collector: the trainer orders another one
+                child.send(signal.SIGKILL)
             assert self._silence is not None
             self._silence.restarted(silent.row)
-            times = f"({child.incarnation + 1} of {self._deaths.max_restarts} times)"
+            times = f"({self._deaths.restarts[child.rank]} of {self._deaths.max_restarts} times)"
             self.note(f"{silent.words}: it was started again {times}{stacks}", silent.rank)
             return
         saved = "what was learned since the last checkpoint is lost" if what == "it" else "what was learned is saved"
@@ -514,6 +549,11 @@ class Job:
             else:
                 print(f"ddrl: {text}", file=sys.stderr, flush=True)
             end_stranger(silent.pid)
+
+    def _child_of(self, silent: Silent) -> Child | None:
+        if self._collectors is not None and silent.role is Role.ROLLOUT:
+            return self._collectors.acting(silent.rank)
+        return next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
 
     def _has_started(self, silent: Silent) -> bool:
         assert self._silence is not None
@@ -562,6 +602,9 @@ class Job:
         """End every process and remove the channels. Before the members have channels they wait for nothing."""
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
+        if self._collectors is not None:
+            self._collectors.end()
+            self._close_collectors_end()
         if self._trainer is not None:  # an error in this process: what is not saved is lost
             self._trainer.send(signal.SIGKILL if self.channels is None or not self._directory else signal.SIGTERM)
         self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
@@ -670,6 +713,12 @@ class HostKeeper:
             select.select([self._link], [], [], LOOK_PERIOD)
             self._read()
 
+    def take_collectors_end(self) -> int:
+        """After `Made`: the descriptor of the socket that orders the host's collectors."""
+        descriptor = self._link.take_descriptor()
+        assert descriptor is not None, "learning does not go in rounds"
+        return descriptor
+
     def check(self) -> None:
         """JobFailed where it has ended before the job."""
         status = self._process.poll()
@@ -775,7 +824,7 @@ def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
         board = Board.attach(board_name(run_id, host)) if orders.has_board else None
         with Job(run_id, host, board, parent) as job:
             job.open(Topology.from_bytes(orders.topology), orders.cores)
-            parent.link.send(Made(orders.topology, None))
+            job.send_made(Made(orders.topology, None))
             job.serve()
     except BaseException as error:
         parent.link.send(Result(None, describe(error, f"the keeper of host {host}")))

@@ -309,6 +309,7 @@ class HostChannels:
         self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
         if self.remote_lanes and self.topology.in_rounds:
             self.orders = self._keep(MessageLane.attach(self._name("orders")))
+            self.orders.bell = self.board.relay_bell
             self.reports = self._keep(MessageLane.attach(self._name("reports")))
             self.reports.bell = self.board.trainer_bell
         return self.remote_lanes, self.mirrors

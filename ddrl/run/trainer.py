@@ -81,11 +81,13 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
         raise JobFailed("")  # the keeper has ended
     records = messages[0]
     assert isinstance(records, Records)
-    task = Task(channels.topology, channels, open_records(records, link.take_descriptor()))
+    lock = link.take_descriptor() if records.has_lock else None
+    collectors = link.take_descriptor() if records.has_collectors else None
+    task = Task(channels.topology, channels, open_records(records, lock))
     task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
     rounds = None
     try:
-        rounds = start_rounds(task)
+        rounds = None if collectors is None else start_rounds(task, collectors)
         finish = equip(task)
         document = drive(task, interrupts)
         if finish is not None:
@@ -115,15 +117,12 @@ def _pass_notes(task: Task, link: Link) -> None:
             task.alarm(message.text, message.rank)
 
 
-def start_rounds(task: Task, launcher: int | None = None) -> Any:
-    """Let the task go in rounds where its settings say so: its collectors, which the caller closes. launcher: process
-    whose end means that the relays of other hosts have ended."""
-    if not task.topology.in_rounds:
-        return None
+def start_rounds(task: Task, collectors: int) -> Any:
+    """Let the task go in rounds: its collectors, which the caller closes. `collectors`: descriptor of the socket that
+    orders those of this host."""
     from ddrl.core.plugins import slice_module
 
-    rounds = slice_module("pool.rounds", "pool.collectors")
-    return rounds.go_in_rounds(task, rounds.start_host(task.topology.run_id, 0), launcher)
+    return slice_module("pool.rounds", "pool.collectors").go_in_rounds(task, collectors)
 
 
 def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from ddrl.channels import Board, Lane, MessageLane
 from ddrl.core.roles import assign_roles
 from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.envs import environment_seeds
-from ddrl.pool.collectors import Begin, Ended, Order, Plan, Sent, host_clock
+from ddrl.pool.collectors import Begin, Ended, Order, Sent, Start, host_clock
 from ddrl.pool.hosts import HostStarters
 from ddrl.run.members import member_seed
 from tests.pool.test_rounds import BY_WORKER, COLD, ROUNDS, lines, run
@@ -269,15 +269,15 @@ def test_times_of_another_clock_are_converted_by_the_fastest_message():
     assert second.sent == pytest.approx(1009.001)
     assert second.start == first.start, "it is the same process"
     assert second.clock == "another", "gradients of two clocks are in the order of arrival"
-    hosts.starters.say(Order(3, (Plan(at=1010.0), Plan(at=1010.0, after=2.0))))
+    hosts.starters.say(Order(3, (Start(at=1010.0), Start(at=1010.0, after=2.0))))
     (data,) = hosts.orders.pop()
     message = decode(data)
     assert isinstance(message, Orders)
     there = msgspec.json.decode(message.line, type=Order)
-    assert there.plans[0] == Plan(), "the other host's"
-    assert there.plans[1].at == pytest.approx(9.999)
-    assert there.plans[1].after == 2.0
-    assert hosts.own.told == [Order(3, (Plan(at=1010.0), Plan()))]
+    assert there.starts[0] == Start(), "the other host's"
+    assert there.starts[1].at == pytest.approx(9.999)
+    assert there.starts[1].after == 2.0
+    assert hosts.own.told == [Order(3, (Start(at=1010.0), Start()))]
 
 
 def test_times_of_the_same_clock_stay():

@@ -20,7 +20,7 @@ import pytest
 
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.envs import environment_seeds
-from ddrl.pool.collectors import Begin, Order, Plan, Schedule, Sent, earliest
+from ddrl.pool.collectors import Begin, Order, Schedule, Sent, Start, earliest
 from ddrl.pool.policies import Fifo
 from ddrl.pool.prewarm import History
 from ddrl.pool.rounds import MAX_RESTARTS, Collectors
@@ -147,7 +147,7 @@ def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_
 
         def equip(task: Task, counts: set[int] = counts, mode: str = mode) -> None:
             starter = next(
-                child for child in psutil.Process().children() if "ddrl.pool.collectors" in " ".join(child.cmdline())
+                child for child in psutil.Process().children() if "ddrl.run.processes" in " ".join(child.cmdline())
             )
             compute = task.training.learner.gradient
 
@@ -334,7 +334,7 @@ def test_settings_that_make_no_rounds_are_refused(more, words, tmp_path):
 
 def test_a_start_that_counts_from_the_data_waits_for_them_and_moves_with_them():
     schedule, unsent = Schedule(), {(0, 0)}
-    schedule.order(Order(1, (Plan(at=10.0, after=2.0), Plan(at=11.0))))
+    schedule.order(Order(1, (Start(at=10.0, after=2.0), Start(at=11.0))))
     assert schedule.next_time(unsent) == 11.0
     assert schedule.due(10.5, unsent) == []
     (corrected,) = schedule.sent(0, 0, at=10.6, now=10.7)
@@ -348,7 +348,7 @@ def test_a_start_that_counts_from_the_data_waits_for_them_and_moves_with_them():
 
 def test_a_start_can_count_from_data_of_several_rounds_before():
     schedule = Schedule()
-    schedule.order(Order(2, (Plan(at=20.0, after=6.0, back=2), Plan(at=21.0, after=1.0))))
+    schedule.order(Order(2, (Start(at=20.0, after=6.0, back=2), Start(at=21.0, after=1.0))))
     assert schedule.due(99.0, {(0, 0), (1, 1)}) == []
     assert schedule.sent(1, 0, at=15.0, now=15.0) == []
     (corrected,) = schedule.sent(0, 0, at=10.5, now=10.5)
@@ -358,7 +358,7 @@ def test_a_start_can_count_from_data_of_several_rounds_before():
 
 def test_what_was_planned_for_a_round_is_void_once_its_parameters_are_there():
     schedule = Schedule()
-    schedule.order(Order(1, (Plan(at=10.0),)))
-    schedule.order(Order(2, (Plan(at=20.0),)))
+    schedule.order(Order(1, (Start(at=10.0),)))
+    schedule.order(Order(2, (Start(at=20.0),)))
     schedule.begin(Begin(1, (0,)))
     assert schedule.due(99.0, set()) == [(2, 0)]
