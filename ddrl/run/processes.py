@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 GOING = (Command.RUN, Command.PAUSE)
 TRAINER = 0  # place of the trainer's program; a member's place is its rank, which is never 0
 DESCRIPTOR = np.dtype(np.intc)
+MAX_DESCRIPTORS = 2  # beside one message
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
 END_LOOK_PERIOD = 0.05  # [s] between two looks once training has ended
@@ -168,7 +169,9 @@ class Link:
         while True:
             try:
                 flags = 0 if wait and not lines else socket.MSG_DONTWAIT
-                data, beside, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_LEN(DESCRIPTOR.itemsize), flags)
+                data, beside, _, _ = self._socket.recvmsg(
+                    1 << 16, socket.CMSG_LEN(MAX_DESCRIPTORS * DESCRIPTOR.itemsize), flags
+                )
             except BlockingIOError:
                 break
             except ConnectionResetError:
