@@ -29,12 +29,15 @@ class PoolConfig:
     )
     weight: float = setting(1.0, "", "Weight of a task in the queue; in the task's own file.", gt=0)
     collectors: str = setting(
-        "off", "", "off: rollouts run on beside learning. Else learning goes in rounds: run.processes collectors take a
-        fixed " "number of steps with one version, then all learning happens, then the next version is published. A
-        collector ends " "once it has sent its steps, and the next one starts when its parameters are there (cold) or a
-        predicted time " "before (prewarm); alive: it does not end. With or without --tasks. Under mpirun relays start
-        them; " "ranks are a trainer, a relay per host, and an evaluator where evaluation is on; with --tasks a master,
-        and a " "relay per task and host.", choices=("off", "alive", "cold", "prewarm"),
+        "off",
+        "",
+        "off: rollouts run on beside learning. Else learning goes in rounds: run.processes collectors take a fixed "
+        "number of steps with one version, then all learning happens, then the next version is sent. A collector ends "
+        "once it has sent its steps, and the next one starts when its parameters are there (cold) or a predicted time "
+        "before (prewarm); alive: it does not end. With or without --tasks. Under mpirun relays start them; "
+        "ranks are a trainer, a relay per host, and an evaluator where evaluation is on; with --tasks a master, and a "
+        "relay per task and host.",
+        choices=("off", "alive", "cold", "prewarm"),
     )
     collect_steps: int = setting(128, "steps", "Steps of each environment that a collector takes a round.", ge=1)
     gradient_order: str = setting(
