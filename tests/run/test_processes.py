@@ -184,7 +184,7 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
 
 @pytest.mark.parametrize("threads", [1, 2])  # parallel kernels leave threads that no copy of the process has
 def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy(threads, tmp_path):
-    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made: beside
+    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made. Beside
     gradient nodes the trainer is a rank."""
     run = tmp_path / "run"
     process = start_mpirun(
@@ -209,9 +209,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
-    done = ddrl(
-        "--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 500}", "learner.nodes=0")
-    )
+    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 500}", "learner.nodes=0"))
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 
