@@ -296,12 +296,15 @@ def _result_of_trainer(world: MPI.Intracomm, work: bytearray, keeper: HostKeeper
     trainers = _with_work(work, slot.TRAINER)
     if not trainers:
         return keeper.receive(Result)
+    from mpi4py import MPI
+
     begun = time.perf_counter()
     while True:
-        data = _poll(world, trainers[0], slot.END)
-        if data is not None:
-            return msgspec.msgpack.decode(data, type=Result)
-        result = keeper.result_now()  # where the trainer has died
+        with contextlib.suppress(MPI.Exception):  # a rank that has died: the keeper says so
+            data = _poll(world, trainers[0], slot.END)
+            if data is not None:
+                return msgspec.msgpack.decode(data, type=Result)
+        result = keeper.result_now()
         if result is not None:
             return result
         rest(begun, SHARE, MAX_SLEEP)

@@ -184,8 +184,8 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
 
 @pytest.mark.parametrize("threads", [1, 2])  # parallel kernels leave threads that no copy of the process has
 def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy(threads, tmp_path):
-    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made. Beside
-    gradient nodes the trainer is a rank."""
+    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made, where
+    the trainer is a rank: beside gradient nodes."""
     run = tmp_path / "run"
     process = start_mpirun(
         5,
