@@ -476,9 +476,11 @@ class Job:
         row = self.channels.counters.row(topology.row_of(topology.trainer))
         if row["ended"].value != 1.0:
             row["ended"].set(1.0)
-            if self.board.command in GOING:
+            if self.board.command != Command.FAIL:
                 name = f"rank {topology.trainer.rank} (trainer, process {pid} on {socket.gethostname()})"
                 self.fail(f"the trainer's process has died: {name}{self._go_on}")
+            if self._parent is not None:  # rank 0 waits for what the trainer says
+                self._parent.link.send(Result(None, read_failure(self.run_id, self.host), self._directory))
 
     # -- the parent
 
@@ -721,6 +723,12 @@ class HostKeeper:
         descriptor = self._link.take_descriptor()
         assert descriptor is not None, "learning does not go in rounds"
         return descriptor
+
+    def result_now(self) -> Result | None:
+        """Its `Result`, if it is there. JobFailed where it has ended without one."""
+        self._read()
+        self.check()
+        return self.result
 
     def check(self) -> None:
         """JobFailed where it has ended before the job."""

@@ -189,7 +189,7 @@ class Lead:
             with abort_on_error(world, self._run_id):
                 _give_orders(world, work, topology, cores, made.records)
             failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, world, work))
-            result = Result(None, failure) if config.learner.nodes else keeper.receive(Result)
+            result = _result_of_trainer(world, work, keeper)
             if failure and result.document is not None:
                 result = Result(None, failure)
         except DdrlError as error:
@@ -198,7 +198,8 @@ class Lead:
                 _give_orders(world, work, None, cores, None)
         finally:
             keeper.end()
-        return _part(world, work, result, self._run_id)
+        _part(world, work, result, self._run_id)
+        return result
 
 
 def _letter(rank: Assignment, nodes: int) -> int:
@@ -269,29 +270,44 @@ def _give_orders(
     wait(requests, share=SHARE, longest=MAX_SLEEP)
 
 
-def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str) -> Result:
-    """End the slots, and wait for all others but the gradient nodes, which may have died meanwhile; how the job ended,
-    which a trainer that is a rank says here. The wait is bounded where the job has failed: then it is aborted."""
+def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str) -> None:
+    """End the slots, and wait for the other relays: gradient nodes may have died meanwhile. Where the job has failed,
+    the wait is bounded, and then the job is aborted."""
     from mpi4py import MPI
 
     for rank in _with_work(work, slot.SLOT):
         world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
-    others = _with_work(work, slot.RELAY, slot.TRAINER)
+    others = _with_work(work, slot.RELAY)
     deadline = time.monotonic() + END_TIMEOUT
     begun = time.perf_counter()
     while others:
         for rank in list(others):
-            data = _poll(world, rank, slot.END)
-            if data is not None:
+            if _poll(world, rank, slot.END) is not None:
                 others.remove(rank)
-                if data:
-                    result = msgspec.msgpack.decode(data, type=Result)
-        if result.document is None and time.monotonic() > deadline and slot.TRAINER not in work:
+        if result.document is None and time.monotonic() > deadline:
             if result.error:
                 print(f"ddrl: {result.error}", file=sys.stderr, flush=True)
             abort(world, run_id)
         rest(begun, SHARE, MAX_SLEEP)
-    return result
+
+
+def _result_of_trainer(world: MPI.Intracomm, work: bytearray, keeper: HostKeeper) -> Result:
+    """How training ended, once it has: the keeper says it, or a trainer that is a rank."""
+    trainers = _with_work(work, slot.TRAINER)
+    if not trainers:
+        return keeper.receive(Result)
+    from mpi4py import MPI
+
+    begun = time.perf_counter()
+    while True:
+        with contextlib.suppress(MPI.Exception):  # a rank that has died: the keeper says so
+            data = _poll(world, trainers[0], slot.END)
+            if data is not None:
+                return msgspec.msgpack.decode(data, type=Result)
+        result = keeper.result_now()
+        if result is not None:
+            return result
+        rest(begun, SHARE, MAX_SLEEP)
 
 
 def _agree_all(world: MPI.Intracomm, work: bytearray, failure: str) -> None:
