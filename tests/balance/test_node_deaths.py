@@ -98,7 +98,7 @@ def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path
     os.kill(pids(run, Role.TRAINER)[0], signal.SIGUSR1)  # a clean stop
     status, text = end_of(job)
     assert status == 130, text  # that of an interrupted run
-    assert text.count("node 1 has left: its process has died; 2 go on") == 1, text
+    assert text.count("node 1 has left: its process has died; 2 continue") == 1, text
     assert summary(run)["reason"] == "interrupted"
     assert segments_of(run) == []
 
